@@ -390,7 +390,7 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
 	bash tests/fresh/run.sh $(FRESH)
 
-C_FILES = $(shell find server proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
+C_FILES = $(shell find server proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort)
 CLANG_FORMAT ?= $(or $(wildcard build/venv/bin/clang-format),clang-format)
 format: ## rewrite the C sources in the project's style (clang-format 14)
 	$(CLANG_FORMAT) -i $(C_FILES)
@@ -402,7 +402,7 @@ check-format: ## say which C sources are not in that style
 check-layers: all ## do folders depend on each other only as they may, and nothing in a circle?
 	@python3 tests/layers.py $B
 
-check-shape: ## how long are functions and files, and how much do sibling kernels repeat of each other?
+check-shape: ## how long are functions, files and comments, and how much do sibling kernels repeat of each other?
 	@python3 tests/shape.py
 
 print-advice:

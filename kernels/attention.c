@@ -1,8 +1,8 @@
 /* attention.c: the vocabulary's tables.
  *
  *   tables      dtypes, statuses, tensors: made from the maps of attention.h
- *   shapes      which size stands on which axis of which tensor, by the rows of ATTN_TENSOR_MAP. Everything that needs a
- *               shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) goes through here.
+ *   shapes      which size stands on which axis of which tensor, by the rows of ATTN_TENSOR_MAP. Everything that needs
+ *               a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) goes through here.
  *   work        attn_flops: permitted pairs, counted exactly
  *
  * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP.

@@ -66,7 +66,7 @@ typedef struct attn_error {
 } attn_error;
 
 /* Fills *err (which may be NULL) and returns `status`, so that a failure is one line:
- *     return attn_fail(err, ATTN_INVALID, "/k/shape/2", "k: shape[2] is %lld, must divide the %lld heads of q", Hk, H); */
+ *     return attn_fail(err, ATTN_INVALID, "/k/shape/2", "k: shape[2] is %lld, must divide the %lld heads", Hk, H); */
 attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
@@ -106,8 +106,8 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of a forward: 576 and 512 are those of multi-head latent attention, whose v is the first 512 columns
- * of k (the same memory, by its strides). And of a backward. */
+/* The largest D and Dv of a forward: 576 and 512 are those of multi-head latent attention, whose v is the first 512
+ * columns of k (the same memory, by its strides). And of a backward. */
 enum { ATTN_MAX_HEAD_DIM = 576, ATTN_MAX_BACKWARD_HEAD_DIM = 256 };
 
 /* B times H of one problem: each sequence and each head costs time and workspace even where it holds nothing. As many
@@ -151,10 +151,11 @@ typedef enum attn_dtype_rule {
 } attn_dtype_rule;
 
 /* The axes of a tensor, each called by a letter:
- *   b batch (packed: sequences)   q queries (packed: total_q)   k keys (packed: total_k)   h heads of q   g heads of k, v
- *   d head size of q and k        e head size of v              c sequences + 1
- *   m 1, Hk or H (mask_startend_rows)                           n bounds (mask_startend_rows)
- *   p pages   s slots of a page   t entries of page_table for a row
+ *   b batch (packed: sequences)   q queries (packed: total_q)   k keys (packed: total_k)
+ *   h heads of q                  g heads of k and v            d head size of q and k
+ *   e head size of v              c sequences + 1               m 1, Hk or H (mask_startend_rows)
+ *   n bounds (the same)           p pages                       s slots of a page
+ *   t entries of page_table for a row
  * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
  * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
@@ -184,23 +185,24 @@ typedef struct attn_axes {
         "", "", NULL, ATTN_AXES_FIXED, ATTN_T_##tensor \
     }
 
-/* Every tensor of a problem, in one table: member (its name in C and on the wire), what it is for, dtypes, axes (and the
- * same when packed), meaning. Whatever speaks of ranks, dtypes or shapes reads it: attn_check() and its messages, the
- * outputs, the strides that kernels get, the schemas of the OpenAPI document.
+/* Every tensor of a problem, in one table: member (its name in C and on the wire), what it is for, dtypes, axes (and
+ * the same when packed), meaning. Whatever speaks of ranks, dtypes or shapes reads it: attn_check() and its messages,
+ * the outputs, the strides that kernels get, the schemas of the OpenAPI document.
  * Roles: IN read by forward and backward; OUT forward writes (backward reads them where given);
  *        IN_BACK read by backward; OUT_BACK written by backward.
- * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their gradients.
- * Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H,
- * total_q]. lse and dlse are never swapped. attn_check() reads the values of index and mask tensors, bias, sinks,
- * alibi_slopes and the scales, which must be in host memory there.
+ * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
+ * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
+ * lse [H, total_q]. lse and dlse are never swapped. attn_check() reads the values of index and mask tensors, bias,
+ * sinks, alibi_slopes and the scales, which must be in host memory there.
  *
- * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of float8_e4m3fn.
+ * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
+ * float8_e4m3fn.
  *
- * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b lies in
- * page page_table[b][j / page_size], slot j % page_size. Their strides are free: that of the page axis may be smaller than a
- * page, so that pages overlap. seqlens_k is required, and cu_seqlens_k is not given beside cu_seqlens_q. Sk of the problem
- * is most * page_size, that of row b seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are
- * slots past its length. Rows may share pages. */
+ * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b
+ * lies in page page_table[b][j / page_size], slot j % page_size. Their strides are free: that of the page axis may be
+ * smaller than a page, so that pages overlap. seqlens_k is required, and cu_seqlens_k is not given beside cu_seqlens_q.
+ * Sk of the problem is most * page_size, that of row b seqlens_k[b]. Entries past the pages that hold keys of the row
+ * are not read, nor are slots past its length. Rows may share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
     X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
@@ -260,10 +262,10 @@ unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on the
- * wire), id of its feature, the least and the largest value that it may have besides 0, the same as a message says it,
- * meaning. 0 is off. What it does to a score stands in score.h. The member, its copy in the geometry, its feature, its rule
- * in attn_check() and the decoder's option all come from the row. */
+/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on
+ * the wire), id of its feature, the least and the largest value that it may have besides 0, the same as a message says
+ * it, meaning. 0 is off. What it does to a score stands in score.h. The member, its copy in the geometry, its feature,
+ * its rule in attn_check() and the decoder's option all come from the row. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -297,18 +299,18 @@ typedef struct attn_problem {
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    bool
-        keep_mask_at_end; /* keep_mask [.., .., .., n], n <= Sk, is of the last n keys of each row; those before are kept */
-    bool causal;          /* query i sees keys j <= i' */
-    int64_t window_left; /* query i sees i' - left <= j <= i' + right; -1: unbounded */
+    bool keep_mask_at_end; /* keep_mask [.., .., .., n], n <= Sk, is of a row's last n keys; those before are kept */
+    bool causal;           /* query i sees keys j <= i' */
+    int64_t window_left;   /* query i sees i' - left <= j <= i' + right; -1: unbounded */
     int64_t window_right;
     double dropout_p; /* [0, 1): each probability is dropped with it, Philox4x32-10 addressed by element */
     uint64_t seed;
     bool deterministic; /* backward: the same bits on every run, on every backend */
 
-    /* With page_table, or NULL: int32 [B], in the memory of seqlens_k. The first prefix_keys[b] keys of row b lie in the same
-     * pages as those of row b - 1 (0 for row 0), as forks of one cache have them. A hint of where memory is read twice: a kernel
-     * may read it once for several rows, or take no notice. It changes no bit and is no feature. */
+    /* With page_table, or NULL: int32 [B], in the memory of seqlens_k. The first prefix_keys[b] keys of row b lie in
+     * the same pages as those of row b - 1 (0 for row 0), as forks of one cache have them. A hint of where memory is
+     * read twice: a kernel may read it once for several rows, or take no notice. It changes no bit and is no
+     * feature. */
     const int32_t *prefix_keys;
 } attn_problem;
 
@@ -334,8 +336,9 @@ attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row +
  * column.
- *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the channel;
- *                                 of a pool of pages batch is the page and row its slot: attn_key_at() of tiles.h
+ *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the
+ *                                 channel; of a pool of pages batch is the page and row its slot: attn_key_at() of
+ *                                 tiles.h
  *   lse dlse                      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
@@ -382,8 +385,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
  * What a problem asks of a kernel, a bit for each: every tensor that is given or wanted, and every option in use. A
  * kernel names the bits that it knows, and gets no problem with another. So a tensor or an option that is added to the
  * tables is refused by every kernel but those that take ATTN_ALL_SCORES (they compute each score by the one definition
- * that the new member joins: score.h) until the kernel's own row names it. Where keys lie, and as what, is no matter of scores:
- * every kernel names that by itself. */
+ * that the new member joins: score.h) until the kernel's own row names it. Where keys lie, and as what, is no matter of
+ * scores: every kernel names that by itself. */
 
 /* id, its option on the wire, when its bit is set; ATTN_SCORE_OPTION_MAP has more */
 #define ATTN_OPTION_MAP(X)                                                                   \
@@ -413,7 +416,7 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-#define ATTN_KEY_FEATURES     (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE)) /* where keys lie, and as what */
+#define ATTN_KEY_FEATURES     (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE)) /* where and what keys are */
 #define ATTN_ALL_SCORES       (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
 /* The options above as data; bit ATTN_OPTION_FIRST + 1 + n. */
@@ -431,8 +434,8 @@ uint64_t attn_features(const attn_problem *p);
  * they hid nothing. A closed form: only cu_seqlens and seqlens_k make it look at each sequence. */
 double attn_flops(const attn_problem *p);
 
-/* The permitted (query, key, head) triples that are left when FlashMask's hidden ones are taken out too; otherwise those
- * that attn_flops() counts. Walks over mask_startend_rows, where given. */
+/* The permitted (query, key, head) triples that are left when FlashMask's hidden ones are taken out too; otherwise
+ * those that attn_flops() counts. Walks over mask_startend_rows, where given. */
 double attn_scores(const attn_problem *p);
 
 /* None of the outputs that this checked problem asks for has an element: attn_run() passes it over, and it needs no
@@ -450,9 +453,9 @@ typedef struct attn_verification {
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* The same in steps, for somebody who may stop in between: attn_verifier_step() compares one row, or makes K and V of the
- * next head ready (which takes about as long), and says whether that was the last step. close() may come at any time
- * and says what was found so far. `p` must stay until then. */
+/* The same in steps, for somebody who may stop in between: attn_verifier_step() compares one row, or makes K and V of
+ * the next head ready (which takes about as long), and says whether that was the last step. close() may come at any
+ * time and says what was found so far. `p` must stay until then. */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -500,21 +503,22 @@ void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_staging_free(attn_device *device, void *memory, size_t bytes);
 
-/* Memory of this device that another process has allocated, and lends by a handle (CUDA: a cudaIpcMemHandle_t): *memory is where
- * it begins here. What problems have there is used in place. Whoever lends it may change it at any time, and must not free it
- * before it was released here. Errors: INVALID (no such handle, or one of this process; the memory is of another device, or has
- * fewer than `bytes` bytes), UNSUPPORTED (the backend has none), NO_MEMORY, DEVICE_LOST. Of a handle that is imported twice
- * *memory may be the same; each import is released once. Thread-safe; both may wait for the driver, and releasing for all work of
- * the device. Before attn_device_close(). */
+/* Memory of this device that another process has allocated, and lends by a handle (CUDA: a cudaIpcMemHandle_t): *memory
+ * is where it begins here. What problems have there is used in place. Whoever lends it may change it at any time, and
+ * must not free it before it was released here. Errors: INVALID (no such handle, or one of this process; the memory is
+ * of another device, or has fewer than `bytes` bytes), UNSUPPORTED (the backend has none), NO_MEMORY, DEVICE_LOST. Of a
+ * handle that is imported twice *memory may be the same; each import is released once. Thread-safe; both may wait for
+ * the driver, and releasing for all work of the device. Before attn_device_close(). */
 enum { ATTN_HANDLE_BYTES = 64 };
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
                                void **memory, attn_error *err);
 void attn_device_release_import(attn_device *device, void *memory);
 
 /* Memory of this process that copies to and from any device are quick with from now on, as with staging memory (CUDA:
- * cudaHostRegister). Its pages are held where they are, also those of a file that is cut off: what is copied is what was there.
- * `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the driver refuses), DEVICE_LOST.
- * Thread-safe; takes the driver some 0.1 ms per MiB. Unpinned once, before it is unmapped and before attn_device_close(). */
+ * cudaHostRegister). Its pages are held where they are, also those of a file that is cut off: what is copied is what
+ * was there. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the driver
+ * refuses), DEVICE_LOST. Thread-safe; takes the driver some 0.1 ms per MiB. Unpinned once, before it is unmapped and
+ * before attn_device_close(). */
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
 
@@ -561,8 +565,8 @@ void attn_stream_close(attn_stream *stream);
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
 /* Buffers belong to the stream until attn_stream_done() or attn_stream_wait() says so. A stream is used by one
- * thread at a time; where the device is unified, whose attn_run() returns when all is computed, streams of one device by several threads
- * side by side. Errors may surface at any later call on the stream. */
+ * thread at a time; where the device is unified, whose attn_run() returns when all is computed, streams of one device
+ * by several threads side by side. Errors may surface at any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
@@ -604,9 +608,10 @@ double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* never blocks */
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
-/* The end of what is on the stream, seen without asking the driver, whose lock threads would wait for. attn_stream_note() puts a
- * note behind everything; attn_stream_noted() then says whether the device has come there. After an error it may never: who has
- * looked for long enough asks attn_stream_done(). UNSUPPORTED where there is no such thing. */
+/* The end of what is on the stream, seen without asking the driver, whose lock threads would wait for.
+ * attn_stream_note() puts a note behind everything; attn_stream_noted() then says whether the device has come there.
+ * After an error it may never: who has looked for long enough asks attn_stream_done(). UNSUPPORTED where there is no
+ * such thing. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 

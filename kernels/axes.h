@@ -21,7 +21,8 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
 /* The letters of a tensor in this problem's layout and packing, as the client sees them; returns the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
-/* "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]": the axes of these letters, written at `at`. Returns where it ends. */
+/* "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]": the axes of these letters, written at `at`. Returns where it
+ * ends. */
 char *attn_axes_put(char *at, const char *letters, bool packed, bool broadcast);
 
 /* The size that belongs to a letter. */

@@ -12,7 +12,8 @@
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
  *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, page_table, mask rows,
- *      keep_mask, bias, sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the client's own affair.
+ *      keep_mask, bias, sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the
+ *      client's own affair.
  *
  * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
  * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */

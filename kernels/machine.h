@@ -1,12 +1,12 @@
-/* machine.h: how many cores and how much memory this process may use. The server's defaults and the device "cpu" come from
- * here, so that a limit holds for both or for neither. */
+/* machine.h: how many cores and how much memory this process may use. The server's defaults and the device "cpu" come
+ * from here, so that a limit holds for both or for neither. */
 #ifndef ATTN_MACHINE_H
 #define ATTN_MACHINE_H
 
 #include <stdint.h>
 
-/* Affinity mask and cgroup quota (rounded up); physical memory and the narrowest limit of the cgroups from ours up to the
- * root (version 2, or 1). 4 GiB where nothing says how much memory there is. */
+/* Affinity mask and cgroup quota (rounded up); physical memory and the narrowest limit of the cgroups from ours up to
+ * the root (version 2, or 1). 4 GiB where nothing says how much memory there is. */
 struct attn_machine {
     int cores;
     int64_t memory_bytes;

@@ -6,7 +6,8 @@
  *
  *   key      the 64-bit seed, low word first
  *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index
- *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half j mod 8
+ *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half
+ *            j mod 8
  *   keep     half >= round(dropout_p * 65536)    dropout_p is so quantised to 2^-16; what is kept is divided by
  *            1 - dropout_p
  *

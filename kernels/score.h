@@ -3,9 +3,9 @@
  *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
  *
  * Whoever computes scores one by one takes it from here: the reference and the kernel "double" of the CPU
- * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of cuda/args.cuh). Those
- * take an option that is added here as it is. Fast kernels have expressions of their own for the options that their row
- * names, and get no problem with another.
+ * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of cuda/args.cuh).
+ * Those take an option that is added here as it is. Fast kernels have expressions of their own for the options that
+ * their row names, and get no problem with another.
  *
  * C computes in double, which defines correct; CUDA in float. */
 #ifndef ATTN_SCORE_H
@@ -39,7 +39,8 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
     return o;
 }
 
-/* The score of query i and key j of sequence `q`, from s = scale * q . k. *derivative: its derivative by s, for gradients. */
+/* The score of query i and key j of sequence `q`, from s = scale * q . k. *derivative: its derivative by s, for
+ * gradients. */
 ATTN_HD attn_real attn_score_of(const attn_score_options *o, const attn_sequence *q, int64_t i, int64_t j, attn_real s,
                                 attn_real *derivative)
 {

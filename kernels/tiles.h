@@ -2,8 +2,8 @@
  *
  * Every backend asks the same questions of a problem; this is the one place that answers them:
  *
- *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an attn_view,
- *                               whose strides are by meaning (batch, head, row): broadcast axes have stride 0.
+ *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an
+ *                               attn_view, whose strides are by meaning (batch, head, row), and 0 of broadcast axes.
  *   where is key j?             attn_key_at(): as any row, or in a page.
  *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
  *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
@@ -11,17 +11,18 @@
  *   is a tile worth a visit?    attn_mask_classify(): FlashMask hides it wholly, not at all, or in part.
  *
  * Invariants:
- *   1. A row's index inside its sequence is i; its address uses q_start + i. Unpacked, q_start is 0 and `batch` is a stride;
- *      packed, `batch` is 0 and q_start says where the sequence begins. So one expression serves both.
+ *   1. A row's index inside its sequence is i; its address uses q_start + i. Unpacked, q_start is 0 and `batch` is a
+ *      stride; packed, `batch` is 0 and q_start says where the sequence begins. So one expression serves both.
  *   2. Alignment, ALiBi and dropout see the lengths and indices of the sequence, never of the packed tensor.
- *   3. Everything is 64-bit. attn_check() keeps every axis below 2^31, so sums of two lengths and a clamped window fit. */
+ *   3. Everything is 64-bit. attn_check() keeps every axis below 2^31, so sums of two lengths and a clamped window
+ *      fit. */
 #ifndef ATTN_TILES_H
 #define ATTN_TILES_H
 
 #include "dtype.h"
 
-/* An lse of this size says nothing about the sum that it is the logarithm of: in float32 its last bit is worth 2. A backward
- * that is given such a one takes it from the scores. */
+/* An lse of this size says nothing about the sum that it is the logarithm of: in float32 its last bit is worth 2. A
+ * backward that is given such a one takes it from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -174,7 +175,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* The key that column 0 of keep_mask is of; may be negative, and columns of no key are not read. Keys before it are kept. */
+/* The key that column 0 of keep_mask is of; may be negative, and columns of no key are not read. Keys before it are
+ * kept. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;

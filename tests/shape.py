@@ -1,4 +1,4 @@
-"""shape.py: how long functions and files are, and how much of a kernel stands in its sibling too.
+"""shape.py: how long functions, files and lines of comments are, and how much of a kernel stands in its sibling too.
 Fails beyond the bounds below.
 
 A function counts from the first line of its head to its closing brace. Files are those of the program: kernels,
@@ -13,6 +13,7 @@ import sys
 MOST_LINES = {"C": 100, "CUDA": 200, "kernels": 200}  # of a function; CUDA: what runs on the GPU, or is in a file beside it
 MEDIAN = 10                 # of functions in C
 LONG_FILE = 700             # lines: counted, not refused
+MOST_COLUMNS = 120          # of a line that ends in a comment: clang-format sees to the others
 MOST_ECHO = 5.0             # per cent of the lines of code of either sibling
 SIBLINGS = [
     ("sm80/forward.cu", "sm80/f32_forward.cu"),
@@ -52,6 +53,14 @@ def functions(text):
             yield first + 1, end - first + 1, " ".join(s.strip() for s in lines[first:n])
 
 
+def long_comments(text):
+    """The lines with a comment that ends behind MOST_COLUMNS."""
+    for comment in re.finditer(r"/\*.*?\*/", text, flags=re.S):
+        first = text.count("\n", 0, comment.start()) + 1
+        lines = (text[text.rfind("\n", 0, comment.start()) + 1:comment.start()] + comment[0]).split("\n")
+        yield from (first + n for n, line in enumerate(lines) if len(line) > MOST_COLUMNS)
+
+
 def code(path):
     text = without_comments(open(path, encoding="utf-8").read())
     kept = (line.strip() for line in text.split("\n"))
@@ -71,6 +80,7 @@ def main():
         text = open(path, encoding="utf-8").read()
         if text.count("\n") > LONG_FILE:
             long_files.append(f"{path} {text.count(chr(10))}")
+        faults += [f"{path}:{line}: a comment beyond column {MOST_COLUMNS}" for line in long_comments(text)]
         for line, length, head in functions(text):
             kind = "C" if path.endswith((".c", ".h")) else "kernels" if "__global__" in head else "CUDA"
             lengths[kind].append(length)

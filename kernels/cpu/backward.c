@@ -23,8 +23,8 @@
  *
  * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what
  * is not finite, so that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil
- * what they must; a visible dO is given back to dV through `nonfinite_sums`. A row whose lse is NaN spoils the pairs that
- * it sees, and those only: finite_lse(). */
+ * what they must; a visible dO is given back to dV through `nonfinite_sums`. A row whose lse is NaN spoils the pairs
+ * that it sees, and those only: finite_lse(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -225,8 +225,8 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores
- * become NaN instead, and its lse2 (of the copy in `scratch`) any number. A row whose lse is in f->exact gets the scores that
- * go with an lse2 of 0. j: the block's first key; c: see flash_scores(). */
+ * become NaN instead, and its lse2 (of the copy in `scratch`) any number. A row whose lse is in f->exact gets the
+ * scores that go with an lse2 of 0. j: the block's first key; c: see flash_scores(). */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {

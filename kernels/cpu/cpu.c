@@ -1,6 +1,6 @@
 /* cpu.c: the backend "cpu": flash attention on all cores. This file is the device: memory, streams, marks; the work
- * is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h. A problem with a
- * tensor or an option that these were not written for is computed by reference.c.
+ * is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h. A problem with
+ * a tensor or an option that these were not written for is computed by reference.c.
  *
  * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread
  * takes part in the work, so there is nothing to wait for later, and done() is always true. Device memory and

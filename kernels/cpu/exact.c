@@ -1,12 +1,13 @@
 /* exact.c: rows whose numbers leave what vectors of float32 can work with, one by one, in double.
  *
- * Everywhere else scores are kept in base 2 and float32, where a score of 2.4e38 has become infinite, and O is a sum of P V that is
- * divided at the end, where the sum of a few values of 1e38 has. Such rows are seldom, so nothing in the loops looks for them:
- * finish() (forward.c) and load_statistics() (backward.c) see them by their maximum, their sum, their lse or their O. This file
- * then computes the row anew from the tensors, by the definition (kernels/README.md), a key after the other.
+ * Everywhere else scores are kept in base 2 and float32, where a score of 2.4e38 has become infinite, and O is a sum of
+ * P V that is divided at the end, where the sum of a few values of 1e38 has. Such rows are seldom, so nothing in the
+ * loops looks for them: finish() (forward.c) and load_statistics() (backward.c) see them by their maximum, their sum,
+ * their lse or their O. This file then computes the row anew from the tensors, by the definition (kernels/README.md), a
+ * key after the other.
  *
- * lse is kept in two parts, for beside a score of 1e38 a double has lost the logarithm of a sum, and P = exp(z - lse) would be 1 for
- * each key. A backward keeps them by row (flash.exact), with NaN in lse2 as the mark. */
+ * lse is kept in two parts, for beside a score of 1e38 a double has lost the logarithm of a sum, and P = exp(z - lse)
+ * would be 1 for each key. A backward keeps them by row (flash.exact), with NaN in lse2 as the mark. */
 #include <float.h>
 #include <math.h>
 

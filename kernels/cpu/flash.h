@@ -1,7 +1,7 @@
 /* flash.h: what forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles of a problem.
  *
- * A run is attn_run()'s array of planned problems. It is computed in phases; a phase is one parallel loop over the items of
- * all problems together, so many small problems cost no more barriers than one:
+ * A run is attn_run()'s array of planned problems. It is computed in phases; a phase is one parallel loop over the
+ * items of all problems together, so many small problems cost no more barriers than one:
  *
  *     phase            an item is                          does
  *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; extremes of the FlashMask bounds
@@ -67,7 +67,8 @@ enum flash_path {
     FLASH_TILES /* forward.c: matrix products on packed tiles */
 };
 
-/* lse of a row as its largest score and the logarithm of what is left, in natural units; -inf and 0: nothing is seen. */
+/* lse of a row as its largest score and the logarithm of what is left, in natural units; -inf and 0: nothing is
+ * seen. */
 struct flash_lse {
     double top, rest;
 };
@@ -194,8 +195,8 @@ attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *p
 attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                               attn_error *err);
 
-/* Computes everything; returns when done. The workspace is 64-byte aligned. False: *cancel (may be NULL) was set, and not
- * all was computed. */
+/* Computes everything; returns when done. The workspace is 64-byte aligned. False: *cancel (may be NULL) was set, and
+ * not all was computed. */
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel);
 
@@ -258,8 +259,8 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
 }
 
 /* Rows of k or v from `line` on as a strided matrix: as many of `most` as one can be of, but a multiple of `unit` where
- * more are to come. Fewer than `unit` that lie in one page are gathered in `scratch` (unit * cols elements). What is done
- * with units of rows then does not depend on where the pages end. */
+ * more are to come. Fewer than `unit` that lie in one page are gathered in `scratch` (unit * cols elements). What is
+ * done with units of rows then does not depend on where the pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -316,8 +317,9 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
 /* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
 int64_t flash_part_row(const struct flash_tile *t, int64_t split);
 
-/* delta less dlse: rowsum(dO O) of n rows of O, queries from `first` (a row of the tensor) on of head h. dO is rounded as the
- * products round it: sum_j P (dP - delta) must come to nothing, or sums of it times a large number are off by that much. */
+/* delta less dlse: rowsum(dO O) of n rows of O, queries from `first` (a row of the tensor) on of head h. dO is rounded
+ * as the products round it: sum_j P (dP - delta) must come to nothing, or sums of it times a large number are off by
+ * that much. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
@@ -337,8 +339,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
                                                          : NAN;
 }
 
-/* Scores of row r of a tile for gradient(), less their lse and in units of c (natural logarithms): S, and where `cap` is not NULL what
- * softcap leaves of the gradient, of columns j .. j + cols - 1. */
+/* Scores of row r of a tile for gradient(), less their lse and in units of c (natural logarithms): S, and where `cap`
+ * is not NULL what softcap leaves of the gradient, of columns j .. j + cols - 1. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 

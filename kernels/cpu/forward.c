@@ -3,7 +3,8 @@
  *
  * A row tile walks over the key tiles it can see:
  *
- *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask blocks)
+ *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask
+ *                                       blocks)
  *     scores             masks, softcap, bias, ALiBi; nothing at all for a tile in the middle of a plain problem
  *     m, l, P = softmax  online: rescale = exp2(m_old - m_new)
  *     O = rescale O + P V
@@ -20,10 +21,10 @@
  *
  * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is
  * packed with zeros in place of what is not finite, and the pack says so (v_values). Then, before softmax()
- * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums` for exactly the rows that see them, and
- * O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been. K needs
- * no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same bits
- * as with a clean V.
+ * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums` for exactly the rows that
+ * see them, and O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been.
+ * K needs no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same
+ * bits as with a clean V.
  *
  * Values so large that their sums overflow, and scores near the largest float32: exact.c. */
 #include <math.h>
@@ -82,7 +83,8 @@ int64_t flash_forward_scratch(const struct flash *f)
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
 /* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of V. Page by page, where there are
- * pages: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and are the same however many are packed at a time. */
+ * pages: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and are the same however many are packed at a
+ * time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {

@@ -6,13 +6,13 @@
  * the same run there.
  *
  * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
- * workers take items from its atomic counter. When another loop is linked, workers come out after their item and go to that which has
- * the fewest: so two loops share them. Invariants, all under `lock`:
+ * workers take items from its atomic counter. When another loop is linked, workers come out after their item and go to
+ * that which has the fewest: so two loops share them. Invariants, all under `lock`:
  *   1. a worker touches a loop only between inside++ and inside--;
  *   2. the caller unlinks the loop before it waits for inside == 0, so nobody enters a loop that is about to vanish;
  *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock;
- *   4. `computing` counts threads between pool_begin() and pool_end() and workers inside a loop; a worker enters one only while that
- *      is less than `threads`, and whoever makes it less wakes one if there is work. */
+ *   4. `computing` counts threads between pool_begin() and pool_end() and workers inside a loop; a worker enters one
+ *      only while that is less than `threads`, and whoever makes it less wakes one if there is work. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>

@@ -3,16 +3,17 @@
  *   struct pool *pool;
  *   pool_open(0, NULL, &pool, &err);              // one thread per core
  *   pool_begin(pool);                             // this thread computes now
- *   pool_run(pool, tiles, forward_tile, &job);    // forward_tile(&job, worker, 0 .. tiles - 1), each once, then returns
+ *   pool_run(pool, tiles, forward_tile, &job);    // forward_tile(&job, worker, 0 .. tiles - 1), each once, then
+ *                                                 returns
  *   pool_end(pool);
  *   pool_close(pool);
  *
  * Items are handed out in increasing order by an atomic counter: whoever is free takes the next. Which thread runs
  * an item is therefore a matter of chance, and no result may depend on it; `worker` only picks scratch memory.
  *
- * Several threads may use a pool side by side. No more threads compute at a time than it has, as long as no more than that have begun:
- * each that begins takes the place of a worker, which leaves after its item. So two problems on two cores have a core each, and
- * none has to wait for the other's last item. */
+ * Several threads may use a pool side by side. No more threads compute at a time than it has, as long as no more than
+ * that have begun: each that begins takes the place of a worker, which leaves after its item. So two problems on two
+ * cores have a core each, and none has to wait for the other's last item. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 

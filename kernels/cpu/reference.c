@@ -8,13 +8,16 @@
  *   attn_verify()              single rows, to compare another backend's with
  *
  *   for each sequence b, key/value head hk:         K and V of the head, as doubles
- *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of row i
+ *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of
+ *                                                   row i
  *     dk, dv of the head
  *
  * Invariants:
- *   1. A pair (i, j) that a mask hides is never computed with: sees() is asked before K or V are used, so NaN behind a mask
- *      cannot leak. A bias of -inf is a mask. What is not hidden is used even where P is 0: NaN there does reach the row.
- *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are 0.
+ *   1. A pair (i, j) that a mask hides is never computed with: sees() is asked before K or V are used, so NaN behind a
+ *      mask cannot leak. A bias of -inf is a mask. What is not hidden is used even where P is 0: NaN there does reach
+ *      the row.
+ *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are
+ *      0.
  *   3. Each result is rounded once, when it is stored.
  *   4. All sums run in one fixed order, so the answer depends on the problem alone.
  *   5. lse is kept as the row's maximum and the logarithm of what is left: beside a score of 1e38 a double has lost the
@@ -137,8 +140,8 @@ static void score_row(struct reference *r, int64_t i)
     }
 }
 
-/* lse = top + rest: the row's maximum, and ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in the row makes it NaN.
- * -inf: nothing to see. */
+/* lse = top + rest: the row's maximum, and ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in the row makes it
+ * NaN. -inf: nothing to see. */
 struct lse {
     double top, rest;
 };
@@ -160,7 +163,8 @@ static struct lse lse_of_row(const struct reference *r)
     return (struct lse){ m, log(sum) };
 }
 
-/* The lse that a backward is given; but one of LSE_MOST and more says nothing about the sum, for its last bit is worth 2. */
+/* The lse that a backward is given; but one of LSE_MOST and more says nothing about the sum, for its last bit is worth
+ * 2. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -198,7 +202,8 @@ static void forward_row(struct reference *r, int64_t i)
 
 /* What row i adds to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
- *     dS_j = dZ_j derivative_j                                        dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks: delta
+ *     dS_j = dZ_j derivative_j                                        dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks:
+ *                                                                     delta
  * */
 static void backward_row(struct reference *r, int64_t i)
 {

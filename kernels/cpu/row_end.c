@@ -1,5 +1,5 @@
-/* row_end.c: what a row tile's running O, m and l come to: out and lse, or a partial result where its keys are split. Forward,
- * its merge and decode end their rows here. */
+/* row_end.c: what a row tile's running O, m and l come to: out and lse, or a partial result where its keys are split.
+ * Forward, its merge and decode end their rows here. */
 #include <math.h>
 #include <string.h>
 

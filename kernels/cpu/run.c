@@ -21,8 +21,8 @@
 
 /* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
 
-/* Chosen by measurement, kernels/MEASUREMENTS.md, "The CPU ladder". Multiples of FLASH_UNIT. BM rows of q and BN keys in
- * a forward tile; in backward, BM rows against chunks of Bk keys. The first row that fits is taken, by the compute
+/* Chosen by measurement, kernels/MEASUREMENTS.md, "The CPU ladder". Multiples of FLASH_UNIT. BM rows of q and BN keys
+ * in a forward tile; in backward, BM rows against chunks of Bk keys. The first row that fits is taken, by the compute
  * type and the larger of D and Dv. Above 256 there is no backward. */
 static const struct tile_sizes {
     attn_dtype element; /* of operands, and how many parts each number has */
@@ -163,7 +163,8 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
  * where nothing is padded. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* Where scores are numbers of ordinary size in spite of such a scale, the products are next to nothing: bf16's take that for 0. */
+    /* Where scores are numbers of ordinary size in spite of such a scale, the products are next to nothing: bf16's take
+     * that for 0. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* e4m3 is exact in bf16. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
@@ -183,8 +184,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->backward = p->op == ATTN_OP_BACKWARD;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* Distances of ALiBi are hundreds: of the P V that delta is made of every bit counts, so P is two numbers, as for float16. Whether
-     * the gradient of the slopes is wanted does not matter: it may not change another's bits. */
+    /* Distances of ALiBi are hundreds: of the P V that delta is made of every bit counts, so P is two numbers, as for
+     * float16. Whether the gradient of the slopes is wanted does not matter: it may not change another's bits. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&

@@ -8,7 +8,8 @@
  *     avx2      simd_avx2.c      AVX2 and FMA     none
  *     avx512    simd_avx512.c    AVX-512          none
  *     bf16      simd_bf16.c      AVX-512          AVX-512 BF16 dot products, f32 sums
- *     amx       simd_amx.c       AMX tiles        AMX tiles, f32 sums; f32 and f16 as sums of bf16 numbers (simd_split.h)
+ *     amx       simd_amx.c       AMX tiles        AMX tiles, f32 sums; f32 and f16 as sums of bf16 numbers
+ *                                                 (simd_split.h)
  *
  * A compute type (struct simd_type) says how the operands of products are kept: f32, or bf16 with sums in f32.
  * Everything else (scores, softmax, gradients of scores, accumulators) is f32 in both, so that one algorithm serves
@@ -18,9 +19,9 @@
  *     const struct simd_type *t = simd_type_for(simd, dtype);
  *
  * Invariants
- * 1. A row of a result depends on that row's operands alone: not on m, on its neighbours, on how rows are split among threads.
- *    Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (order fixed by cols) and
- *    for the dot and axpy kernels.
+ * 1. A row of a result depends on that row's operands alone: not on m, on its neighbours, on how rows are split among
+ *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (order
+ *    fixed by cols) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
  * 3. -inf scores give P = 0 exactly, NaN scores give NaN. A score more than 150 below the maximum (base 2) gives 0;
  *     from 126 on down it may, or may give a subnormal number.
@@ -34,13 +35,13 @@
  * per compute type:
  *
  *   A form: rows.    A[i][kk] at i * lda + kk; columns k .. pad_k(k) - 1 are zero. lda >= pad_k(k), a multiple of 64
- *                    bytes. Rows up to the next multiple of SIMD_A_ROWS must be readable (their contents do not matter):
- *                    simd_a_bytes() counts them.
+ *                    bytes. Rows up to the next multiple of SIMD_A_ROWS must be readable (their contents do not
+ *                    matter): simd_a_bytes() counts them.
  *   B form: panels of SIMD_PANEL = 32 columns, each holding all k:
  *                    f32   B[kk][j] at (j / 32) * ldb + kk * 32 + j % 32
  *                    bf16  B[kk][j] at (j / 32) * ldb + (kk / 2) * 64 + (j % 32) * 2 + kk % 2      pairs along k (VNNI)
- *                    Rows k .. pad_k(k) - 1 and columns n .. 32 * ceil(n / 32) - 1 are zero. ldb is the distance between
- *                    panels, >= 32 * pad_k(k): simd_ldb(t, k) when the panels lie tight.
+ *                    Rows k .. pad_k(k) - 1 and columns n .. 32 * ceil(n / 32) - 1 are zero. ldb is the distance
+ *                    between panels, >= 32 * pad_k(k): simd_ldb(t, k) when the panels lie tight.
  *
  * pad_k(k) rounds up to t->k_multiple (1 for f32, 32 for bf16). Pieces of an operand are operands too: columns from
  * a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0 * 32 with the
@@ -140,8 +141,9 @@ struct simd_type {
     int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() wants its tiles whole */
 
     /* Operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype. Rounding to nearest even.
-     * Return true where every element is smaller than SIMD_TAME. A tile of V (or K, in backward) that is not finite must not
-     * be multiplied by the zeros of hidden keys, for 0 * NaN is NaN, and sums of huge values overflow: the caller takes another way. */
+     * Return true where every element is smaller than SIMD_TAME. A tile of V (or K, in backward) that is not finite
+     * must not be multiplied by the zeros of hidden keys, for 0 * NaN is NaN, and sums of huge values overflow: the
+     * caller takes another way. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -181,7 +183,8 @@ struct simd {
     const struct simd_type *single; /* float32 as three, NULL where f32 products are as good */
 
     /* Scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias + alibi), -inf
-     * where a mask hides it (a hidden S may be NaN), and at least -FLT_MAX where none does. Then softmax() and gradient() are called with c = 1. */
+     * where a mask hides it (a hidden S may be NaN), and at least -FLT_MAX where none does. Then softmax() and
+     * gradient() are called with c = 1. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
     /* The part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c <

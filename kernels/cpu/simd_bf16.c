@@ -74,8 +74,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers those of SIMD_TAME
- * and more, infinities and NaN. */
+/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers those of
+ * SIMD_TAME and more, infinities and NaN. */
 VEC __m512i get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, __mmask32 *bad)
 {
     __m512i x = _mm512_setzero_si512();

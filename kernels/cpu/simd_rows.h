@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* A sum that is not finite in a lane that has seen a number of SIMD_TAME or more, an infinity or NaN (or thousands of numbers not far
- * below SIMD_TAME, which then count as such). */
+/* A sum that is not finite in a lane that has seen a number of SIMD_TAME or more, an infinity or NaN (or thousands of
+ * numbers not far below SIMD_TAME, which then count as such). */
 VEC vf v_tame(vf sum, vf x)
 {
     return v_fma(x, v_set(SIMD_TAME), sum);

@@ -112,9 +112,10 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head. In memory those of all heads of a token lie between them: no processor guesses what comes
- * next, and rows that are in no cache are waited for one by one. So while SIMD_AHEAD rows are read the next are asked for: the rows
- * before `ahead`, which are all, or none where they lie so close together that they are likely in a cache. */
+/* Packing reads the rows of one head. In memory those of all heads of a token lie between them: no processor guesses
+ * what comes next, and rows that are in no cache are waited for one by one. So while SIMD_AHEAD rows are read the next
+ * are asked for: the rows before `ahead`, which are all, or none where they lie so close together that they are likely
+ * in a cache. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {

@@ -103,7 +103,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 15 of row r, 0 where there are none; *bad gathers those of SIMD_TAME and more, infinities and NaN. */
+/* Elements c .. c + 15 of row r, 0 where there are none; *bad gathers those of SIMD_TAME and more, infinities and
+ * NaN. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
 {
     const int n = cols - c < V_LANES ? cols - c : V_LANES;

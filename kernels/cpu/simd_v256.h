@@ -54,7 +54,8 @@ VEC vi v_load_i_n(const int32_t *p, int n) { return _mm256_maskload_epi32(p, v_f
 VEC vi v_set_i(int32_t x) { return _mm256_set1_epi32(x); }
 VEC vi v_add_i(vi a, vi b) { return _mm256_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm256_sub_epi32(a, b); }
-VEC vi v_high_bits(vi x, int low) { return _mm256_slli_epi32(_mm256_srai_epi32(x, low), low); } /* without the `low` lowest */
+/* x without its `low` lowest bits */
+VEC vi v_high_bits(vi x, int low) { return _mm256_slli_epi32(_mm256_srai_epi32(x, low), low); }
 VEC vf v_from_i(vi x) { return _mm256_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm256_castps_si256(x); }
 VEC vf v_of_bits(vi x) { return _mm256_castsi256_ps(x); }

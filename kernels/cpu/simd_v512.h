@@ -1,8 +1,8 @@
 /* simd_v512.h: the vector vocabulary for AVX-512: 16 floats at a time. simd_v256.h has the same words for AVX2;
  * simd_rows.h and simd_tiles.h are written in them.
  *
- *   vf 16 floats, vi 16 int32, vm a choice of lanes. Words ending in _n touch the first n lanes of memory only (0 <= n <=
- * 16) and read the others as zero.
+ *   vf 16 floats, vi 16 int32, vm a choice of lanes. Words ending in _n touch the first n lanes of memory only (n is 0
+ *   to 16) and read the others as zero.
  *
  * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18,
  * rounded down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps);
@@ -61,7 +61,8 @@ VEC vi v_iota_i(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7,
 VEC vi v_add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
-VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x, (unsigned)low), (unsigned)low); } /* without the `low` lowest */
+/* x without its `low` lowest bits */
+VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x, (unsigned)low), (unsigned)low); }
 VEC vf v_from_i(vi x) { return _mm512_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm512_castps_si512(x); }
 VEC vf v_of_bits(vi x) { return _mm512_castsi512_ps(x); }

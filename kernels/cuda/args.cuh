@@ -33,7 +33,7 @@ struct cuda_args {
     /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
      * q_start + i. */
     int64_t lse_batch, lse_head;
-    int decode_rows; /* packed sequences of at most so many rows (queries times heads of a group) are not this launch's; 0: all are */
+    int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
 };
 
 static inline cuda_args cuda_args_of(const attn_plan *plan)
@@ -152,8 +152,8 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
 }
 
-/* The score of a pair that is seen, or a sink, in base 2: never -inf, which stands for hidden. Beyond 2.3e38 it is not exact; rows
- * with such scores are found by SCORE_MOST of rows.cuh. */
+/* The score of a pair that is seen, or a sink, in base 2: never -inf, which stands for hidden. Beyond 2.3e38 it is not
+ * exact; rows with such scores are found by SCORE_MOST of rows.cuh. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E;

@@ -6,9 +6,9 @@
  * Invariants
  * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one becomes
  *    ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
- * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out again,
- *    so that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never exceeds
- *    memory_limit; where it would, or the card has no more, kept blocks are given back first.
+ * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out
+ *    again, so that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never
+ *    exceeds memory_limit; where it would, or the card has no more, kept blocks are given back first.
  * 3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of streams.
  * 4. The current device is per thread: every entry sets it.
  * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
@@ -126,8 +126,8 @@ int device_count(void)
  * context, the kernels and a neighbour's changes need the rest. */
 const double MEMORY_SHARE = 0.85;
 
-/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row of the same operation before it is tried. To test and to
- * time the others on a chip that has all; where the operation has no such row it means nothing. */
+/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row of the same operation before it is tried. To
+ * test and to time the others on a chip that has all; where the operation has no such row it means nothing. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -136,8 +136,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* ATTN_CUDA_COPIES=threads: kernels that have two ways for keys and values take the one without the copy engine. To test
- * that they give the same bits, and to time them. */
+/* ATTN_CUDA_COPIES=threads: kernels that have two ways for keys and values take the one without the copy engine. To
+ * test that they give the same bits, and to time them. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
@@ -355,8 +355,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* The driver has refused what a client sent, for one of many reasons, some of which stand for a lost device elsewhere. It is the
- * client's fault as long as the device works on. */
+/* The driver has refused what a client sent, for one of many reasons, some of which stand for a lost device elsewhere.
+ * It is the client's fault as long as the device works on. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -422,7 +422,7 @@ void release_import(attn_device *base, void *memory)
     if (enter(d, &ignored) == ATTN_OK) (void)check(d, cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle", &ignored);
 }
 
-/* ---- This process's memory ---------------------------------------------------------------------------------------- */
+/* ---- This process's memory --------------------------------------------------------------------------------------- */
 
 attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {

@@ -1,8 +1,9 @@
 /* kernels.h: the table of CUDA kernels, and what a kernel offers to device.cu.
  *
  * A kernel is one row: what it computes (attn_kernel: the name that an answer's `backend` says, the operation, dtypes,
- * head dims, features), the compute capabilities that it is for, and two functions. A problem goes to the first row that
- * takes it, so fast rows stand before general ones; adding a kernel is adding a row to cuda_kernels[] in kernels.cu.
+ * head dims, features), the compute capabilities that it is for, and two functions. A problem goes to the first row
+ * that takes it, so fast rows stand before general ones; adding a kernel is adding a row to cuda_kernels[] in
+ * kernels.cu.
  *
  * A row that names its features is safe: a problem with any other feature never gets there. ATTN_ALL_SCORES is for
  * kernels that compute each score by score() of args.cuh, in all their forms or in one of them (see PLAIN_FEATURES). */

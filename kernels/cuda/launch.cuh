@@ -1,6 +1,7 @@
 /* launch.cuh: launches whose kernel is made ready while the one before it in the stream runs, and waits itself for
- * its end (programmatic dependent launch). Every block of such a kernel waits (wait_for_prerequisites()), also one with nothing
- * to do: the kernel after it waits for its end alone, which must not come before the end of the one before it. */
+ * its end (programmatic dependent launch). Every block of such a kernel waits (wait_for_prerequisites()), also one with
+ * nothing to do: the kernel after it waits for its end alone, which must not come before the end of the one before
+ * it. */
 #ifndef ATTN_CUDA_LAUNCH_CUH
 #define ATTN_CUDA_LAUNCH_CUH
 

@@ -1,9 +1,9 @@
 /* moves.cu: many small copies, and clearings, by one kernel: the new keys and values of a step go to
  * their pages (attn_moves()). A cudaMemcpyAsync for each would cost some 2 us; a step of 64 caches makes 128 of them.
  *
- * The list travels as the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move, AT_ONCE times
- * 16 bytes per thread where the addresses allow it, else single ones. Small problems that are computed together come from and go
- * to staging memory the same way. */
+ * The list travels as the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move, AT_ONCE
+ * times 16 bytes per thread where the addresses allow it, else single ones. Small problems that are computed together
+ * come from and go to staging memory the same way. */
 #include "kernels/cuda/kernels.h"
 
 namespace {

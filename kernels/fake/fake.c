@@ -8,7 +8,8 @@
  * table of kernels/cuda/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     how many there are (default 1)
- *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory (attn_device_info)
+ *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory
+ *                                                           (attn_device_info)
  *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  what goes wrong (or attn_device_options.script)
  *
  * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: on this device (else on all) the N-th
@@ -18,13 +19,13 @@
  * Invariants
  * 1. Only the owner of a stream touches it; memory and counters are shared and stand under the device's lock.
  * 2. A call that fails does nothing else.
- * 3. Time plays a part in `delay` and `launch.slow` alone; `hold` waits for a file to go away, so that a test decides about the
- * order of things.
+ * 3. Time plays a part in `delay` and `launch.slow` alone; `hold` waits for a file to go away, so that a test decides
+ *    about the order of things.
  * 4. Marks have the moments of a device that does each thing as soon as it is there and what stands before it is done.
  *
- * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can fill it and look into
- * it; its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may touch it: outside of its work the mapping is
- * closed, and whoever reads or writes there dies of SIGSEGV. */
+ * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can fill it
+ * and look into it; its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may touch it: outside of
+ * its work the mapping is closed, and whoever reads or writes there dies of SIGSEGV. */
 #include <assert.h>
 #include <ctype.h>
 #include <fcntl.h>

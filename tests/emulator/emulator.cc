@@ -19,8 +19,7 @@
 
 dim3 gridDim, blockDim;
 
-namespace emu
-{
+namespace emu {
 
 enum { GROUPS = THREADS / 128, BARRIERS = 16, RESIDENT = 3 };
 enum {
@@ -84,8 +83,7 @@ fiber *self;
 bool quiet;
 char failure[1024];
 
-namespace
-{
+namespace {
 
 /* The launch that runs. */
 struct {
@@ -218,7 +216,10 @@ void repair_begins()
             for (first = t; first < threads() && b->fibers[first].what == f.what && b->fibers[first].number == f.number;
                  first++)
                 continue;
-            fprintf(stderr, "\n  threads %d to %d: %s", t, first - 1, f.ended ? "ended" : f.what ? f.what : "may go on");
+            fprintf(stderr, "\n  threads %d to %d: %s", t, first - 1,
+                    f.ended  ? "ended"
+                    : f.what ? f.what
+                             : "may go on");
             if (f.number) fprintf(stderr, " 0x%x", f.number);
         }
         if (b->work) b->work->describe(stderr);
@@ -361,7 +362,8 @@ void arrive(team &t, const char *name, void *mine)
 
 bool all_here(const team &t, const char *name, bool whole)
 {
-    if (whole && t.live != t.size) fail("%s needs all %d threads, of which %d have ended", name, t.size, t.size - t.live);
+    if (whole && t.live != t.size)
+        fail("%s needs all %d threads, of which %d have ended", name, t.size, t.size - t.live);
     return t.arrived == t.live;
 }
 
@@ -398,7 +400,8 @@ void sync_warp()
 {
     int none = 0;
     gather<int>(
-        warp_team(), "__syncwarp", none, [](int *const *) { watch_warp(self->block->races, self->thread / 32); }, false);
+        warp_team(), "__syncwarp", none, [](int *const *) { watch_warp(self->block->races, self->thread / 32); },
+        false);
 }
 
 static void whole_block()
@@ -544,17 +547,19 @@ static inline void access(const void *p, size_t bytes, bool store, bool is_volat
     {                                                                      \
         access(p, bytes, store, is_volatile, __builtin_return_address(0)); \
     }
-#define ACCESSES(n)                                                                                 \
-    ACCESS(read##n, n, false, false)                                                                \
-    ACCESS(unaligned_read##n, n, false, false)                                                      \
-    ACCESS(write##n, n, true, false)                                                                \
-    ACCESS(unaligned_write##n, n, true, false) ACCESS(volatile_read##n, n, false, true)             \
-        ACCESS(unaligned_volatile_read##n, n, false, true) ACCESS(volatile_write##n, n, true, true) \
-            ACCESS(unaligned_volatile_write##n, n, true, true)
+#define ACCESSES(n)                                    \
+    ACCESS(read##n, n, false, false)                   \
+    ACCESS(unaligned_read##n, n, false, false)         \
+    ACCESS(write##n, n, true, false)                   \
+    ACCESS(unaligned_write##n, n, true, false)         \
+    ACCESS(volatile_read##n, n, false, true)           \
+    ACCESS(unaligned_volatile_read##n, n, false, true) \
+    ACCESS(volatile_write##n, n, true, true) ACCESS(unaligned_volatile_write##n, n, true, true)
 ACCESSES(1)
 ACCESSES(2)
 ACCESSES(4)
-ACCESSES(8) ACCESSES(16)
+ACCESSES(8)
+ACCESSES(16)
 
 /* The launchers' own atomics, on the host. */
 #define ATOMICS(bits, T)                                                                                \
@@ -574,10 +579,12 @@ ACCESSES(8) ACCESSES(16)
     {                                                                                                   \
         return __atomic_compare_exchange_n(p, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);       \
     }
-    ATOMICS(8, uint8_t) ATOMICS(32, uint32_t) ATOMICS(64, uint64_t)
-    /* clang-format on */
+ATOMICS(8, uint8_t)
+ATOMICS(32, uint32_t)
+ATOMICS(64, uint64_t)
+/* clang-format on */
 
-    extern "C" void __tsan_read_range(void *p, size_t bytes)
+extern "C" void __tsan_read_range(void *p, size_t bytes)
 {
     access(p, bytes, false, false, __builtin_return_address(0));
 }
@@ -605,8 +612,8 @@ char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *w
 {
     const block *b = self->block;
     if (address < SHARED_BEGIN || address - SHARED_BEGIN + bytes > b->bytes)
-        fail("%s: %zu bytes at 0x%x are not in the block's shared memory, 0x%x to 0x%x", what, bytes, address, SHARED_BEGIN,
-             SHARED_BEGIN + b->bytes);
+        fail("%s: %zu bytes at 0x%x are not in the block's shared memory, 0x%x to 0x%x", what, bytes, address,
+             SHARED_BEGIN, SHARED_BEGIN + b->bytes);
     if (address % align) fail("%s: 0x%x is not a multiple of %zu", what, address, align);
     return b->shared + (address - SHARED_BEGIN);
 }
@@ -681,7 +688,9 @@ void cp_async(uint32_t to, const void *from, bool valid)
 {
     block *b = self->block;
     copies &q = *self->copies;
-    copy c = { to, valid ? (const char *)from : nullptr, self->thread, q.group, random() % 4 < now.lateness, false, {} };
+    copy c = {
+        to, valid ? (const char *)from : nullptr, self->thread, q.group, random() % 4 < now.lateness, false, {}
+    };
     memcpy(c.there, shared_pointer(to, PIECE, PIECE, "cp.async"), PIECE);
     if (valid) check_global(from, PIECE, PIECE, "cp.async");
     watch(self->thread, to - SHARED_BEGIN, PIECE, true, "cp.async");
@@ -725,7 +734,8 @@ static void fiber_main()
     block *b = self->block;
     self->ended = true;
     self->what = "ended";
-    warp_team().brought[lane()] = group_team().brought[self->thread % 128] = block_team().brought[self->thread] = nullptr;
+    warp_team().brought[lane()] = group_team().brought[self->thread % 128] = block_team().brought[self->thread] =
+        nullptr;
     self->warp->alive &= ~(1u << lane());
     self->warp->ready &= ~(1u << lane());
     if (b->work) b->work->thread_ends(self->thread);
@@ -761,7 +771,8 @@ static void begin(block *b, int64_t number)
     b->places.clear();
     b->bytes = (uint32_t)now.shape.shared;
     /* NaN, or a number of moderate size in float16, bfloat16 and float32. */
-    const uint32_t half = (uint32_t)(chance(4) ? 0xffc0 | random() % 63 : 0x3c00 + random() % 0x1c00 + (random() % 2 << 15));
+    const uint32_t half = (uint32_t)(chance(4) ? 0xffc0 | random() % 63
+                                               : 0x3c00 + random() % 0x1c00 + (random() % 2 << 15));
     b->pattern = half << 16 | half;
     fill(b, b->shared, b->bytes);
     memset(b->in_flight, 0, sizeof b->in_flight);
@@ -812,8 +823,8 @@ static void end(block *b)
 /* The launch itself. */
 static void run_blocks(const void *kernel)
 {
-    if (gridDim.x == 0 || gridDim.y == 0 || gridDim.z == 0 || gridDim.y > 65535 || gridDim.z > 65535 || threads() == 0 ||
-        threads() > THREADS)
+    if (gridDim.x == 0 || gridDim.y == 0 || gridDim.z == 0 || gridDim.y > 65535 || gridDim.z > 65535 ||
+        threads() == 0 || threads() > THREADS)
         fail("blocks or threads that no GPU takes");
     if (now.shape.shared > shared_allowed(kernel))
         fail("%zu bytes of shared memory, %zu were asked for", now.shape.shared, shared_allowed(kernel));

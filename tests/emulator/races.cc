@@ -5,8 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-namespace emu
-{
+namespace emu {
 
 enum { EPOCH_BITS = 22, EPOCH_MOST = (1 << EPOCH_BITS) - 1, GRANULES = SHARED_MOST / 2 };
 

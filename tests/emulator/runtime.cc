@@ -15,8 +15,7 @@
 
 extern "C" CUresult emu_cuTensorMapEncodeTiled(); /* with its real arguments; sm90.cc or no_sm90.cc */
 
-namespace
-{
+namespace {
 
 const size_t MEMORY = (size_t)141 << 30, POISON_MOST = (size_t)64 << 20, GUARD = 4096;
 
@@ -40,7 +39,8 @@ void emu::check_global(const void *pointer, size_t bytes, size_t align, const ch
     auto after = allocations.upper_bound(p);
     if (after == allocations.begin()) fail("%s: %p is not global memory", what, pointer);
     --after;
-    if (p + bytes > after->first + after->second) fail("%s: %zu bytes at %p are not in global memory", what, bytes, pointer);
+    if (p + bytes > after->first + after->second)
+        fail("%s: %zu bytes at %p are not in global memory", what, bytes, pointer);
     begin = after->first, end = begin + after->second;
     if (allocations.size() > 64) begin = end = nullptr; /* see cudaFree */
 }

@@ -6,8 +6,7 @@
 #include "emulator.h"
 #include "kernels/dtype.h"
 
-namespace emu
-{
+namespace emu {
 
 uint32_t pack_f16(float low, float high)
 {

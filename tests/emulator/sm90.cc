@@ -34,7 +34,10 @@ struct span {
     uint32_t from, to; /* shared addresses */
 };
 
-bool overlap(const span &a, const span &b) { return a.from < b.to && b.from < a.to; }
+bool overlap(const span &a, const span &b)
+{
+    return a.from < b.to && b.from < a.to;
+}
 
 /* The piece of 16 bytes that the swizzle of `width` bytes puts in this one's place: address bits from 7 on go into
  * those from 4 on. */
@@ -60,11 +63,15 @@ const tensor_map &map_at(const CUtensorMap *map, const char *what)
 {
     const tensor_map &m = *(const tensor_map *)map;
     if ((uintptr_t)map % 64 != 0) fail("%s: the tensor map at %p is not aligned to 64 bytes", what, (const void *)map);
-    if (m.magic != MAP_MAGIC) fail("%s: at %p there is no map that cuTensorMapEncodeTiled made", what, (const void *)map);
+    if (m.magic != MAP_MAGIC)
+        fail("%s: at %p there is no map that cuTensorMapEncodeTiled made", what, (const void *)map);
     return m;
 }
 
-uint32_t row_bytes(const tensor_map &m) { return (uint32_t)m.box[0] * m.element; }
+uint32_t row_bytes(const tensor_map &m)
+{
+    return (uint32_t)m.box[0] * m.element;
+}
 
 uint32_t box_rows(const tensor_map &m)
 {
@@ -122,17 +129,17 @@ struct entry {
     int lanes[4] = {};           /* arrived, by warp */
     /* Of a product: */
     int64_t group;
-    bool late;               /* not before all wait */
-    bool eager;              /* a warp's rows at once when the warp has issued it */
-    unsigned rows = 0;       /* carried out, a bit a warp */
-    wgmma_operation x;       /* the first thread's */
+    bool late;         /* not before all wait */
+    bool eager;        /* a warp's rows at once when the warp has issued it */
+    unsigned rows = 0; /* carried out, a bit a warp */
+    wgmma_operation x; /* the first thread's */
     accumulator *sums = nullptr;
     std::unique_ptr<register_operand> A;
     int spans = 0;
     span reads[4 * (MOST_N + ROWS) / 64]; /* of shared memory */
 };
 
-struct share { /* a thread's */
+struct share {                     /* a thread's */
     int64_t next = 0, covered = 0; /* in the log: its next instruction; products before it were waited for */
     int64_t commits = 0;
     bool fenced = false; /* since its last wait */
@@ -164,8 +171,8 @@ struct engine : agent {
     uint32_t stores = 0, fenced = 0; /* ordinary stores; those before the last fence */
     /* By 16 bytes of shared memory: the number of the last store; 0: none since a TMA load. */
     std::vector<uint32_t> written;
-    int pool = 0;                    /* registers that no warp has */
-    std::vector<int> registers;      /* by warp */
+    int pool = 0;               /* registers that no warp has */
+    std::vector<int> registers; /* by warp */
 
     engine();
     bool step(bool must) override;
@@ -237,29 +244,34 @@ void engine::thread_ends(int thread)
 
 void engine::block_ends()
 {
-    for (const copy &c : copies) fail("the block ends while a TMA load of thread %d to shared 0x%x is under way", c.thread, c.shared);
+    for (const copy &c : copies)
+        fail("the block ends while a TMA load of thread %d to shared 0x%x is under way", c.thread, c.shared);
     for (const barrier &b : barriers)
-        if (b.bytes) fail("the block ends, and the mbarrier at 0x%x is still to get %lld bytes", b.address, (long long)b.bytes);
+        if (b.bytes)
+            fail("the block ends, and the mbarrier at 0x%x is still to get %lld bytes", b.address, (long long)b.bytes);
     for (size_t w = 0; w < groups.size(); w++) {
         warpgroup &g = groups[w];
         if (g.log.empty()) continue;
         const entry &e = g.log[0];
-        if (e.arrived < GROUP) fail("warpgroup %zu: only %d of its threads issued a %s", w, e.arrived, instruction_names[e.kind]);
+        if (e.arrived < GROUP)
+            fail("warpgroup %zu: only %d of its threads issued a %s", w, e.arrived, instruction_names[e.kind]);
         fail("warpgroup %zu ends with products that were not waited for", w);
     }
     for (size_t w = 1; w < registers.size(); w++)
-        if (w % 4 && registers[w] != registers[w - 1]) fail("setmaxnreg: not all warps of warpgroup %zu executed it", w / 4);
+        if (w % 4 && registers[w] != registers[w - 1])
+            fail("setmaxnreg: not all warps of warpgroup %zu executed it", w / 4);
 }
 
 void engine::describe(FILE *to)
 {
     for (const barrier &b : barriers)
-        fprintf(to, "\n  mbarrier 0x%x: phase %llu, %u of %u arrivals and %lld bytes to come", b.address, (unsigned long long)b.phase,
-                b.pending, b.count, (long long)b.bytes);
+        fprintf(to, "\n  mbarrier 0x%x: phase %llu, %u of %u arrivals and %lld bytes to come", b.address,
+                (unsigned long long)b.phase, b.pending, b.count, (long long)b.bytes);
     for (size_t w = 0; w < groups.size(); w++)
         if (!groups[w].log.empty()) {
             warpgroup &g = groups[w];
-            fprintf(to, "\n  warpgroup %zu: %lld instructions of %lld carried out", w, (long long)g.done, (long long)g.end());
+            fprintf(to, "\n  warpgroup %zu: %lld instructions of %lld carried out", w, (long long)g.done,
+                    (long long)g.end());
             if (g.done == g.end()) continue;
             const entry &e = g.at(g.done);
             fprintf(to, "; the next, a %s, was issued by %d threads", instruction_names[e.kind], e.arrived);
@@ -309,10 +321,12 @@ void mbarrier_arrive(uint32_t bar, uint32_t expected_bytes)
     engine &e = here();
     barrier &b = e.barrier_of(bar, "mbarrier.arrive");
     if (b.pending == 0)
-        fail("mbarrier.arrive: one more than the %u that the mbarrier at shared 0x%x counts, whose phase waits for %lld bytes", b.count,
-             bar, (long long)b.bytes);
+        fail("mbarrier.arrive: one more than the %u that the mbarrier at shared 0x%x counts, whose phase waits for "
+             "%lld bytes",
+             b.count, bar, (long long)b.bytes);
     b.bytes += expected_bytes;
-    if (b.bytes >= 1 << 20) fail("mbarrier.arrive.expect_tx: %lld bytes, more than an mbarrier counts", (long long)b.bytes);
+    if (b.bytes >= 1 << 20)
+        fail("mbarrier.arrive.expect_tx: %lld bytes, more than an mbarrier counts", (long long)b.bytes);
     b.pending--;
     e.settle(b);
 }
@@ -321,7 +335,8 @@ void mbarrier_wait(uint32_t bar, uint32_t parity)
 {
     const barrier &b = here().barrier_of(bar, "mbarrier.try_wait");
     if (parity > 1) fail("mbarrier.try_wait.parity: %u", parity);
-    wait_until([&] { return (b.phase & 1) != parity; }, parity ? "an mbarrier's odd phase" : "an mbarrier's even phase", bar);
+    wait_until([&] { return (b.phase & 1) != parity; }, parity ? "an mbarrier's odd phase" : "an mbarrier's even phase",
+               bar);
 }
 
 /* ---- TMA --------------------------------------------------------------------------------------------------------- */
@@ -347,7 +362,8 @@ void engine::perform(const copy &c)
             inside = inside && x >= 0 && x < (int64_t)m.dims[n];
             row += x * (int64_t)m.strides[n - 1];
         }
-        const uint32_t from = inside ? (uint32_t)first * m.element : pitch, to = inside ? (uint32_t)last * m.element : pitch;
+        const uint32_t from = inside ? (uint32_t)first * m.element : pitch,
+                       to = inside ? (uint32_t)last * m.element : pitch;
         if (inside) check_global(row + from, to - from, 1, c.load ? "a TMA load" : "a TMA store");
         for (uint32_t piece = 0; piece < pitch; piece += 16) {
             char *const shared = memory + swizzled(c.shared + r * pitch + piece, m.width);
@@ -372,7 +388,8 @@ void engine::perform(const copy &c)
 void engine::check_fenced(const span &all, const char *what)
 {
     for (uint32_t n = all.from / 16; n < (all.to + 15) / 16; n++)
-        if (written[n] > fenced) fail("%s shared 0x%x, where an ordinary store wrote since the last fence.proxy.async", what, n * 16);
+        if (written[n] > fenced)
+            fail("%s shared 0x%x, where an ordinary store wrote since the last fence.proxy.async", what, n * 16);
 }
 
 void engine::accessed(const void *pointer, size_t bytes, bool store)
@@ -381,13 +398,14 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
     const span all = { at, at + (uint32_t)bytes };
     for (const copy &c : copies)
         if ((c.load || store) && overlap(all, c.where()))
-            fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load", all.from,
-                 c.load ? "load" : "store", c.thread);
+            fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load",
+                 all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
     /* Another warpgroup may: it may have to write what is there already. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
-            if (overlap(all, p.reads[n])) fail("an ordinary store to shared 0x%x, which a product of the warpgroup may read", all.from);
+            if (overlap(all, p.reads[n]))
+                fail("an ordinary store to shared 0x%x, which a product of the warpgroup may read", all.from);
     stores++;
     for (uint32_t n = all.from / 16; n < (all.to + 15) / 16; n++) written[n] = stores;
 }
@@ -410,7 +428,8 @@ void begin_copy(engine &e, copy &c, uint32_t shared, int alignment, const char *
     shared_pointer(shared, all.to - all.from, alignment, what);
     for (const copy &other : e.copies)
         if (other.load && overlap(all, other.where()))
-            fail("%s: shared [0x%x, 0x%x), where a TMA load of thread %d is under way", what, all.from, all.to, other.thread);
+            fail("%s: shared [0x%x, 0x%x), where a TMA load of thread %d is under way", what, all.from, all.to,
+                 other.thread);
 }
 
 copy copy_of(engine &e, const CUtensorMap *map, const int *at, int rank, uint32_t shared, const char *what)
@@ -427,7 +446,8 @@ copy copy_of(engine &e, const CUtensorMap *map, const int *at, int rank, uint32_
 copy copy_of_bytes(engine &e, const void *global, uint32_t bytes, uint32_t shared, const char *what)
 {
     copy c = {};
-    if (bytes == 0 || bytes % 16 || bytes > 65520 || (uintptr_t)global % 16) fail("%s: %u bytes at %p", what, bytes, global);
+    if (bytes == 0 || bytes % 16 || bytes > 65520 || (uintptr_t)global % 16)
+        fail("%s: %u bytes at %p", what, bytes, global);
     c.map.address = (char *)global;
     c.map.dims[0] = bytes;
     c.map.box[0] = (uint16_t)bytes;
@@ -444,24 +464,30 @@ void fence_proxy_async()
     e.fenced = e.stores;
 }
 
-void tma_check_map(const CUtensorMap *map) { map_at(map, "prefetch.tensormap"); }
+void tma_check_map(const CUtensorMap *map)
+{
+    map_at(map, "prefetch.tensormap");
+}
 
 static void begin_load(engine &e, copy c, uint32_t bar)
 {
     const span all = c.where();
     c.load = true;
     c.bar = &e.barrier_of(bar, "a TMA load");
-    if (!c.bar->fenced) fail("a TMA load: no fence_mbarrier_init since the mbarrier at shared 0x%x was initialised", bar);
+    if (!c.bar->fenced)
+        fail("a TMA load: no fence_mbarrier_init since the mbarrier at shared 0x%x was initialised", bar);
     for (const copy &other : e.copies)
         if (overlap(all, other.where()))
-            fail("a TMA load to shared [0x%x, 0x%x), which a TMA store of thread %d may still read", all.from, all.to, other.thread);
+            fail("a TMA load to shared [0x%x, 0x%x), which a TMA store of thread %d may still read", all.from, all.to,
+                 other.thread);
     e.check_fenced(all, "a TMA load to");
     for (size_t w = 0; w < e.groups.size(); w++)
         for (const entry &p : e.groups[w].log)
             if (p.kind == PRODUCT && !p.waited)
                 for (int n = 0; n < p.spans; n++)
                     if (overlap(all, p.reads[n]))
-                        fail("a TMA load to shared [0x%x, 0x%x), which a product of warpgroup %zu may still read: nobody waited for it",
+                        fail("a TMA load to shared [0x%x, 0x%x), which a product of warpgroup %zu may still read: "
+                             "nobody waited for it",
                              all.from, all.to, w);
     e.copies.push_back(c);
 }
@@ -505,7 +531,10 @@ void tma_store(const CUtensorMap *map, const int *at, int rank, uint32_t from)
     e.copies.push_back(c);
 }
 
-void bulk_commit() { here().bulk_groups[(size_t)thread()]++; }
+void bulk_commit()
+{
+    here().bulk_groups[(size_t)thread()]++;
+}
 
 void bulk_wait(int groups_left)
 {
@@ -560,7 +589,10 @@ void add_spans(entry &e, const operand &x, int lines, int element, bool mn, uint
             fail("wgmma: %s takes shared [0x%x, 0x%x), outside of the block's", name, e.reads[n].from, e.reads[n].to);
 }
 
-int k_of(wgmma_type type) { return type == WGMMA_E4M3 ? 32 : 16; }
+int k_of(wgmma_type type)
+{
+    return type == WGMMA_E4M3 ? 32 : 16;
+}
 
 /* 16 bytes to floats: 8 of 16 bits, 16 of 8 bits. */
 void widen(wgmma_type type, const char *piece, float *to)
@@ -580,7 +612,8 @@ void widen(wgmma_type type, const char *piece, float *to)
 }
 
 /* to[line * K + k], or transposed to[k * lines + line]. */
-template <bool TRANSPOSED> void read_operand(const char *memory, const operand &x, wgmma_type type, uint32_t lines, bool mn, float *to)
+template <bool TRANSPOSED>
+void read_operand(const char *memory, const operand &x, wgmma_type type, uint32_t lines, bool mn, float *to)
 {
     const uint32_t K = (uint32_t)k_of(type);
     float piece[16];
@@ -588,7 +621,8 @@ template <bool TRANSPOSED> void read_operand(const char *memory, const operand &
         for (uint32_t r = 0; r < lines; r++)
             for (uint32_t half = 0; half < 2; half++) {
                 widen(type, memory + swizzled(x.start + r / 8 * x.sbo + r % 8 * x.width + half * 16, x.width), piece);
-                for (uint32_t n = 0, k = half * K / 2; n < K / 2; n++, k++) to[TRANSPOSED ? k * lines + r : r * K + k] = piece[n];
+                for (uint32_t n = 0, k = half * K / 2; n < K / 2; n++, k++)
+                    to[TRANSPOSED ? k * lines + r : r * K + k] = piece[n];
             }
         return;
     }
@@ -604,7 +638,8 @@ template <bool TRANSPOSED> void read_operand(const char *memory, const operand &
 typedef float vector __attribute__((vector_size(32), aligned(4)));
 
 /* Columns of d[rows x N] = (accumulate ? d : 0) + A[rows x K] B[K x N], 8 WIDTH of them. */
-template <int WIDTH> void multiply_columns(float *d, const float *A, const float *B, int rows, int N, int K, bool accumulate)
+template <int WIDTH>
+void multiply_columns(float *d, const float *A, const float *B, int rows, int N, int K, bool accumulate)
 {
     for (int i = 0; i < rows; i += 4) {
         vector sum[4][WIDTH] = {};
@@ -687,7 +722,8 @@ void engine::carry_out_rows(entry &e, unsigned warps)
     read_operand<true>(memory, operand_of(x.B, "B"), x.type, (uint32_t)x.N, x.B_mn, B);
     const float *const from = e.A ? e.A->values : A;
     for (int w = 0; w < 4; w++)
-        if (warps >> w & 1) multiply(e.sums->values + w * 16 * x.N, from + w * 16 * K, B, 16, x.N, x.type, x.accumulate);
+        if (warps >> w & 1)
+            multiply(e.sums->values + w * 16 * x.N, from + w * 16 * K, B, 16, x.N, x.type, x.accumulate);
     e.rows |= warps;
 }
 
@@ -736,7 +772,8 @@ void leave(accumulator &a, int t)
     for (int i = 0; i < a.N / 2; i++) {
         uint32_t bits;
         memcpy(&bits, d + i, 4);
-        if (bits != POISON + (uint32_t)i) fail("wgmma: accumulator %d was changed between the product's issue and the wait for it", i);
+        if (bits != POISON + (uint32_t)i)
+            fail("wgmma: accumulator %d was changed between the product's issue and the wait for it", i);
         d[i] = a.values[place_of(t, i, a.N)];
     }
     a.d[t] = nullptr;
@@ -754,8 +791,8 @@ void take_registers(register_operand &A, int t, const uint32_t *registers, wgmma
     A.registers[t] = registers;
     widen(type, bytes, values);
     for (int n = 0; n < 4; n++)
-        memcpy(A.values + (t / 32 * 16 + t % 32 / 4 + n % 2 * 8) * K + n / 2 * (K / 2) + t % 4 * in_register, values + n * in_register,
-               (size_t)in_register * 4);
+        memcpy(A.values + (t / 32 * 16 + t % 32 / 4 + n % 2 * 8) * K + n / 2 * (K / 2) + t % 4 * in_register,
+               values + n * in_register, (size_t)in_register * 4);
 }
 
 /* The entry of this thread's next instruction, which all threads of the warpgroup must have in common. */
@@ -774,15 +811,16 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     entry &x = g.at(s.next++);
     x.arrived++;
     if (x.kind != kind || x.number != number)
-        fail("wgmma: this thread executes %s (%d) where another of its warpgroup executed %s (%d)", instruction_names[kind], number,
-             instruction_names[x.kind], x.number);
+        fail("wgmma: this thread executes %s (%d) where another of its warpgroup executed %s (%d)",
+             instruction_names[kind], number, instruction_names[x.kind], x.number);
     return x;
 }
 
 /* Entries that nobody wants any more. */
 void shorten(warpgroup &g)
 {
-    while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP && (g.log[0].kind != PRODUCT || g.log[0].waited == GROUP)) {
+    while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&
+           (g.log[0].kind != PRODUCT || g.log[0].waited == GROUP)) {
         if (g.log[0].A) free_operands.push_back(std::move(g.log[0].A));
         g.log.pop_front();
         g.base++;
@@ -814,21 +852,24 @@ void wgmma_issue(const wgmma_operation &x)
             if (free_operands.empty()) p.A.reset(new register_operand);
             else p.A = std::move(free_operands.back()), free_operands.pop_back();
         }
-    } else if (x.type != p.x.type || x.N != p.x.N || x.A != p.x.A || x.B != p.x.B || !x.A_registers != !p.x.A_registers
-               || x.accumulate != p.x.accumulate || x.A_mn != p.x.A_mn || x.B_mn != p.x.B_mn)
+    } else if (x.type != p.x.type || x.N != p.x.N || x.A != p.x.A || x.B != p.x.B ||
+               !x.A_registers != !p.x.A_registers || x.accumulate != p.x.accumulate || x.A_mn != p.x.A_mn ||
+               x.B_mn != p.x.B_mn)
         fail("wgmma: the threads of a warpgroup issue different products");
     for (const copy &c : e.copies)
         if (c.load)
             for (int n = 0; n < p.spans; n++)
                 if (overlap(c.where(), p.reads[n]))
-                    fail("wgmma: a product reads shared [0x%x, 0x%x), which a TMA load to 0x%x is still to fill", p.reads[n].from,
-                         p.reads[n].to, c.shared);
+                    fail("wgmma: a product reads shared [0x%x, 0x%x), which a TMA load to 0x%x is still to fill",
+                         p.reads[n].from, p.reads[n].to, c.shared);
 
     accumulator *held = nullptr;
     for (accumulator *a : s.held)
         if (a->d[t] == x.d) held = a;
-    if ((!held || x.A_registers) && !s.fenced) fail("wgmma: registers that may have been touched, and no wgmma.fence since the last wait");
-    if (held && held->N != x.N) fail("wgmma: products of N = %d and of N = %d share accumulators in flight", held->N, x.N);
+    if ((!held || x.A_registers) && !s.fenced)
+        fail("wgmma: registers that may have been touched, and no wgmma.fence since the last wait");
+    if (held && held->N != x.N)
+        fail("wgmma: products of N = %d and of N = %d share accumulators in flight", held->N, x.N);
     if (!p.sums) {
         if (!held && free_sums.empty()) free_sums.emplace_back(new accumulator);
         if (held) p.sums = held;
@@ -841,7 +882,8 @@ void wgmma_issue(const wgmma_operation &x)
             std::fill(p.sums->d, p.sums->d + GROUP, nullptr);
         }
     }
-    if (held ? held != p.sums : p.sums->d[t] != nullptr) fail("wgmma: the threads of a warpgroup use different accumulators");
+    if (held ? held != p.sums : p.sums->d[t] != nullptr)
+        fail("wgmma: the threads of a warpgroup use different accumulators");
     if (!held) {
         join(*p.sums, t, x.d, x.accumulate);
         s.held.push_back(p.sums);
@@ -912,7 +954,8 @@ void setmaxnreg(int count, bool increase)
         for (int n = 1; n < 32; n++)
             if (*all[n] != *all[0]) fail("setmaxnreg: %d and %d registers in one warp", *all[0], *all[n]);
     });
-    if (increase ? e.registers[w] > count : e.registers[w] < count) fail("setmaxnreg: from %d registers to %d", e.registers[w], count);
+    if (increase ? e.registers[w] > count : e.registers[w] < count)
+        fail("setmaxnreg: from %d registers to %d", e.registers[w], count);
     auto granted = [&] {
         const int more = (count - e.registers[w]) * 32;
         if (more <= e.pool) e.pool -= more, e.registers[w] = count;
@@ -986,20 +1029,24 @@ extern "C" void emu_refuse_maps(int refuse)
 
 /* ---- cuTensorMapEncodeTiled -------------------------------------------------------------------------------------- */
 
-extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
-                                               const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
-                                               const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
-                                               CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
+                                               void *address, const cuuint64_t *dims, const cuuint64_t *strides,
+                                               const cuuint32_t *box, const cuuint32_t *element_strides,
+                                               CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                               CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
 {
     static const uint8_t elements[] = { 1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4 }; /* bytes, by type */
     static const uint8_t widths[] = { 16, 32, 64, 128 };
     const CUresult wrong = CUDA_ERROR_INVALID_VALUE;
     if (emu::refuse_maps) return wrong;
-    if (!map || (uintptr_t)map % 64 || (unsigned)type > CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ || rank < 1 || rank > 5) return wrong;
-    if (!address || (uintptr_t)address % 16 || !dims || !box || !element_strides || (rank > 1 && !strides)) return wrong;
+    if (!map || (uintptr_t)map % 64 || (unsigned)type > CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ || rank < 1 || rank > 5)
+        return wrong;
+    if (!address || (uintptr_t)address % 16 || !dims || !box || !element_strides || (rank > 1 && !strides))
+        return wrong;
     /* Other kinds of interleaving, swizzling and filling are right for the driver, but not modelled. */
     if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || (unsigned)swizzle > CU_TENSOR_MAP_SWIZZLE_128B) return wrong;
-    if ((unsigned)promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) return wrong;
+    if ((unsigned)promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+        return wrong;
     emu::tensor_map m = {};
     m.magic = emu::MAP_MAGIC;
     m.address = (char *)address;
@@ -1017,7 +1064,8 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
     }
     if (emu::row_bytes(m) % 16) return wrong;
     if (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && emu::row_bytes(m) > m.width) return wrong;
-    if (emu::row_bytes(m) < m.width) emu::fail("cuTensorMapEncodeTiled: a box narrower than its swizzle is not modelled");
+    if (emu::row_bytes(m) < m.width)
+        emu::fail("cuTensorMapEncodeTiled: a box narrower than its swizzle is not modelled");
     memcpy((void *)map, &m, sizeof m);
     return CUDA_SUCCESS;
 }

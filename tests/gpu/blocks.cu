@@ -5,8 +5,8 @@
  * test_backends says that a kernel's numbers are wrong; this says which of its assumptions is: where TMA and its
  * swizzle put an element, which accumulator a product leaves it in, in what order an operand wants its keys,
  * whether a barrier's phases hold a ring together. Every check goes through the functions that the kernels use
- * (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here; ptx.cuh, tile.cuh and split.cuh of
- * sm80 in blocks_sm80.cu) and through their layouts.
+ * (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here; ptx.cuh, tile.cuh and
+ * split.cuh of sm80 in blocks_sm80.cu) and through their layouts.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
  *      with ==. Conversions are compared with the host's, and 2^x with a bound.

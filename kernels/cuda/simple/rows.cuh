@@ -115,20 +115,19 @@ again:
 /* Backward's forward results, recomputed in the workspace or given. */
 struct saved {
     float *lse, *delta;
-    float *
-        rest; /* where lse is of LSE_MOST and more in size: it is the row's largest score, and this the logarithm of what is left; else 0 */
+    float *rest;   /* 0, or of an lse of LSE_MOST and more, which is the largest score: the logarithm of what is left */
     attn_view out; /* by the same strides of meaning as every out */
 };
 
-/* lse in base 2 for the tensor cores: +inf for a row that sees nothing, and NaN, which has its tiles computed one by one, where P cannot be
- * found from it. */
+/* lse in base 2 for the tensor cores: +inf for a row that sees nothing, and NaN, which has its tiles computed one by
+ * one, where P cannot be found from it. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* lse and rest of row i, given its lse: beside a large score that has lost the logarithm of the sum, so both are found anew. The whole warp
- * calls it. */
+/* lse and rest of row i, given its lse: beside a large score that has lost the logarithm of the sum, so both are found
+ * anew. The whole warp calls it. */
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);

@@ -12,9 +12,9 @@
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
  *   dslope, dsink   a (batch, head):      sums over queries (and keys)                           dalibi_slopes, dsinks
  *
- * A lane holds every 32nd channel, so D <= 256 is at most 8 registers; a forward of up to 576 has a form with 18. Hidden keys are skipped and not multiplied
- * by zero: NaN in them has no effect, and NaN in a visible one reaches exactly the rows that see it. Source:
- * FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
+ * A lane holds every 32nd channel, so D <= 256 is at most 8 registers; a forward of up to 576 has a form with 18.
+ * Hidden keys are skipped and not multiplied by zero: NaN in them has no effect, and NaN in a visible one reaches
+ * exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
 #include "kernels/cuda/kernels.h"
 #include "simple.h"
 
@@ -78,8 +78,8 @@ __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved
     s.rest[lse_at(a, r.x, r.i)] = parts.y;
 }
 
-/* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. As many blocks a multiprocessor
- * as without lse_of_row_in_parts(), which is seldom called: reading needs many loads on their way. */
+/* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. As many blocks a
+ * multiprocessor as without lse_of_row_in_parts(), which is seldom called: reading needs many loads on their way. */
 __global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
 {
@@ -153,9 +153,10 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) ((float *)view.data)[attn_at(&view, b0, h0, i0) + j] = sum;
 }
 
-/* The sum of dZ distance over a row's pairs, by one warp. Distances are hundreds, so whatever error the row's delta has counts that much.
- * Where no out was given, delta comes from a forward whose products round P to the tensors' dtype. Then the same pairs say how far it is
- * off, for with the right one dZ adds up to dlse, but for what a sink takes; and P and the sink's part add up to 1. */
+/* The sum of dZ distance over a row's pairs, by one warp. Distances are hundreds, so whatever error the row's delta has
+ * counts that much. Where no out was given, delta comes from a forward whose products round P to the tensors' dtype.
+ * Then the same pairs say how far it is off, for with the right one dZ adds up to dlse, but for what a sink takes; and
+ * P and the sink's part add up to 1. */
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {
     const attn_geometry &g = a.g;

@@ -6,8 +6,10 @@
  *
  *     S^T = K Q^T            dP^T = V dO^T
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
- *     dV += P^T dO           dK += dS^T Q                       accumulators of a warp's own keys: no sum crosses a warp
- *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global memory
+ *     dV += P^T dO           dK += dS^T Q                       accumulators of a warp's own keys: no sum crosses a
+ *                                                               warp
+ *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global
+ *                                                               memory
  *
  * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left
  * out, and a second kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV
@@ -15,8 +17,8 @@
  *
  *   prepare     delta = rowsum(dO O) - dlse, lse dense; both by query tiles, lse in base 2; zeros in the sums
  *   dkdv_wide   as above, one block a key tile: no options, head dims to 128. It has the design that speed asks for
- *   dkdv_tiles  the same with every option, and head dims above 128, which do not leave registers for both dK and dV: two launches
- *               make one each (S is computed twice). A warp has 16 keys and all queries of the tile
+ *   dkdv_tiles  the same with every option, and head dims above 128, which do not leave registers for both dK and dV:
+ *               two launches make one each (S is computed twice). A warp has 16 keys and all queries of the tile
  *   finish      dQ = scale * sum, in its dtype               or: dq_tiles, one block a query tile
  *   simple.cu   dbias, dalibi_slopes, dsinks where wanted
  *
@@ -59,8 +61,8 @@ template <int D, bool SCORE_MODS> struct shared {
     staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
 };
 
-/* dQ = dS K of a round, added to its tile's sums: four groups of 16 queries, the other warps share the columns, at most 64
- * at a time. */
+/* dQ = dS K of a round, added to its tile's sums: four groups of 16 queries, the other warps share the columns, at most
+ * 64 at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {

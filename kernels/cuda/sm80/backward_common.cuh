@@ -1,5 +1,5 @@
-/* backward_common.cuh: what the forms of backward.cu have in common: where query tiles and their sums of dQ are, the kernels
- * before (prepare) and behind (finish), the keys of a block, results on their way out. */
+/* backward_common.cuh: what the forms of backward.cu have in common: where query tiles and their sums of dQ are, the
+ * kernels before (prepare) and behind (finish), the keys of a block, results on their way out. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 
@@ -37,8 +37,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
-/* lse and rest of a tile's rows whose lse is huge; the others keep what they have. Finds its place by itself, so that prepare() keeps
- * nothing for it. */
+/* lse and rest of a tile's rows whose lse is huge; the others keep what they have. Finds its place by itself, so that
+ * prepare() keeps nothing for it. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -53,8 +53,9 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block per query tile and head. Eight blocks
- * per multiprocessor: lse_in_parts() would take the registers of two of them, and reading needs many loads on their way. */
+/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block per query tile and head. Eight
+ * blocks per multiprocessor: lse_in_parts() would take the registers of two of them, and reading needs many loads on
+ * their way. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)

@@ -1,5 +1,5 @@
-/* backward_steps.h: what a backward on tensor cores does before and after its main kernel, the same for sm80/backward.cu
- * and sm90/backward.cu.
+/* backward_steps.h: what a backward on tensor cores does before and after its main kernel, the same for
+ * sm80/backward.cu and sm90/backward.cu.
  *
  *   begin_backward   the forward, where out and lse are not given
  *   prepare_backward `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ
@@ -51,7 +51,8 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Bytes of workspace for all of this; 0: the forward that a backward without out needs is not computed here. The main
- * kernel's own follow them. adds: it adds to sums of dQ, if dQ is wanted, in an order that is good enough for the problem. */
+ * kernel's own follow them. adds: it adds to sums of dQ, if dQ is wanted, in an order that is good enough for the
+ * problem. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

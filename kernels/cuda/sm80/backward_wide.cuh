@@ -11,7 +11,8 @@ namespace {
  * serves two to four products:
  *
  *   S^T, dP^T   32 keys x 32 queries; head dims to 64: two rounds a tile; above, two warps share the keys (a pair)
- *   dV, dK      32 keys x 64 channels, over the tile's queries: P^T and dS^T from registers; above 64 from the pair's shared memory
+ *   dV, dK      32 keys x 64 channels, over the tile's queries: P^T and dS^T from registers; above 64 from the pair's
+ *               shared memory
  *   dQ          32 queries x 32 channels, over the block's keys
  *
  * dQ of a tile needs dS of all warps. It is made one tile later, so that a tile costs one barrier of the block. */
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        __syncthreads(); /* tile n and dS of n - 1 are here; nobody reads the queries of n - 1 or dS of n - 2 any more */
+        __syncthreads(); /* tile n and dS of n - 1 are here; queries of n - 1 and dS of n - 2 were read */
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;

@@ -2,13 +2,14 @@
  *
  * There is nothing to reuse but K and V themselves, so time is the reading of K and V, once. Hence:
  *
- *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r is query r / G of
- *   head r % G of the group. A sequence of at most DECODE_ROWS rows is decoded here; any other is some other kernel's.
- *   A sequence's keys are cut into splits, a block each. A block leaves O (not divided), m and l of its split in the workspace, and
- *   combine_splits() adds them up in the order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691,
- *   section 3.2). A sequence of one split is written at once.
- *   Splits are added up by split groups of SPLIT_GROUP neighbours, then the groups. Where a batch gives blocks enough, a block takes all of one, split
- *   after split, and leaves their sum: the same additions in the same order, and fewer partial results.
+ *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r is
+ *   query r / G of head r % G of the group. A sequence of at most DECODE_ROWS rows is decoded here; any other is some
+ *   other kernel's. A sequence's keys are cut into splits, a block each. A block leaves O (not divided), m and l of its
+ *   split in the workspace, and combine_splits() adds them up in the order of the keys (Flash-Decoding, Dao et al.
+ *   2023; FlashAttention-2, arXiv:2307.08691, section 3.2). A sequence of one split is written at once.
+ *   Splits are added up by split groups of SPLIT_GROUP neighbours, then the groups. Where a batch gives blocks enough,
+ *   a block takes all of one, split after split, and leaves their sum: the same additions in the same order, and fewer
+ *   partial results.
  *
  * A block is four warps, and holds tiles of BN keys in a ring, K and V by turns:
  *
@@ -19,31 +20,33 @@
  *     add up the warps' O, in order
  *
  * Up to 16 rows: each warp takes a part of the tile's keys for all rows, with m, l and O of its own. Up to 64: each
- * warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of most models, have a form of
- * their own (decode_few()): 8 rows are half an operand, so O^T += V^T P^T takes half the products and half the registers; the
- * place of a split is computed in 32 bits, and its first tiles are asked for before anything else. Three blocks fit on a multiprocessor of Hopper, so that one that begins
- * or ends does not leave the memory idle. K and V are the first to leave the L2, so that the partial results stay
- * in it.
+ * warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of most models, have
+ * a form of their own (decode_few()): 8 rows are half an operand, so O^T += V^T P^T takes half the products and half
+ * the registers; the place of a split is computed in 32 bits, and its first tiles are asked for before anything else.
+ * Three blocks fit on a multiprocessor of Hopper, so that one that begins or ends does not leave the memory idle. K and
+ * V are the first to leave the L2, so that the partial results stay in it.
  *
- * Sequences of a batch that share a prefix (decode_places.cuh) have it read once for several of them: decode_stacks() comes
- * first and computes such splits for the rows of all, one below the other, each row as it would be alone; decode_splits()
- * leaves them out.
+ * Sequences of a batch that share a prefix (decode_places.cuh) have it read once for several of them: decode_stacks()
+ * comes first and computes such splits for the rows of all, one below the other, each row as it would be alone;
+ * decode_splits() leaves them out.
  *
  * Answers depend on the problem alone: where the splits are follows from the keys that the sequence's queries see
  * and from its number of rows (split_keys()), never from the batch or the device. A packed problem may hold
  * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
  * (cuda_chip::decode_rows).
  *
- * Of calls one behind the other the next one's reading begins while the last one's results are added up (plan::ahead), where it reads
- * nothing that the last one writes: device.cu knows what a stream's last kernels were. What that takes of every kernel here: it
- * begins to let the next one begin (launch_dependents()) behind its wait for the one before, so that whatever comes before the last call
- * has ended when a block of the next one runs; and it writes nothing before its own wait. combine_splits() alone lets the next
- * begin at once: it has itself been let begin by blocks that had waited.
+ * Of calls one behind the other the next one's reading begins while the last one's results are added up (plan::ahead),
+ * where it reads nothing that the last one writes: device.cu knows what a stream's last kernels were. What that takes
+ * of every kernel here: it begins to let the next one begin (launch_dependents()) behind its wait for the one before,
+ * so that whatever comes before the last call has ended when a block of the next one runs; and it writes nothing before
+ * its own wait. combine_splits() alone lets the next begin at once: it has itself been let begin by blocks that had
+ * waited.
  *
  * On Hopper the copy engine brings keys and values wherever it can, with the same bits: sm90/decode.cu.
  *
- * Keys and values in float8 stay that in shared memory, so their tiles cost half the reading (float8.cuh): a form of its own, which
- * computes P V in float16. What has options takes the other form, where the loader widens them one by one.
+ * Keys and values in float8 stay that in shared memory, so their tiles cost half the reading (float8.cuh): a form of
+ * its own, which computes P V in float16. What has options takes the other form, where the loader widens them one by
+ * one.
  *
  * As in forward.cu there is a form with options, and a block whose result is not finite goes over its split once
  * more with zeros for the values that are not, then computes one by one the rows that see one. */
@@ -93,8 +96,8 @@ DEVICE float block_sum(float x, float (&parts)[COMBINE_WARPS])
     return sum;
 }
 
-/* forward_row() of rows.cuh by a block, of which a thread has one channel. It is written out here, for a kernel that calls a function has a
- * stack, and then begins later. */
+/* forward_row() of rows.cuh by a block, of which a thread has one channel. It is written out here, for a kernel that
+ * calls a function has a stack, and then begins later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, float (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -141,8 +144,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 
 /* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds
  * up every eighth split group, asking for m, l and O together, then the block adds up the warps: always in the
- * same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and those whose sums overflow, are computed one by one
- * after all.
+ * same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and those whose sums overflow, are computed
+ * one by one after all.
  *
  * A block begins as soon as one of decode_splits() leaves a multiprocessor, so it may want no more registers than that
  * had. */
@@ -393,8 +396,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_form<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Have few rows their own form? Its grid has places for so many blocks of a key/value head and so many batch rows, and it counts keys
- * in 32 bits. */
+/* Have few rows their own form? Its grid has places for so many blocks of a key/value head and so many batch rows, and
+ * it counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -417,8 +420,8 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* Sequences that may share splits: decode_stacks() comes first, and of decode_splits() there are as many blocks as fill the
- * GPU, for most splits may be done when it comes. */
+/* Sequences that may share splits: decode_stacks() comes first, and of decode_splits() there are as many blocks as fill
+ * the GPU, for most splits may be done when it comes. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);

@@ -1,17 +1,18 @@
-/* decode.cuh: a split of decode.cu: few queries over some of a sequence's keys, by a block; and the block's walk over its
- * splits. How keys and values get to shared memory is a template parameter:
+/* decode.cuh: a split of decode.cu: few queries over some of a sequence's keys, by a block; and the block's walk over
+ * its splits. How keys and values get to shared memory is a template parameter:
  *
- *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, compute capability 8.0 on
+ *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, compute capability 8.0
+ *                       on
  *   copies_by_engine    a warp asks the copy engine for boxes (sm90/decode.cu)
  *
- * Both give the same tiles in the same order, and differ in where a row's channels lie (CHUNK): the bits of an answer are
- * the same.
+ * Both give the same tiles in the same order, and differ in where a row's channels lie (CHUNK): the bits of an answer
+ * are the same.
  *
  * RING<T, X> is a block's ring of tiles, K and V by turns:
  *
  *   kept                 what outlives a split
- *   begin(queries)       asks for the first tiles; has queries() put Q into shared memory, where all threads find it when
- *                        next() has returned
+ *   begin(queries)       asks for the first tiles; has queries() put Q into shared memory, where all threads find it
+ *                        when next() has returned
  *   next<VALUES>()       the next tile, once it is there: of V or K
  *   clear_tail(tile, j)  rows of tile j past the sequence become zeros, where copies do not see to that
  *   changed()            by each thread that has written to a tile or in its place, before the block meets at a barrier
@@ -41,8 +42,8 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 /* Rows of several sequences over the same keys (decode_stacks()): tiles of 16. */
 enum { STACK_TILES = 2 };
 
-/* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the ring twice
- * the slots. FEW: at most 8 rows, whose O^T is V^T P^T: half the products, and half the registers. */
+/* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the ring
+ * twice the slots. FEW: at most 8 rows, whose O^T is V^T P^T: half the products, and half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
@@ -208,9 +209,9 @@ template <typename T, class X> struct copies_by_threads {
     }
 };
 
-/* Fragments of a tile of ROWS rows of WIDTH elements in chunks of CHUNK, one chunk after the other (tile.cuh). `chunk`: a
- * multiple of CHUNK, or 0 where there is one. FEW_ADDRESSES: they are made anew from the lane's own, an instruction each, and hold no
- * registers. */
+/* Fragments of a tile of ROWS rows of WIDTH elements in chunks of CHUNK, one chunk after the other (tile.cuh). `chunk`:
+ * a multiple of CHUNK, or 0 where there is one. FEW_ADDRESSES: they are made anew from the lane's own, an instruction
+ * each, and hold no registers. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
@@ -279,9 +280,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Eight bfloat16, of LANES neighbouring lanes a row, become float16 times a power of two that brings the row's largest to
- * 2^14 and more; `factor` is divided by it. False: that lost a bit, as it does where a number is 2^31 times as small as
- * its row's largest, or left the range of factors. Infinities and NaN stay such. */
+/* Eight bfloat16, of LANES neighbouring lanes a row, become float16 times a power of two that brings the row's largest
+ * to 2^14 and more; `factor` is divided by it. False: that lost a bit, as it does where a number is 2^31 times as small
+ * as its row's largest, or left the range of factors. Infinities and NaN stay such. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -306,10 +307,10 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* The same in the order that scores_of_float8() wants; of a negative scale with the other sign, of a scale of 0 as zeros
- * (but for what is not finite, whose row is computed after all). bfloat16 becomes float16, as keys in float8 do in a
- * third of the instructions; `c`, by which scores become those of base 2, then has a value for each row, in sm.factor.
- * Returns false where that would not be exact (scaled_halves_of()): Q is bfloat16, and c counts. */
+/* The same in the order that scores_of_float8() wants; of a negative scale with the other sign, of a scale of 0 as
+ * zeros (but for what is not finite, whose row is computed after all). bfloat16 becomes float16, as keys in float8 do
+ * in a third of the instructions; `c`, by which scores become those of base 2, then has a value for each row, in
+ * sm.factor. Returns false where that would not be exact (scaled_halves_of()): Q is bfloat16, and c counts. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -400,8 +401,8 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* The block's sums to the workspace, from row `saved` on: those of few rows by each thread for itself, without another meeting.
- * False: one is not finite, or of huge scores. */
+/* The block's sums to the workspace, from row `saved` on: those of few rows by each thread for itself, without another
+ * meeting. False: one is not finite, or of huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -510,7 +511,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* O^T of few rows: a lane has rows 2 t and 2 t + 1 (t: lane % 4) of two channels of each 16; of float8 two neighbours, twice. */
+/* O^T of few rows: a lane has rows 2 t and 2 t + 1 (t: lane % 4) of two channels of each 16; of float8 two neighbours,
+ * twice. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -531,7 +533,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* What a warp has of rows from m0 on, columns from d0 on, to its place wk in shared memory: sums of O, m, and l, which becomes whole. */
+/* What a warp has of rows from m0 on, columns from d0 on, to its place wk in shared memory: sums of O, m, and l, which
+ * becomes whole. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -584,9 +587,9 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Computes split `index` of one key/value head: rows of Q against its keys, and out or partial results to memory; where a result is
- * not finite, once more with what is not finite in V as zeros. STACKED: the rows of `sequences` sequences from place's on; what is not
- * finite is left to decode_splits(). */
+/* Computes split `index` of one key/value head: rows of Q against its keys, and out or partial results to memory; where
+ * a result is not finite, once more with what is not finite in V as zeros. STACKED: the rows of `sequences` sequences
+ * from place's on; what is not finite is left to decode_splits(). */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
@@ -797,9 +800,10 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): split `index` of one key/value head, for all runs of two and more sequences of a stack that share
- * it. Blocks of the same keys are neighbours, so that what one reads another finds in the L2. A sequence whose result is not
- * finite has NaN for m and l of its first row: decode_splits(), which comes next, computes it as any other. */
+/* A block of decode_stacks(): split `index` of one key/value head, for all runs of two and more sequences of a stack
+ * that share it. Blocks of the same keys are neighbours, so that what one reads another finds in the L2. A sequence
+ * whose result is not finite has NaN for m and l of its first row: decode_splits(), which comes next, computes it as
+ * any other. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -872,8 +876,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* The same of few rows. Where the kernel before writes nothing that is read here, the first copies do not wait for its end
- * (p.ahead), only the first write does: split(). */
+/* The same of few rows. Where the kernel before writes nothing that is read here, the first copies do not wait for its
+ * end (p.ahead), only the first write does: split(). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -1,4 +1,5 @@
-/* decode_places.cuh: where the splits of decode.cu are, how a block finds its own, and how two partial results become one. */
+/* decode_places.cuh: where the splits of decode.cu are, how a block finds its own, and how two partial results become
+ * one. */
 #ifndef ATTN_SM80_DECODE_PLACES_CUH
 #define ATTN_SM80_DECODE_PLACES_CUH
 
@@ -6,23 +7,22 @@
 #include "tile.cuh"
 
 /* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
- * `splits_per_block` of its splits, or, where it shares some with others (`stack`), `walkers`, of which each takes every
- * `walkers`-th split that is left. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
- * so that a block finds its sequence by bisection; some are left over. */
+ * `splits_per_block` of its splits, or, where it shares some with others (`stack`), `walkers`, of which each takes
+ * every `walkers`-th split that is left. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer
+ * than it needs, so that a block finds its sequence by bisection; some are left over. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
     int walkers;                  /* blocks of a batch row and key/value head */
     int unit, extra;
-    bool
-        early; /* where the splits are follows from the arguments alone, and not from what the kernel before may write */
-    bool few;  /* at most FEW_ROWS rows, in the form for them, whose grid is (Hk, walkers, B) */
+    bool early;  /* where splits are follows from the arguments alone, not from what the kernel before writes */
+    bool few;    /* at most FEW_ROWS rows, in the form for them, whose grid is (Hk, walkers, B) */
     bool ahead;  /* few: the kernel before writes nothing that is read here but the workspace */
     bool float8; /* keys and values, in the form of float8.cuh */
     int stack;   /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
     int64_t
-        head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
-    float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
-    float2 *ml; /* m (base 2) and l of each row */
+        head_rows; /* packed: of the workspace per key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
+    float *O;      /* workspace: rows of D; NULL: no sequence has more than one split */
+    float2 *ml;    /* m (base 2) and l of each row */
 };
 
 namespace {
@@ -39,8 +39,8 @@ const int SPLIT_ALIGN = 128;
 
 /* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial
  * results count, and not longer than keeps every multiprocessor busy to the end. More rows have larger partial
- * results. Of float8 keys the reading takes half as long, and what a block does before and after it does not: where there are
- * blocks enough all the same, their splits are longer. */
+ * results. Of float8 keys the reading takes half as long, and what a block does before and after it does not: where
+ * there are blocks enough all the same, their splits are longer. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
@@ -123,10 +123,10 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 
 /* ---- Sequences with one prefix ------------------------------------------------------------------------------------
  *
- * Neighbours in a batch whose caches are forks have their first keys in the same pages (attn_problem::prefix_keys). Where a split
- * lies wholly among those, begins and ends alike for both, and no row's causal or window limit cuts it, then the sequences
- * differ in their queries alone: decode_stacks() reads its keys once for all of them. Which sequences are taken together
- * changes no bit of a row, only the time. */
+ * Neighbours in a batch whose caches are forks have their first keys in the same pages (attn_problem::prefix_keys).
+ * Where a split lies wholly among those, begins and ends alike for both, and no row's causal or window limit cuts it,
+ * then the sequences differ in their queries alone: decode_stacks() reads its keys once for all of them. Which
+ * sequences are taken together changes no bit of a row, only the time. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }

@@ -153,8 +153,8 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* A warp's 16 rows of dk or dv (where it is wanted), from row `first` of the sequence on; those from `end` on do not exist. 8
- * rows of 4 lanes a store. */
+/* A warp's 16 rows of dk or dv (where it is wanted), from row `first` of the sequence on; those from `end` on do not
+ * exist. 8 rows of 4 lanes a store. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)

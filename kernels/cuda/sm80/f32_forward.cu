@@ -56,8 +56,8 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Q to its planes in shared memory, by its block, for it is read once only. Its BM rows have one exponent, of which q_unit
- * is the unit. Scores are at most score_bound times K's largest number; times 16 where Q is wide. */
+/* Q to its planes in shared memory, by its block, for it is read once only. Its BM rows have one exponent, of which
+ * q_unit is the unit. Scores are at most score_bound times K's largest number; times 16 where Q is wide. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -81,8 +81,8 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. c: of a score in S, in base 2. rescale: what O is
- * to be multiplied with. */
+/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. c: of a score in S, in base 2. rescale:
+ * what O is to be multiplied with. */
 template <int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -131,8 +131,8 @@ template <int DT> DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], 
     return is_finite;
 }
 
-/* ROWS rows of a block's tile, from `first` on, from where a warp staged them. Where `copies`, a row that sees one key is that
- * key's value, to the bit. */
+/* ROWS rows of a block's tile, from `first` on, from where a warp staged them. Where `copies`, a row that sees one key
+ * is that key's value, to the bit. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)

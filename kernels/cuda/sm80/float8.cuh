@@ -1,15 +1,17 @@
 /* float8.cuh: tiles of float8_e4m3fn that become 16 bits in registers, for what time is the reading of keys and values.
  *
- * A tile is rows of D bytes, swizzled as D / 2 elements of 16 bits are (tile.cuh), and ldmatrix reads it as such. So a lane gets
- * pairs of neighbouring float8 where it wants one element, and the order of channels within a product changes:
+ * A tile is rows of D bytes, swizzled as D / 2 elements of 16 bits are (tile.cuh), and ldmatrix reads it as such. So a
+ * lane gets pairs of neighbouring float8 where it wants one element, and the order of channels within a product
+ * changes:
  *
- *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2 t + 9. A sum
- *          over channels does not mind, if Q's are in that order too: permuted_word().
- *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels and
- *          the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
+ *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2
+ *          t + 9. A sum over channels does not mind, if Q's are in that order too: permuted_word().
+ *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels
+ *          and the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
  *
- * Four float8 become float16 in two instructions where there is one for it, and bfloat16 in eight. So P V is computed in
- * float16, and Q K^T too wherever Q is float16 times a power of two for each row (load_permuted_queries() in decode.cuh). */
+ * Four float8 become float16 in two instructions where there is one for it, and bfloat16 in eight. So P V is computed
+ * in float16, and Q K^T too wherever Q is float16 times a power of two for each row (load_permuted_queries() in
+ * decode.cuh). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH
 
@@ -49,8 +51,8 @@ DEVICE int permuted_word(int w)
     return w % 2 * 4 + w / 2;
 }
 
-/* scores() of one block of rows: Q by rows_of_a(fragment, kk) in channels 16 kk .. (permuted), K by rows_of_b(bytes, nt, kk)
- * in channels 32 kk ... */
+/* scores() of one block of rows: Q by rows_of_a(fragment, kk) in channels 16 kk .. (permuted), K by rows_of_b(bytes,
+ * nt, kk) in channels 32 kk ... */
 template <typename T, int D, int NT, typename A, typename B>
 DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
 {
@@ -74,8 +76,8 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* accumulate() of one block of rows, in float16: P is at most 1. columns_of_b(bytes, u, kk) brings keys 16 kk .. 16 kk + 15 of
- * channels 32 u .. 32 u + 31. */
+/* accumulate() of one block of rows, in float16: P is at most 1. columns_of_b(bytes, u, kk) brings keys 16 kk .. 16 kk
+ * + 15 of channels 32 u .. 32 u + 31. */
 template <int NT, int DT, typename B>
 DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
 {
@@ -100,7 +102,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* The same turned, of 8 rows at most: accumulators 2 u are those of the even channels from 32 u on, 2 u + 1 those of the odd ones. */
+/* The same turned, of 8 rows at most: accumulators 2 u are those of the even channels from 32 u on, 2 u + 1 those of
+ * the odd ones. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {

@@ -65,9 +65,9 @@ constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * sh
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
               results_fit<256, false> && results_fit<256, true>);
 
-/* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than 8: P and l are
- * then at most 2^8 times what they would be, of which float32 sums and 16-bit floats lose nothing, and O is hardly ever
- * rescaled. c: of a score in S, in base 2. */
+/* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than 8: P and l
+ * are then at most 2^8 times what they would be, of which float32 sums and 16-bit floats lose nothing, and O is hardly
+ * ever rescaled. c: of a score in S, in base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {

@@ -1,7 +1,9 @@
-/* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu) and for float32 (f32_forward.cu) share.
+/* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu) and for float32 (f32_forward.cu)
+ * share.
  *
- * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the form with options, which has
- * one 16-row block per warp. O, S and rows are fragments: of row r of a block of 16, lanes r % 8 * 4 .. + 3 hold the half r / 8. */
+ * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the form with
+ * options, which has one 16-row block per warp. O, S and rows are fragments: of row r of a block of 16, lanes r % 8 * 4
+ * .. + 3 hold the half r / 8. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 
@@ -32,7 +34,8 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* The scores of keys j * BN on: options, or where `bounded`, -inf outside of causal's and the window's interval. unit: of S. */
+/* The scores of keys j * BN on: options, or where `bounded`, -inf outside of causal's and the window's interval. unit:
+ * of S. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)

@@ -1,14 +1,14 @@
 /* scores.cuh: what happens to scores between two products, for all kernels of this folder.
  *
- * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane / 4,
- * column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq rows are queries and columns keys, in dkdv (S^T) the
- * other way round. The steps, in the order of a kernel's loop:
+ * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane /
+ * 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq rows are queries and columns keys, in dkdv (S^T)
+ * the other way round. The steps, in the order of a kernel's loop:
  *
  *   scores           S = A B^T
  *   change_scores    options: the rows pass through shared memory, so that one small loop treats every element
  *   hide_outside     causal and window, by registers, where there are no options
- *   largest_of_row, exponents_of_row      the two halves of a step of the online softmax; what lies between them (when to
- *                                         rescale, in which unit P is) is each kernel's own
+ *   largest_of_row, exponents_of_row      the two halves of a step of the online softmax; what lies between them (when
+ *                                         to rescale, in which unit P is) is each kernel's own
  *   kept_of, drop    dropout
  *   to_operand       P as an operand
  *   accumulate       O += P V
@@ -20,8 +20,8 @@
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* S += A B^T over D channels: MT blocks of 16 rows, NT of 8 columns. rows_of_a(fragment, mt, kk) and rows_of_b(fragment, nt,
- * kk) bring the fragments of channels 16 kk .. 16 kk + 15; the latter those of two blocks. */
+/* S += A B^T over D channels: MT blocks of 16 rows, NT of 8 columns. rows_of_a(fragment, mt, kk) and
+ * rows_of_b(fragment, nt, kk) bring the fragments of channels 16 kk .. 16 kk + 15; the latter those of two blocks. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
 {
@@ -72,8 +72,8 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* Of 8 rows at most: O^T += V^T P^T. columns_of_a(fragment, dt, kk) brings columns 16 dt .. of rows 16 kk ..; the upper rows of P are
- * an operand as they are. */
+/* Of 8 rows at most: O^T += V^T P^T. columns_of_a(fragment, dt, kk) brings columns 16 dt .. of rows 16 kk ..; the upper
+ * rows of P are an operand as they are. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -115,8 +115,8 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Rows are keys, of which key j is seen by the queries j - hi < i <= j - lo: `j` is this lane's upper one, `i` its first
- * column. */
+/* Rows are keys, of which key j is seen by the queries j - hi < i <= j - lo: `j` is this lane's upper one, `i` its
+ * first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -126,7 +126,8 @@ template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limi
     }
 }
 
-/* The score of query i and a key with all options, in base 2; -inf where the query does not exist or does not see it. */
+/* The score of query i and a key with all options, in base 2; -inf where the query does not exist or does not see
+ * it. */
 DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &limit, bool exists, int i, int key,
                         float dot, float *derivative)
 {
@@ -206,8 +207,8 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
     return bits;
 }
 
-/* Rows are queries. Multiplies what is kept by `scale` and drops the rest. draw(row, block) is kept_of() a row's block of
- * eight keys; `kept` has room for [16][NT]. After the sum, for dropout does not enter lse. */
+/* Rows are queries. Multiplies what is kept by `scale` and drops the rest. draw(row, block) is kept_of() a row's block
+ * of eight keys; `kept` has room for [16][NT]. After the sum, for dropout does not enter lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -221,17 +222,18 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
     __syncwarp();
 }
 
-/* ---- S^T: rows are keys ------------------------------------------------------------------------------------------- */
+/* ---- S^T: rows are keys ------------------------------------------------------------------------------------------ */
 
-/* A warp's 16 keys x BM queries on their way through the options, with 1 - tanh^2 and the dropout bits of eight keys. */
+/* A warp's 16 keys x BM queries on their way through the options, with 1 - tanh^2 and the dropout bits of eight
+ * keys. */
 template <int BM> struct staged_queries {
     float z[16][BM + 2];
     float cap[16][BM + 2];
     uint8_t kept[BM][2];
 };
 
-/* All options, in base 2, for keys from j0 on and queries from i0 on, of which Sq exist; and which pairs dropout keeps. `unit`:
- * of a score in S. */
+/* All options, in base 2, for keys from j0 on and queries from i0 on, of which Sq exist; and which pairs dropout keeps.
+ * `unit`: of a score in S. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const head_args &x,
                           const limits &limit, int Sq, int i0, int j0, float unit, int lane)

@@ -46,8 +46,8 @@ template <typename T, int D> struct tile_row {
 };
 
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP, ... of every tile;
- * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. T: see
- * tile_row. */
+ * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. T:
+ * see tile_row. */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
@@ -110,7 +110,8 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Rows that surely lie in one page, where the page size is a multiple of it: an entry of the table is read for each. */
+    /* Rows that surely lie in one page, where the page size is a multiple of it: an entry of the table is read for
+     * each. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
@@ -302,9 +303,9 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
  *   a_columns  elements m .. m + 15 of rows k .. k + 15      b_columns  elements n .. n + 15 of rows k .. k + 15
  * B fragments are two: {b0 b1} of n .. n + 7, and of n + 8 .. n + 15.
  *
- * A lane's address is that of its row and piece in the first 16 x 16 elements, plus whole rows, xor whole pieces: rows come in
- * eights, so the swizzle is the lane's own, and a tile's start has zeros where pieces are counted. So an address costs one
- * instruction, and rows are in the instruction's immediate. */
+ * A lane's address is that of its row and piece in the first 16 x 16 elements, plus whole rows, xor whole pieces: rows
+ * come in eights, so the swizzle is the lane's own, and a tile's start has zeros where pieces are counted. So an
+ * address costs one instruction, and rows are in the instruction's immediate. */
 template <int D> DEVICE uint32_t lane_down(int lane)
 {
     return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;
@@ -392,9 +393,10 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 
 /* ---- Results --------------------------------------------------------------------------------------------------------
  *
- * Rows of a result leave the registers through shared memory, so that a warp writes whole pieces of 16 bytes. What does not fit that
- * (another dtype than the inputs', odd strides) passes as float, D a row, and is converted and written element by element, in a loop
- * that is not unrolled: repeated for every register it would be more code than the instruction caches hold, jumped over or not. */
+ * Rows of a result leave the registers through shared memory, so that a warp writes whole pieces of 16 bytes. What does
+ * not fit that (another dtype than the inputs', odd strides) passes as float, D a row, and is converted and written
+ * element by element, in a loop that is not unrolled: repeated for every register it would be more code than the
+ * instruction caches hold, jumped over or not. */
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 

@@ -1,9 +1,9 @@
 /* backward.cu: flash attention backward for Hopper: TMA, wgmma, warp specialisation.
  *
- * A block is at BN = 128 keys of one key/value head; K and V stay in shared memory, and the queries that see them pass by
- * in tiles of BM, for every head of the group. One warpgroup produces, two consume: each owns 64 of the keys and holds
- * their dK and dV in registers (FlashAttention-2, arXiv:2307.08691, Algorithm 2, the loops exchanged and the scores
- * transposed, as in FlashAttention-3):
+ * A block is at BN = 128 keys of one key/value head; K and V stay in shared memory, and the queries that see them pass
+ * by in tiles of BM, for every head of the group. One warpgroup produces, two consume: each owns 64 of the keys and
+ * holds their dK and dV in registers (FlashAttention-2, arXiv:2307.08691, Algorithm 2, the loops exchanged and the
+ * scores transposed, as in FlashAttention-3):
  *
  *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
@@ -23,40 +23,45 @@
  *                                        no more keys: dQ = scale sums
  *
  * dQ of a tile needs dS of both consumers and is made a round later, so that neither waits for the other: one may be a
- * round ahead, and dS has three stages. What decides the rate is which arithmetic runs beside a warpgroup's own products, and that no
- * wait stands in line that need not. ptxas takes C = A B in flight from one turn of a loop to the next only where nobody reads C, so a
- * round begins where nothing is on its way. It also moves a wait above arithmetic that stands before it, wherever products are issued
- * fast enough: see round(). At D = 64 registers are short: dV is made in two halves, dK before S, and the consumers take turns with
- * their exponentials, so that one's are computed under the other's products.
+ * round ahead, and dS has three stages. What decides the rate is which arithmetic runs beside a warpgroup's own
+ * products, and that no wait stands in line that need not. ptxas takes C = A B in flight from one turn of a loop to the
+ * next only where nobody reads C, so a round begins where nothing is on its way. It also moves a wait above arithmetic
+ * that stands before it, wherever products are issued fast enough: see round(). At D = 64 registers are short: dV is
+ * made in two halves, dK before S, and the consumers take turns with their exponentials, so that one's are computed
+ * under the other's products.
  *
- * The grid is a block per multiprocessor; each works through tiles of keys, which are claimed in order (scheduler.cuh). The next tile's K
- * comes where V was, whose last product is a round earlier than K's, and V where K was. dV is written under the product of the last dQ, dK
- * while V is on its way.
+ * The grid is a block per multiprocessor; each works through tiles of keys, which are claimed in order (scheduler.cuh).
+ * The next tile's K comes where V was, whose last product is a round earlier than K's, and V where K was. dV is written
+ * under the product of the last dQ, dK while V is on its way.
  *
- * At D = 128 a tile of 64 queries may be hidden from one consumer's keys and not from the other's, at both ends of what a block sees: a
- * consumer passes such a round, and leaves the tensor cores to the other.
+ * At D = 128 a tile of 64 queries may be hidden from one consumer's keys and not from the other's, at both ends of what
+ * a block sees: a consumer passes such a round, and leaves the tensor cores to the other.
  *
- * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of sm80/backward_steps.h. The sums
- * need no zeros: whichever block comes first to a part stores it, the others add (see sender), so blocks that see the same queries begin
- * with different ones. Where waiting for the first costs more than zeros, the kernel that prepares the rows' values beside this one
- * (backward_prepare.cuh) writes zeros (wants_zeros()). Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
+ * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
+ * sm80/backward_steps.h. The sums need no zeros: whichever block comes first to a part stores it, the others add (see
+ * sender), so blocks that see the same queries begin with different ones. Where waiting for the first costs more than
+ * zeros, the kernel that prepares the rows' values beside this one (backward_prepare.cuh) writes zeros (wants_zeros()).
+ * Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
  *
- * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
- * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
+ * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a
+ * sequence are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
  *
- * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile it is, and
- * leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is known only while the
- * scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A softcap alone has a form without
- * the other options, since a round is as long as what is done to a score: P and P times the derivative wait in the registers of S, as
- * 16-bit numbers; where all of a warp's scores are near 0, a tanh is a short series.
+ * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile
+ * it is, and leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is
+ * known only while the scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A
+ * softcap alone has a form without the other options, since a round is as long as what is done to a score: P and P
+ * times the derivative wait in the registers of S, as 16-bit numbers; where all of a warp's scores are near 0, a tanh
+ * is a short series.
  *
- * Deterministic: the tiles of keys of a head add to dQ of a tile of queries in a fixed order, that in which they are claimed; who is
- * early waits for its turn, a counter per tile of queries, while the consumers make the part, and ends it, when the addition is done,
- * while they make the next. So a block waits only for tiles that running blocks have claimed before.
- * Under a causal mask the last keys come first: the first addition is then by the tile that begins with it, and hardly anybody waits.
+ * Deterministic: the tiles of keys of a head add to dQ of a tile of queries in a fixed order, that in which they are
+ * claimed; who is early waits for its turn, a counter per tile of queries, while the consumers make the part, and ends
+ * it, when the addition is done, while they make the next. So a block waits only for tiles that running blocks have
+ * claimed before. Under a causal mask the last keys come first: the first addition is then by the tile that begins with
+ * it, and hardly anybody waits.
  *
- * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not finite leaves a
- * mark, and computes these rows one by one when its block has no more tiles of keys (repair_own_keys); of dQ, at once.
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is
+ * not finite leaves a mark, and computes these rows one by one when its block has no more tiles of keys
+ * (repair_own_keys); of dQ, at once.
  *
  * What the warps of a block agree on, and the producer's warps, are in backward_rounds.cuh; the consumers are here. */
 #include "backward_dq.cuh"
@@ -98,7 +103,8 @@ template <typename T, class X> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
-    /* An operand whose steps are additions where they are used: ptxas would keep those that do not change in registers. */
+    /* An operand whose steps are additions where they are used: ptxas would keep those that do not change in
+     * registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
@@ -144,7 +150,8 @@ template <typename T, class X> struct gradients {
         exponents_of<BM>(S, values, p.c, me.lane);
     }
 
-    /* A bit per score, in the order of S: is it hidden by the band or FlashMask? Rolled loops, for the registers are others'. */
+    /* A bit per score, in the order of S: is it hidden by the band or FlashMask? Rolled loops, for the registers are
+     * others'. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;
@@ -211,8 +218,8 @@ template <typename T, class X> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* The same with a softcap alone: of each pair of scores P, and P times the derivative, both as 16-bit numbers, which take the pair's
-     * place. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
+    /* The same with a softcap alone: of each pair of scores P, and P times the derivative, both as 16-bit numbers,
+     * which take the pair's place. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         int first[2] = {}, last[2] = {}; /* queries that see this thread's two keys, from its first pair on */
@@ -282,7 +289,8 @@ template <typename T, class X> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* In bytes. Of dS: a matrix of 8 queries by 8 keys from each 8 lanes; 16 bytes of a row lie by the row's swizzle. */
+    /* In bytes. Of dS: a matrix of 8 queries by 8 keys from each 8 lanes; 16 bytes of a row lie by the row's
+     * swizzle. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -351,8 +359,9 @@ template <typename T, class X> struct gradients {
         retire<0>(dP); /* and dK */
     }
 
-    /* From P and dP of a round, of which nothing is on its way, to those of the next, if there are MORE; dQ of the round before (the first
-     * makes one of nothing, which nobody gets: a branch round the product costs registers that are not there). */
+    /* From P and dP of a round, of which nothing is on its way, to those of the next, if there are MORE; dQ of the
+     * round before (the first makes one of nothing, which nobody gets: a branch round the product costs registers that
+     * are not there). */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -361,8 +370,8 @@ template <typename T, class X> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* Its place matters: the products of the last part are issued slowly enough for dS to be computed beside them, not behind the wait
-         * for them (10 % of all the time at D = 128). */
+        /* Its place matters: the products of the last part are issued slowly enough for dS to be computed beside them,
+         * not behind the wait for them (10 % of all the time at D = 128). */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
         wgmma_wait<0>(); /* dV */
@@ -535,8 +544,8 @@ template <typename T, class X> struct gradients {
     DEVICE bool next_tile(ring<2> &at)
     {
         named_barrier_sync(END_BARRIER, CONSUMERS); /* and nobody's dK or dV are in dS */
-        /* All wait, and lanes are told apart by conditions: after a branch that a part of a warp takes ptxas keeps addresses that are the
-         * same for all in registers of each thread, in the rounds too. */
+        /* All wait, and lanes are told apart by conditions: after a branch that a part of a warp takes ptxas keeps
+         * addresses that are the same for all in registers of each thread, in the rounds too. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
@@ -569,8 +578,8 @@ template <typename T, class X> struct gradients {
     }
 };
 
-/* Keys of the block's tiles of which this warp found dK or dV not finite, one by one. A function of its own, so that the
- * rounds keep their registers. */
+/* Keys of the block's tiles of which this warp found dK or dV not finite, one by one. A function of its own, so that
+ * the rounds keep their registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -622,7 +631,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X>(a, p, sm, wg - 1).run();
-        wait_for_prerequisites(); /* prepare_ahead, which has long ended, but the kernel after this one waits for its end alone */
+        /* prepare_ahead, which has long ended; but the kernel after this one waits for this one's end alone. */
+        wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.begun) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_keys<X>(p, a);
@@ -644,8 +654,8 @@ int64_t query_tiles_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* The account: a word per key/value head; where dQ is wanted two per tile of queries, another per key/value head, the units that are
- * claimed. All are 0 at first. */
+/* The account: a word per key/value head; where dQ is wanted two per tile of queries, another per key/value head, the
+ * units that are claimed. All are 0 at first. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -653,8 +663,8 @@ int64_t words_of(const attn_plan *plan)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Should prepare_ahead write zeros to the sums? In a long causal sequence one slow block comes first to the last queries, and all others wait
- * for its store: that costs more than zeros, at D = 128 with one head per group. */
+/* Should prepare_ahead write zeros to the sums? In a long causal sequence one slow block comes first to the last
+ * queries, and all others wait for its store: that costs more than zeros, at D = 128 with one head per group. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

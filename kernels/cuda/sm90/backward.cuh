@@ -1,8 +1,9 @@
-/* backward.cuh: what the backward kernels of this folder share: a block's keys and the queries that see them, how tiles of
- * queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can walk.
+/* backward.cuh: what the backward kernels of this folder share: a block's keys and the queries that see them, how tiles
+ * of queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can walk.
  *
- * X is an instantiation's shape: BM queries a tile, UNITS of 64; BN keys a block; CHUNKS of 64 channels of Q and K, CHUNKS_V of V
- * and dO. SHARED is the block's shared memory, whose rings of Q, dO and the queries' values have these functions' names. */
+ * X is an instantiation's shape: BM queries a tile, UNITS of 64; BN keys a block; CHUNKS of 64 channels of Q and K,
+ * CHUNKS_V of V and dO. SHARED is the block's shared memory, whose rings of Q, dO and the queries' values have these
+ * functions' names. */
 #ifndef ATTN_SM90_BACKWARD_CUH
 #define ATTN_SM90_BACKWARD_CUH
 
@@ -38,8 +39,9 @@ struct block_place {
     /* Rounds: tiles of a head, head after head of the group. */
     DEVICE int tiles() const { return last - first; }
 
-    /* How many blocks of this head add to dQ of a tile before this one, which sees it. Blocks that see a tile are neighbours. Key
-     * tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to that of key min((k + 1) BN, Sk) - lo. */
+    /* How many blocks of this head add to dQ of a tile before this one, which sees it. Blocks that see a tile are
+     * neighbours. Key tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to that of key min((k + 1) BN,
+     * Sk) - lo. */
     template <class X> DEVICE int before(int tile, bool last_first) const
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
@@ -55,8 +57,8 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
-/* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed of all keys. It is filled where it
- * lies, for who does it has few registers. */
+/* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed of all keys. It is
+ * filled where it lies, for who does it has few registers. */
 template <class X> DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
     const attn_geometry &g = a.g;
@@ -140,7 +142,7 @@ template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
     named_barrier_sync(ZERO_BARRIER, CONSUMERS);
 }
 
-/* ---- S^T to P^T and dS^T: rows are keys, columns the queries of a tile -------------------------------------------- */
+/* ---- S^T to P^T and dS^T: rows are keys, columns the queries of a tile ------------------------------------------- */
 
 /* -inf where the thread's keys (rows j and j + 8) are not seen by queries i .. */
 template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place &x, int j, int i, int lane)
@@ -170,8 +172,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* dP becomes dS = P (dP - delta), of the queries [FIRST, LAST) of the tile. instead_of(pair, n): what takes the place of P's n-th
- * pair. */
+/* dP becomes dS = P (dP - delta), of the queries [FIRST, LAST) of the tile. instead_of(pair, n): what takes the place
+ * of P's n-th pair. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -235,7 +237,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Has the problem rows, as many as 32-bit numbers count, and strides that the copy engine and accesses of 16 bytes can walk? */
+/* Has the problem rows, as many as 32-bit numbers count, and strides that the copy engine and accesses of 16 bytes can
+ * walk? */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

@@ -1,12 +1,13 @@
 /* backward_256.cu: flash attention backward for Hopper, head dims from 129 to 256.
  *
- * dK and dV of 64 keys are 128 registers each of a warpgroup's threads, and dQ of a tile would be another 64: they do not fit
- * one block of 128 keys (backward.cu), and with 64 keys a block the additions to dQ take longer than all products. So blocks of keys
- * make dK and dV and leave dS in memory, 16 bits an element, of which blocks of queries make dQ. No sum leaves its registers before
- * it is complete, and nothing is added in memory: all gradients are deterministic.
+ * dK and dV of 64 keys are 128 registers each of a warpgroup's threads, and dQ of a tile would be another 64: they do
+ * not fit one block of 128 keys (backward.cu), and with 64 keys a block the additions to dQ take longer than all
+ * products. So blocks of keys make dK and dV and leave dS in memory, 16 bits an element, of which blocks of queries
+ * make dQ. No sum leaves its registers before it is complete, and nothing is added in memory: all gradients are
+ * deterministic.
  *
- *   keys        a block owns 64 keys; tiles of 64 queries pass by, for every head of the group. The consumers share the work by
- *               products. They meet in P, 8 KB in shared memory, two stages of it:
+ *   keys        a block owns 64 keys; tiles of 64 queries pass by, for every head of the group. The consumers share the
+ *               work by products. They meet in P, 8 KB in shared memory, two stages of it:
  *
  *                   first consumer                              second consumer
  *                     S^T = K Q^T                                 dP^T = V dO^T
@@ -14,27 +15,27 @@
  *                     dV += P^T dO, P^T in registers              dK += dS^T Q, dS^T in registers
  *                                                                 dS^T to memory, under the products of dK and dP
  *
- *               Each issues the second product of a round, then the first of the next, and has the arithmetic of the next round to do
- *               when both are complete: the other's products run meanwhile. Part of K and of V stays in registers: S and dP read
- *               shared memory as fast as it can be read.
+ *               Each issues the second product of a round, then the first of the next, and has the arithmetic of the
+ *               next round to do when both are complete: the other's products run meanwhile. Part of K and of V stays
+ *               in registers: S and dP read shared memory as fast as it can be read.
  *
  *   queries     (backward_256_kept.cuh) a block owns 128 queries: dQ = dS K.
  *
- * What dS takes is bounded (KEPT_BYTES, 520 MiB of the workspace): the heads are seen to in parts, keys and then queries of each. Where
- * not even one key/value head's dS fits, of packed sequences, and where dQ or both dK and dV are not wanted, dS is not kept: blocks of
- * queries make S and dP once more (backward_256_dq.cuh), seven products for five. The bits are the same: dS is made of the rounded P
- * there, too.
+ * What dS takes is bounded (KEPT_BYTES, 520 MiB of the workspace): the heads are seen to in parts, keys and then
+ * queries of each. Where not even one key/value head's dS fits, of packed sequences, and where dQ or both dK and dV are
+ * not wanted, dS is not kept: blocks of queries make S and dP once more (backward_256_dq.cuh), seven products for five.
+ * The bits are the same: dS is made of the rounded P there, too.
  *
- * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
- * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
+ * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a
+ * sequence are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
  *
- * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK, dV or dQ is not
- * finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK, dV or dQ
+ * is not finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */
 #include "backward_256_kept.cuh"
 
 namespace {
 
-/* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------- */
+/* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
 
 template <class X> struct shared_keys {
     alignas(1024) uint16_t K[X::BN * X::D]; /* at the end dV */
@@ -70,10 +71,10 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
         }
 }
 
-/* ---- Keys: the consumers ------------------------------------------------------------------------------------------ */
+/* ---- Keys: the consumers ----------------------------------------------------------------------------------------- */
 
-/* The first steps of a product's operand, K-major, ROWS rows a chunk, as its product wants them in registers: what is read from there
- * is not read from shared memory, which is as busy as the tensor cores. */
+/* The first steps of a product's operand, K-major, ROWS rows a chunk, as its product wants them in registers: what is
+ * read from there is not read from shared memory, which is as busy as the tensor cores. */
 template <int STEPS, int ROWS>
 DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
 {
@@ -136,8 +137,8 @@ template <typename T, class X> struct half_of_keys {
             zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
         }
     }
-    /* Until the newest round's tile is there; the same for queries. Both consumers come here before their first product of
-     * a round. */
+    /* Until the newest round's tile is there; the same for queries. Both consumers come here before their first product
+     * of a round. */
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
@@ -340,7 +341,7 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
     }
 };
 
-/* ---- Keys: the kernel --------------------------------------------------------------------------------------------- */
+/* ---- Keys: the kernel -------------------------------------------------------------------------------------------- */
 
 template <typename T, class X, bool KEEP>
 __global__ void __launch_bounds__(X::THREADS, 1)
@@ -401,9 +402,9 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* dS is kept of as many heads at a time as fit: its tiles are no more of the workspace than this, which is a head of 16384 queries and
- * keys, or two of them under a causal mask: a head alone has too few blocks. The emulator's build has less, so that small problems have
- * several parts. */
+/* dS is kept of as many heads at a time as fit: its tiles are no more of the workspace than this, which is a head of
+ * 16384 queries and keys, or two of them under a causal mask: a head alone has too few blocks. The emulator's build has
+ * less, so that small problems have several parts. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif

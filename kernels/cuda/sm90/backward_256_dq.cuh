@@ -1,8 +1,8 @@
-/* backward_256_dq.cuh: dQ of head dims from 129 to 256 where dS was not kept: see backward_256.cu, which makes dK and dV. This is what all
- * have in common, and the kernel of dQ.
+/* backward_256_dq.cuh: dQ of head dims from 129 to 256 where dS was not kept: see backward_256.cu, which makes dK and
+ * dV. This is what all have in common, and the kernel of dQ.
  *
- * A block owns 128 queries of a head, 64 each of its two consumers; Q and dO stay in shared memory, and the tiles of 64 keys that
- * they see pass by. A consumer's rows are its own:
+ * A block owns 128 queries of a head, 64 each of its two consumers; Q and dO stay in shared memory, and the tiles of 64
+ * keys that they see pass by. A consumer's rows are its own:
  *
  *     dP = dO V^T    S = Q K^T
  *     P  = exp(S - lse)    dS = P (dP - delta)        in registers, which are the next product's operand
@@ -10,11 +10,12 @@
  *
  *     issue dP[0], S[0];  make dS(0)
  *     for n = 1 .. :  issue dQ += dS K[n - 1], dP[n];  wait dQ;  issue S[n];  wait dP, S
- *                     make dS(n)                                                          the other's products meanwhile
+ *                     make dS(n)                                                          the other's products
+ *                                                                                         meanwhile
  *     dQ of the last;  dQ = scale dQ
  *
- * Values and keys arrive in one ring, a tile of values before that of keys: values go back when dP is complete and keys when dQ is, so
- * a tile has about a round to arrive, with three stages at D = 256. */
+ * Values and keys arrive in one ring, a tile of values before that of keys: values go back when dP is complete and keys
+ * when dQ is, so a tile has about a round to arrive, with three stages at D = 256. */
 #ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
 #define ATTN_SM90_BACKWARD_256_DQ_CUH
 
@@ -37,9 +38,10 @@ template <int D_, int DV_> struct shape {
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
 };
 
-/* dS in memory, of the heads of a part: tiles of 64 keys by 64 queries, a row of 128 bytes for each key, swizzled as a chunk of a tile is
- * (tma.cuh). Of a tile of queries there are those of the keys that it sees. It shares `width` tiles with the tile of queries that is as
- * far from the head's other end, which counts from their end: under a causal mask nothing is left over. */
+/* dS in memory, of the heads of a part: tiles of 64 keys by 64 queries, a row of 128 bytes for each key, swizzled as a
+ * chunk of a tile is (tma.cuh). Of a tile of queries there are those of the keys that it sees. It shares `width` tiles
+ * with the tile of queries that is as far from the head's other end, which counts from their end: under a causal mask
+ * nothing is left over. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: they are not kept */
@@ -55,7 +57,8 @@ struct kept_tiles {
     }
 };
 
-/* What the kernels know beside cuda_args. The heads are seen to in parts, one after the other; there is one part where dS is not kept. */
+/* What the kernels know beside cuda_args. The heads are seen to in parts, one after the other; there is one part where
+ * dS is not kept. */
 struct plan {
     tile_order keys, queries; /* of a part; packed, some have no rows */
     int heads;                /* key/value heads of the batch */
@@ -225,7 +228,8 @@ template <typename T, class X> struct query_gradients {
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* A row by pairs of keys: P is rounded as backward_keys rounds it, so dQ has the bits that it has of dS kept. */
+        /* A row by pairs of keys: P is rounded as backward_keys rounds it, so dQ has the bits that it has of dS
+         * kept. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll

@@ -1,6 +1,6 @@
-/* backward_256_kept.cuh: dQ of head dims from 129 to 256, where backward_keys (backward_256.cu) has kept dS: the one product that is
- * left. A block owns 128 queries of a head, 64 each of its two consumers; tiles of 64 keys that they see pass by, each with the two
- * tiles of dS.
+/* backward_256_kept.cuh: dQ of head dims from 129 to 256, where backward_keys (backward_256.cu) has kept dS: the one
+ * product that is left. A block owns 128 queries of a head, 64 each of its two consumers; tiles of 64 keys that they
+ * see pass by, each with the two tiles of dS.
  *
  *     dQ += dS K    both from shared memory, dS^T as it lies, M-major
  *

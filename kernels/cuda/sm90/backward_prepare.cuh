@@ -1,10 +1,12 @@
-/* backward_prepare.cuh: what the kernel of backward.cu wants to know of the queries beforehand, delta = rowsum(dO O) - dlse and lse in
- * base 2, by a kernel beside it. It reads O and dO, as much memory as others of the backward's tensors together, and multiplies
- * nothing; backward_tiles mostly multiplies. So a few blocks, each of which has a multiprocessor to itself, go ahead in the order in
- * which heads are worked through, and backward_tiles begins on the other multiprocessors at once. Its loader waits until all queries of
- * a head are prepared; the multiprocessors of this kernel join in when it has ended.
+/* backward_prepare.cuh: what the kernel of backward.cu wants to know of the queries beforehand, delta = rowsum(dO O) -
+ * dlse and lse in base 2, by a kernel beside it. It reads O and dO, as much memory as others of the backward's tensors
+ * together, and multiplies nothing; backward_tiles mostly multiplies. So a few blocks, each of which has a
+ * multiprocessor to itself, go ahead in the order in which heads are worked through, and backward_tiles begins on the
+ * other multiprocessors at once. Its loader waits until all queries of a head are prepared; the multiprocessors of this
+ * kernel join in when it has ended.
  *
- * All blocks of this kernel run before the first of backward_tiles begins (launch_dependents()): what those wait for is under way. */
+ * All blocks of this kernel run before the first of backward_tiles begins (launch_dependents()): what those wait for is
+ * under way. */
 #ifndef ATTN_SM90_BACKWARD_PREPARE_CUH
 #define ATTN_SM90_BACKWARD_PREPARE_CUH
 
@@ -16,8 +18,8 @@ namespace {
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
-/* Queries [i0, i0 + UNIT_ROWS) of a sequence and head; there may be fewer, and none. place: the tile of queries that they are in, by
- * query_tile(). */
+/* Queries [i0, i0 + UNIT_ROWS) of a sequence and head; there may be fewer, and none. place: the tile of queries that
+ * they are in, by query_tile(). */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;

@@ -1,6 +1,6 @@
-/* backward_rounds.cuh: of the backward kernel of backward.cu, what its warps agree on: the forms it has, its plan, the shared memory
- * of a block, the order of a block's rounds; and the producer's warps, which bring K, V, Q and dO and send dQ away. A round is a
- * tile of queries of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: of the backward kernel of backward.cu, what its warps agree on: the forms it has, its plan, the
+ * shared memory of a block, the order of a block's rounds; and the producer's warps, which bring K, V, Q and dO and
+ * send dQ away. A round is a tile of queries of one of the heads that share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -14,7 +14,8 @@ namespace {
 /* Which options a form takes. */
 enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
 
-/* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of dS. */
+/* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of
+ * dS. */
 template <int D_, int BM_, form FORM_> struct shape {
     static const form FORM = FORM_;
     static const bool OPTIONS = FORM == WITH_OPTIONS;
@@ -26,7 +27,8 @@ template <int D_, int BM_, form FORM_> struct shape {
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
     static const bool TURNS =
         FORM == CAPPED || (D == 64 && !OPTIONS); /* with the exponentials: as many as at 128 for half the products */
-    /* D = 64 has 32 registers less to spare: dV in two halves of the queries, and dP is not issued before dK has retired. */
+    /* D = 64 has 32 registers less to spare: dV in two halves of the queries, and dP is not issued before dK has
+     * retired. */
     static const int DV_PARTS = D == 64 && FORM != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && FORM == PLAIN;
     static const bool PASSES = BM == 64 && !OPTIONS; /* a tile of queries may be hidden from half of the keys */
@@ -101,10 +103,10 @@ DEVICE head_tile keys_of(const plan &p, int t)
     return at;
 }
 
-/* ---- Rounds ------------------------------------------------------------------------------------------------------- */
+/* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-/* The query tiles of a block less those at both ends that FlashMask hides from all heads of the group, found at once: a walk past them
- * costs a look at each. */
+/* The query tiles of a block less those at both ends that FlashMask hides from all heads of the group, found at once: a
+ * walk past them costs a look at each. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -175,8 +177,9 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
     return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
 }
 
-/* A thread claims tiles of keys and says what they are; one behind the end is the last word. It claims in order, from the first on, and
- * none before the loader has brought all that the tile before needs: who claims early works late, and others may wait for it. */
+/* A thread claims tiles of keys and says what they are; one behind the end is the last word. It claims in order, from
+ * the first on, and none before the loader has brought all that the tile before needs: who claims early works late, and
+ * others may wait for it. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan &p;
@@ -220,13 +223,14 @@ template <class X> struct scheduler {
             x.begin = x.first;
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
-        /* Where all begin with the same queries, each begins elsewhere: who first comes to a tile of queries is waited for. */
+        /* Where all begin with the same queries, each begins elsewhere: who first comes to a tile of queries is waited
+         * for. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };
 
-/* A thread loads the keys of each tile, and keeps the rings of queries full: those of a tile's first rounds while the tile before
- * still has the keys. */
+/* A thread loads the keys of each tile, and keeps the rings of queries full: those of a tile's first rounds while the
+ * tile before still has the keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan &p;
@@ -289,10 +293,11 @@ template <class X> struct loader {
     }
 };
 
-/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. Where the sums have no
- * zeros, the first to come stores its part, and the others wait until it is there. A word of p.begun says how far a part of the sums is: 0,
- * nobody has come; 1, somebody stores; PART_THERE. Deterministic, the word counts the additions, and each waits for its turn. Both
- * are waited for while the part is made, and ended while the next one is. */
+/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. Where the
+ * sums have no zeros, the first to come stores its part, and the others wait until it is there. A word of p.begun says
+ * how far a part of the sums is: 0, nobody has come; 1, somebody stores; PART_THERE. Deterministic, the word counts the
+ * additions, and each waits for its turn. Both are waited for while the part is made, and ended while the next one
+ * is. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan &p;
@@ -320,8 +325,8 @@ template <class X> struct sender {
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for 32
-             * queries at a time. */
+            /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for
+             * 32 queries at a time. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);

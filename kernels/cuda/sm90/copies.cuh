@@ -1,4 +1,5 @@
-/* copies.cuh: the instructions of the copy engine and of the barriers that say what has arrived (mbarrier), one per wrapper.
+/* copies.cuh: the instructions of the copy engine and of the barriers that say what has arrived (mbarrier), one per
+ * wrapper.
  *
  * Of the folder sm90's ptx.cuh, which has the rest; by itself it stands beside the one of sm80/ too. */
 #ifndef ATTN_SM90_COPIES_CUH
@@ -41,8 +42,8 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* The same, asleep until the phase completes, or 10 ms: without that hint a wait asks again and again, by the shared memory
- * that wgmma reads. For who has nothing else to do; a consumer's loop was not faster with it. */
+/* The same, asleep until the phase completes, or 10 ms: without that hint a wait asks again and again, by the shared
+ * memory that wgmma reads. For who has nothing else to do; a consumer's loop was not faster with it. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"

@@ -1,6 +1,6 @@
-/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values lie in pages, and the copy engine brings them.
- * (Where they lie in one piece, threads are as quick, and 1 to 2 % quicker where it is a matter of bandwidth.) What is computed, and
- * in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
+/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values lie in pages, and the copy engine brings
+ * them. (Where they lie in one piece, threads are as quick, and 1 to 2 % quicker where it is a matter of bandwidth.)
+ * What is computed, and in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
  *
  * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are
  * smaller than a tile. Which page and slot a box is in is looked up by one warp for the whole split, before the
@@ -10,25 +10,28 @@
  *   empty[slot]   one arrival per warp that has read the tile: completes when all four have
  *
  * Step s of a split (a tile of K or of V) is in the slot after that of step s - 1, and the first step of a split in the
- * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first warp
- * (of few rows: by a warp each, which looks up its boxes itself), at its beginning, where all slots are free. Step s is asked for when step s - SLOTS has been read: the warps take turns,
- * and the one whose turn it is waits for the others. So a slot's barriers complete once per use, in the order of the
- * steps, and nobody may use a slot again before all have seen its last phase: a phase's parity is enough to wait for.
+ * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first
+ * warp (of few rows: by a warp each, which looks up its boxes itself), at its beginning, where all slots are free. Step
+ * s is asked for when step s - SLOTS has been read: the warps take turns, and the one whose turn it is waits for the
+ * others. So a slot's barriers complete once per use, in the order of the steps, and nobody may use a slot again before
+ * all have seen its last phase: a phase's parity is enough to wait for.
  *
  * Nobody waits for what comes later. At step s a warp waits for full[s], which was asked for at the beginning or by the
- * warp of turn s at the end of its step s - SLOTS. That one waits there for the others' arrivals at the end of their step
- * s - SLOTS, before which they wait for steps up to that alone. A split ends when all tiles that were asked for have
- * arrived and been read, and the block meets there. A block without rows or without a split leaves before it has asked for
- * anything; a split without keys asks for nothing.
+ * warp of turn s at the end of its step s - SLOTS. That one waits there for the others' arrivals at the end of their
+ * step s - SLOTS, before which they wait for steps up to that alone. A split ends when all tiles that were asked for
+ * have arrived and been read, and the block meets there. A block without rows or without a split leaves before it has
+ * asked for anything; a split without keys asks for nothing.
  *
  * So all slots are on their way while warps wait, and a warp waits for others only in its turn. A warp for loads alone
  * would have all of this too, and hide that one wait; but a fifth warp in each of three blocks leaves 136 registers per
- * thread, of 168 that many rows need, and where time is the reading of keys the four warps wait for the same tile anyway.
+ * thread, of 168 that many rows need, and where time is the reading of keys the four warps wait for the same tile
+ * anyway.
  *
- * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128 bytes
- * that is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32 elements).
- * Rows past the tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page, may hold
- * anything, and boxes that lie wholly past it are not asked for: all of these rows become zeros in shared memory. */
+ * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128
+ * bytes that is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32
+ * elements). Rows past the tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page,
+ * may hold anything, and boxes that lie wholly past it are not asked for: all of these rows become zeros in shared
+ * memory. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
 #include "tma.cuh"
@@ -103,8 +106,8 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. FIRST: the warp looks up
-     * for itself where they are. */
+    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. FIRST:
+     * the warp looks up for itself where they are. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK; /* of the tensor's elements */

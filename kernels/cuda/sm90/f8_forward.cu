@@ -5,19 +5,21 @@
  * softmax under its own and the others' products. What is different is what e4m3 products want (FlashAttention-3,
  * arXiv:2407.08608, 3.3):
  *
- *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have nothing else to do write it
- *            to scratch, once a run, ahead of those that read it (transpose_v.cuh).
- *   P        a thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand wants 4 neighbours. P stays where it is and V^T's
- *            keys are in the order that makes it right.
- *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that the key that weighs most
- *            is not rounded. (With forward.cu's m, which stays behind by up to a limit, it would be, and errors of out reach 4.3e-2 where
- *            4e-2 is allowed.) The factor leaves with the division by l, the sum of P (not yet rounded, but where products count it).
- *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal keys would stop
- *            counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the next product begins anew. At
- *            D = 128 l is a product's too, and loses what O loses: see counted().
- *   scores   for the same reason a score is off by about 2^-13 of its largest product, and lse by 1e-4 where scores are around 1: more than
- *            lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where lse is wanted, q and k are therefore
- *            widened to bfloat16, which holds them exactly, and only P V is a product of e4m3.
+ *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have
+ *            nothing else to do write it to scratch, once a run, ahead of those that read it (transpose_v.cuh).
+ *   P        a thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand wants 4 neighbours. P stays
+ *            where it is and V^T's keys are in the order that makes it right.
+ *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
+ *            the key that weighs most is not rounded. (With forward.cu's m, which stays behind by up to a limit, it
+ *            would be, and errors of out reach 4.3e-2 where 4e-2 is allowed.) The factor leaves with the division by l,
+ *            the sum of P (not yet rounded, but where products count it).
+ *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal
+ *            keys would stop counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the
+ *            next product begins anew. At D = 128 l is a product's too, and loses what O loses: see counted().
+ *   scores   for the same reason a score is off by about 2^-13 of its largest product, and lse by 1e-4 where scores are
+ *            around 1: more than lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where
+ *            lse is wanted, q and k are therefore widened to bfloat16, which holds them exactly, and only P V is a
+ *            product of e4m3.
  *
  * begin_run(), a kernel before, sets marks and counters to 0; both kernels of a run, and the first of the next, are
  * made ready while the one before runs, and wait for its end.
@@ -45,21 +47,23 @@ typedef __nv_bfloat16 bf16;
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
 /* Keys from one promotion to the next, at most; the second where products count l. Between two a sum may lose that many
- * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were found. */
+ * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were
+ * found. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
  * and k are multiplied in; SHORT_ENDS. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made shorter:
-     * the scores of the first tile of keys are those that some row sees, and the softmax ends under the last product. */
+    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made
+     * shorter: the scores of the first tile of keys are those that some row sees, and the softmax ends under the last
+     * product. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     static const bool HELPS = SHORT_ENDS && D == 256; /* see help_to_transpose */
-    /* Order of work under a mask, see ending_order: bytes of K and V of a section. Few, for V^T of what all blocks begin with to be made
-     * soon; more where consumers help. */
+    /* Order of work under a mask, see ending_order: bytes of K and V of a section. Few, for V^T of what all blocks
+     * begin with to be made soon; more where consumers help. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
@@ -114,8 +118,8 @@ template <class X> struct shared {
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
-/* What a warp of 16 rows leaves for the end of its block, see repair_own_rows. In rows bit 4 i is row i's, bit 4 i + 1 row i + 8's: its
- * scores are huge. */
+/* What a warp of 16 rows leaves for the end of its block, see repair_own_rows. In rows bit 4 i is row i's, bit 4 i + 1
+ * row i + 8's: its scores are huge. */
 struct repair_note {
     uint32_t rows; /* and what else was seen */
     int before;    /* the warp's note before it: that of this tile of work, or -1 */
@@ -251,17 +255,18 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* l of the thread's two rows, where products count it: the 8 columns of V behind its channels are 1 and 1.75 by turns, of
- * which the thread has two. What a product loses of a small P beside a large one it so loses of O and of l, and out, which
- * is O / l, loses less. By how much depends on the number that P is multiplied by: of those that were tried, the mean of
- * these two leaves least (kernels/MEASUREMENTS.md, the float8 ladder, rung 25). */
+/* l of the thread's two rows, where products count it: the 8 columns of V behind its channels are 1 and 1.75 by turns,
+ * of which the thread has two. What a product loses of a small P beside a large one it so loses of O and of l, and out,
+ * which is O / l, loses less. By how much depends on the number that P is multiplied by: of those that were tried, the
+ * mean of these two leaves least (kernels/MEASUREMENTS.md, the float8 ladder, rung 25). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* of e4m3 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* Those of a warp, in shared memory. What lies there from the tile of work before is multiplied by 0: it has to be finite. */
+/* Those of a warp, in shared memory. What lies there from the tile of work before is multiplied by 0: it has to be
+ * finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
     float left[2] = { 0, 0 }; /* what is left of them after the rescaling since the last promotion */
@@ -296,8 +301,8 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* O joins them. ZEROS: and becomes 0, for it is finite, or its row's sums are NaN already. (Of a constant ptxas makes two
-     * registers for each two numbers, and moves them.) Else its next product begins anew. */
+    /* O joins them. ZEROS: and becomes 0, for it is finite, or its row's sums are NaN already. (Of a constant ptxas
+     * makes two registers for each two numbers, and moves them.) Else its next product begins anew. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -384,9 +389,9 @@ template <class X> struct attention {
     /* The first of the thread's rows; the other is 8 further. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY: see
-     * softmax_step_early. SHORT_ENDS: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
-     * rows see 64. */
+    /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY:
+     * see softmax_step_early. SHORT_ENDS: a mask of the right side alone is shorter, and of more than 128 keys that
+     * some row sees all rows see 64. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -436,7 +441,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT_ENDS. */
+    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where
+     * SHORT_ENDS. */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -446,7 +452,8 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* Is O promoted with tile j; with any (of wide tiles there mostly is one)? With the last tile there is no O yet. */
+        /* Is O promoted with tile j; with any (of wide tiles there mostly is one)? With the last tile there is no O
+         * yet. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
@@ -572,9 +579,10 @@ template <class X> struct attention {
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Of the warp's tiles of work that have a note, the rows that forward_tiles cannot compute, one by one: those of huge scores, and where there
- * was a NaN those that see one. A function of its own, behind a loop over work that ends by a vote: in line, or where ptxas does not see
- * that a warp ends as a whole, the loop over keys keeps its descriptors in registers of each thread. */
+/* Of the warp's tiles of work that have a note, the rows that forward_tiles cannot compute, one by one: those of huge
+ * scores, and where there was a NaN those that see one. A function of its own, behind a loop over work that ends by a
+ * vote: in line, or where ptxas does not see that a warp ends as a whole, the loop over keys keeps its descriptors in
+ * registers of each thread. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -594,8 +602,9 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Where blocks begin with different heads (under a mask), more of V^T may be wanted at once than its warps make, at head dim 256, where
- * a unit takes them long: each of the consumers' then makes a unit first, V in the memory of the warp's sums. */
+/* Where blocks begin with different heads (under a mask), more of V^T may be wanted at once than its warps make, at
+ * head dim 256, where a unit takes them long: each of the consumers' then makes a unit first, V in the memory of the
+ * warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }

@@ -352,8 +352,8 @@ template <typename T, class X> struct attention {
     DEVICE int warp_index() const { return X::READ_ANEW ? thread_anew() / 32 - 4 : me.w * 4 + me.warp; }
     DEVICE int lane() const { return X::READ_ANEW ? thread_anew() % 32 : me.lane; }
 
-    /* x, which is the same in all lanes, by a vote, so that ptxas sees that a warp goes on or ends as a whole: code follows the loop over
-     * work, and it would keep descriptors in registers of each thread. */
+    /* x, which is the same in all lanes, by a vote, so that ptxas sees that a warp goes on or ends as a whole: code
+     * follows the loop over work, and it would keep descriptors in registers of each thread. */
     static DEVICE bool voted(bool x) { return __any_sync(0xffffffff, x); }
 
     /* The next tile of work; false at the end. */
@@ -438,8 +438,8 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* The first tile of keys that some of the block's rows see, which is t.x.first, and that some of this warpgroup's do. Found anew where
-     * they are wanted, for registers are short. */
+    /* The first tile of keys that some of the block's rows see, which is t.x.first, and that some of this warpgroup's
+     * do. Found anew where they are wanted, for registers are short. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -565,9 +565,9 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Of the block's tiles in which this warp found something that is not finite, its rows that see it, one by one. A function of its own:
- * in line it would cost the loop over keys its uniform registers, see attention::voted. Flags and tiles were written before the work
- * scheduler said that there is no more, which every lane has waited for. */
+/* Of the block's tiles in which this warp found something that is not finite, its rows that see it, one by one. A
+ * function of its own: in line it would cost the loop over keys its uniform registers, see attention::voted. Flags and
+ * tiles were written before the work scheduler said that there is no more, which every lane has waited for. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;

@@ -13,8 +13,9 @@ namespace {
 
 const int LEAST_BN = 64; /* keys of a tile, of all shapes */
 
-/* Order of work where tiles differ in length: sections of FEW_KEYS_SECTION bytes of K and V, so that memory is read evenly, not all
- * of the L2's share by blocks that all begin with other heads; from MANY_KEYS on, where less is read in a given time, of SECTION. */
+/* Order of work where tiles differ in length: sections of FEW_KEYS_SECTION bytes of K and V, so that memory is read
+ * evenly, not all of the L2's share by blocks that all begin with other heads; from MANY_KEYS on, where less is read in
+ * a given time, of SECTION. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -113,8 +114,8 @@ const int HEADER = 128;                /* bytes before the tiles': a counter */
 const int MOST_WARPS = 16;             /* of a tile of work, of all shapes */
 const int TILE_BYTES = 4 + MOST_WARPS; /* of scratch per tile of work: the tile before it, and a flag per warp */
 
-/* Scratch: the counter; of all tiles of work the one before (plan::before), then the flags of their warps; for FlashMask the extremes of
- * each tile of keys; of float8, q, k and v as bfloat16. */
+/* Scratch: the counter; of all tiles of work the one before (plan::before), then the flags of their warps; for
+ * FlashMask the extremes of each tile of keys; of float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* where they begin */
 };

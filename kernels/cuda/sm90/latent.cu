@@ -23,28 +23,28 @@
  * stage (the columns of one warpgroup's V) is given back by itself. The last 64 columns of a tile are no values: once
  * its scores are made, P takes their place, and they are given back with the half that the other warpgroup
  * multiplies with it. Halves are given back in the order left 0, right 0, right 1, left 1, a quarter of the time apart,
- * and asked for in that order. The left warpgroup multiplies before it hands P0 over, and asks for two boxes' scores alone behind
- * its last product, so as to give its halves back early.
+ * and asked for in that order. The left warpgroup multiplies before it hands P0 over, and asks for two boxes' scores
+ * alone behind its last product, so as to give its halves back early.
  *
- * Scores of 64 keys read both operands at all that shared memory gives, and tiles that arrive and P wait beside them. So each consumer
- * has the last KEPT boxes of Q in registers.
+ * Scores of 64 keys read both operands at all that shared memory gives, and tiles that arrive and P wait beside them.
+ * So each consumer has the last KEPT boxes of Q in registers.
  *
- * Bound: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores, of which S takes 1152 (N = 64
- * reads A and B at all that shared memory gives); 128 blocks at 1.6 GHz would be 840 TFLOP/s. A tile is 72 KB: 34 bytes
- * per clock at that speed, of 35 to 47 that the L2 gives a multiprocessor where all read different lines and 62 where two
- * read the same, as blocks of one sequence do. With 64 rows or fewer a sequence's keys are read by one block, and memory
- * is the bound. What is not hidden: S1 waits for the half of a stage that was given back last, while the copy engine still asks for
- * the halves before it (30 to 36 bytes per clock); S0 and S1 end together. A prefetch to the L2 takes the copy engine the time of
- * a load: there is none.
+ * Bound: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores, of which S takes 1152 (N =
+ * 64 reads A and B at all that shared memory gives); 128 blocks at 1.6 GHz would be 840 TFLOP/s. A tile is 72 KB: 34
+ * bytes per clock at that speed, of 35 to 47 that the L2 gives a multiprocessor where all read different lines and 62
+ * where two read the same, as blocks of one sequence do. With 64 rows or fewer a sequence's keys are read by one block,
+ * and memory is the bound. What is not hidden: S1 waits for the half of a stage that was given back last, while the
+ * copy engine still asks for the halves before it (30 to 36 bytes per clock); S0 and S1 end together. A prefetch to the
+ * L2 takes the copy engine the time of a load: there is none.
  *
  * Splits: a sequence's keys are cut into splits by its own length and number of rows, and splits are added up in fours
  * (split groups), then the groups, always in this order. A block takes one split, or where the grid is large all of a
- * split group, one after the other: then the sum so far lies in the workspace, where its own threads find it. What a block does
- * not finish by itself combine_latent adds up.
+ * split group, one after the other: then the sum so far lies in the workspace, where its own threads find it. What a
+ * block does not finish by itself combine_latent adds up.
  *
  * A NaN or infinity in a key that some rows see and others do not meets P = 0 inside the product: so a row whose
- * result is not finite, or whose scores are huge, is flagged, and computed by itself in the kernel that follows (rows.cuh).
- * Values past the end of a sequence (pages hold anything there) are made zeros in shared memory.
+ * result is not finite, or whose scores are huge, is flagged, and computed by itself in the kernel that follows
+ * (rows.cuh). Values past the end of a sequence (pages hold anything there) are made zeros in shared memory.
  *
  * Tiles, splits and the sum of two partial results are in latent_plan.cuh. */
 #include "kernels/cuda/kernels.h"
@@ -55,7 +55,7 @@
 
 namespace {
 
-/* ---- A block's threads and its shared memory ---------------------------------------------------------------------- */
+/* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers of a thread, of the producer and of a consumer */
 enum { PIECES = 5 }; /* of a tile, two boxes each but the last, arrive by themselves */
@@ -82,8 +82,8 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* A warp asks for the tiles of keys; its first lane speaks. Which page and row a tile is in is looked up by all lanes for 32 tiles
- * at once, long before, so that no tile waits for memory twice. */
+/* A warp asks for the tiles of keys; its first lane speaks. Which page and row a tile is in is looked up by all lanes
+ * for 32 tiles at once, long before, so that no tile waits for memory twice. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
@@ -127,7 +127,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* Its first thread is told from the others once; W: LEFT or RIGHT, which is the stage of its scores and its half of V. */
+/* Its first thread is told from the others once; W: LEFT or RIGHT, which is the stage of its scores and its half of
+ * V. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
@@ -268,9 +269,9 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* The tiles of a split, two by two. Scores are issued behind the product before them, which is retired, and its memory given
-     * back, while they are computed. ptxas wants each O to be retired in the iteration that issues it, and no other
-     * product in flight where O is rescaled. */
+    /* The tiles of a split, two by two. Scores are issued behind the product before them, which is retired, and its
+     * memory given back, while they are computed. ptxas wants each O to be retired in the iteration that issues it, and
+     * no other product in flight where O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -538,9 +539,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 /* A row's split groups are added up in four parts, every fourth of them in each, then the parts. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* per multiprocessor */ };
 
-/* A row per block; a thread has four columns (piece_of()). Parts have 128 threads each, or with PARTS = 1, where no part has more than one
- * group, all are added up by the same 128. A row that its block could not compute is computed by a warp; the bound on
- * registers is for the rows that are merely added up, of which there may be thousands. */
+/* A row per block; a thread has four columns (piece_of()). Parts have 128 threads each, or with PARTS = 1, where no
+ * part has more than one group, all are added up by the same 128. A row that its block could not compute is computed by
+ * a warp; the bound on registers is for the rows that are merely added up, of which there may be thousands. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -641,8 +642,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* The grid, and what lies where in the workspace. The same bits come of either way to walk: what is chosen is what takes
- * fewer rounds of blocks. */
+/* The grid, and what lies where in the workspace. The same bits come of either way to walk: what is chosen is what
+ * takes fewer rounds of blocks. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* in their blocks: nothing is to be combined */

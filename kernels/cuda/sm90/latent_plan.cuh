@@ -1,5 +1,5 @@
-/* latent_plan.cuh: of the kernels of latent.cu, what blocks and the combine agree on: the tiles, where a sequence's keys are cut into
- * splits and which of them a block takes, and how two partial results become one. */
+/* latent_plan.cuh: of the kernels of latent.cu, what blocks and the combine agree on: the tiles, where a sequence's
+ * keys are cut into splits and which of them a block takes, and how two partial results become one. */
 #ifndef ATTN_SM90_LATENT_PLAN_CUH
 #define ATTN_SM90_LATENT_PLAN_CUH
 
@@ -26,8 +26,8 @@ struct plan {
     uint8_t *flags;   /* two per row: a half of what its block wrote to out is not to be trusted */
 };
 
-/* Keys of a split. Long sequences have as many splits as fill a GPU; with fewer rows there are fewer blocks, and the sums
- * of a split are less to write. */
+/* Keys of a split. Long sequences have as many splits as fill a GPU; with fewer rows there are fewer blocks, and the
+ * sums of a split are less to write. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = wide ? 1024 : 512, most = wide ? 2048 : 1024;
@@ -90,8 +90,8 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* A row of a unit's sums is PIECES_OF_ROW of four floats: of columns first_column(n), the next one, and those 8 further on, as a
- * thread of a product has them. They lie in the order of the threads, so that a warp writes whole lines. */
+/* A row of a unit's sums is PIECES_OF_ROW of four floats: of columns first_column(n), the next one, and those 8 further
+ * on, as a thread of a product has them. They lie in the order of the threads, so that a warp writes whole lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {

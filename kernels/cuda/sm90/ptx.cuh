@@ -34,8 +34,8 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* The address of block_memory(), read where it is called. Descriptors that are made of it stay in uniform registers; of one
- * that is kept ptxas makes an ordinary register, and then moves each descriptor, in line between two products. */
+/* The address of block_memory(), read where it is called. Descriptors that are made of it stay in uniform registers; of
+ * one that is kept ptxas makes an ordinary register, and then moves each descriptor, in line between two products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -72,7 +72,8 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* A warp is about to compute rows anew, one by one. The emulator can refuse it: where all is finite, it is time lost. */
+/* A warp is about to compute rows anew, one by one. The emulator can refuse it: where all is finite, it is time
+ * lost. */
 DEVICE void repair_begins() {}
 /* Four floats, past the L1. 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
@@ -250,8 +251,8 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* The largest of three by their bits as integers, in one instruction where fmaxf takes two. That is the largest number if
- * one of them is >= 0, and else may be any. A NaN is larger than all, or of no account. */
+/* The largest of three by their bits as integers, in one instruction where fmaxf takes two. That is the largest number
+ * if one of them is >= 0, and else may be any. A NaN is larger than all, or of no account. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -302,8 +303,8 @@ template <int N> DEVICE void pin(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-/* A word that stays in its register. What is made of a thread's number ptxas makes anew wherever registers are short, and to read that
- * number takes a product's wait; a word that came from a lane, were it the thread's own, it keeps. */
+/* A word that stays in its register. What is made of a thread's number ptxas makes anew wherever registers are short,
+ * and to read that number takes a product's wait; a word that came from a lane, were it the thread's own, it keeps. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
@@ -392,8 +393,8 @@ WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
-/* The same of 16-bit types, A_MN and B_MN: is it MN-major? ss: both operands in shared memory. rs: A in registers, B K-major
- * (wgmma's own rs has the other). */
+/* The same of 16-bit types, A_MN and B_MN: is it MN-major? ss: both operands in shared memory. rs: A in registers, B
+ * K-major (wgmma's own rs has the other). */
 template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
     template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \

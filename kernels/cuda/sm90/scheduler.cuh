@@ -57,8 +57,9 @@ struct ending_order : tile_order {
     int short_tiles; /* so many of each are left to the end */
 };
 
-/* Its plan. head_bytes, share: as above. short_tiles: of a head's tiles, those that are shorter than others; 0: all are alike. The end is
- * at_end of them, of as many heads as that takes, unless the L2 does not hold so many, but of a section at least. */
+/* Its plan. head_bytes, share: as above. short_tiles: of a head's tiles, those that are shorter than others; 0: all are
+ * alike. The end is at_end of them, of as many heads as that takes, unless the L2 does not hold so many, but of a
+ * section at least. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -90,8 +91,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* For that plan: how many of a head's `rows` keys a tile of `tile` queries sees at most, all or those in a window. So many rows below the
- * first, or above the last, see less, for the sequence ends there. */
+/* For that plan: how many of a head's `rows` keys a tile of `tile` queries sees at most, all or those in a window. So
+ * many rows below the first, or above the last, see less, for the sequence ends there. */
 static inline int64_t rows_seen(const attn_geometry &g, int64_t rows, int tile)
 {
     return attn_min64(rows, attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + tile);

@@ -87,9 +87,9 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
     return y;
 }
 
-/* Four times tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) by one division, for divisions and powers are what a softcap costs. Above 30
- * a tanh is 1 to the last bit, and four factors stay finite. A NaN becomes 1, and so does not become the other three's: who
- * may meet one has it in another operand as well (lse). Good to 3e-7. */
+/* Four times tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) by one division, for divisions and powers are what a softcap costs.
+ * Above 30 a tanh is 1 to the last bit, and four factors stay finite. A NaN becomes 1, and so does not become the other
+ * three's: who may meet one has it in another operand as well (lse). Good to 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -103,7 +103,8 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* The same of s cap where it is near 0, by a series in s whose last term is bent to the range: good to 5.5e-7 of itself. */
+/* The same of s cap where it is near 0, by a series in s whose last term is bent to the range: good to 5.5e-7 of
+ * itself. */
 struct near_tanh {
     float most; /* |s| is at most this: a tanh of 0.46 */
     float a[4];

@@ -102,11 +102,12 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all but one, with a number >= 0 or
- * NaN that needs both rows' maxima; after it O may be multiplied by rescale. So that nothing but exponentials is left then, the
- * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of CHAINS (1 or 2),
- * whose waits are where the first row's exponentials begin: the first of them before it, as in IN_TURN = 2. HIDDEN: a row may have
- * seen no key yet. BY_BITS: as above. SUMS: the sums are wanted. */
+/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all but one, with
+ * a number >= 0 or NaN that needs both rows' maxima; after it O may be multiplied by rescale. So that nothing but
+ * exponentials is left then, the sums begin with what they were. The first row's maximum is of two chains, for all wait
+ * for it; the second's of CHAINS (1 or 2), whose waits are where the first row's exponentials begin: the first of them
+ * before it, as in IN_TURN = 2. HIDDEN: a row may have seen no key yet. BY_BITS: as above. SUMS: the sums are
+ * wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {

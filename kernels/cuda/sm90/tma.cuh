@@ -70,9 +70,9 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* A map over the tensor in boxes of box_bytes (128, or 64 with a swizzle of those) of columns by box_rows. A map may not
- * have a stride of 0: what the stride of an axis of size 1 is does not matter. `promotion`: what the L2 asks memory for
- * where a part of it is wanted. */
+/* A map over the tensor in boxes of box_bytes (128, or 64 with a swizzle of those) of columns by box_rows. A map may
+ * not have a stride of 0: what the stride of an axis of size 1 is does not matter. `promotion`: what the L2 asks memory
+ * for where a part of it is wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
 {

@@ -727,8 +727,8 @@ static void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees one key has its value, however large their score: tolerances elsewhere grow with scores. These are up to 1e4 to 1e9: on
- * both sides of those from which on a kernel's exponentials are relative to what it has rounded. */
+/* A row that sees one key has its value, however large their score: tolerances elsewhere grow with scores. These are up
+ * to 1e4 to 1e9: on both sides of those from which on a kernel's exponentials are relative to what it has rounded. */
 static void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -753,8 +753,8 @@ static void test_float8_rows_of_one_key_are_its_value(void **state)
 }
 
 /* Where one key has half of the weight, or nine tenths, the others count for the rest, wherever that key is: the tensor
- * cores of Hopper keep 14 bits of a sum of float8, so beside that key others are lost until the sum begins anew. All values
- * are one number, and so must every row of out be, as exactly as float8's out has to be. */
+ * cores of Hopper keep 14 bits of a sum of float8, so beside that key others are lost until the sum begins anew. All
+ * values are one number, and so must every row of out be, as exactly as float8's out has to be. */
 static void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -785,8 +785,8 @@ static void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find the largest score of a row in another way once it is above 0, or not far below: rows whose scores are
- * all below, that cross 0 from tile to tile, and beside rows that do not. */
+/* Kernels may find the largest score of a row in another way once it is above 0, or not far below: rows whose scores
+ * are all below, that cross 0 from tile to tile, and beside rows that do not. */
 static void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
