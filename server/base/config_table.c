@@ -19,7 +19,7 @@ const struct config_option config_options[] = {
     { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto", .words = "auto|all|cpu",
       .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
               "`reference` is the slow float64 backend of the tests." },
-    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 a core, at most 16",
+    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 per core, at most 16",
       .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
               "default." },
     { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
@@ -56,8 +56,8 @@ const struct config_option config_options[] = {
     { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
       .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
     { "max-seconds", "ATTND_MAX_SECONDS", TYPE_INT, "N", AT(max_seconds), 60, 1, 86400,
-      .help = "Most work of one request, in seconds of the device at a speed that no kernel reaches; more is answered 422, and "
-              "work that cannot be done before its deadline 504, both at once." },
+      .help = "Seconds that the work of one request may take by an estimate; more is answered 422, and work that cannot be done "
+              "before its deadline 504, both at once. The estimate assumes a speed that no kernel reaches, so the time is longer." },
     { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
       .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
               "cut, with 408 where the body is not complete." },
@@ -70,7 +70,7 @@ const struct config_option config_options[] = {
       .help = "Time that a GPU may take for a batch beyond what its size explains; then the GPU counts as lost. What it runs "
               "is answered 503, and without another GPU the server ends with status 70." },
     { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
-      .help = "File of bearer tokens, one a line; every route but the probes, /, /docs and /openapi.json "
+      .help = "File of bearer tokens, one per line; every route but the probes, /, /docs and /openapi.json "
               "then wants one of them." },
     { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
       .help = "How much of the staging memory, of the requests that may be received or wait, of the saved contexts, of the caches "
@@ -85,8 +85,8 @@ const struct config_option config_options[] = {
               "sites than this server's own are answered 403 where they do more than read." },
     { "allow-shm", "ATTND_ALLOW_SHM", TYPE_SHM, "PREFIX", AT(allow_shm), .shown = "off",
       .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
-              "begins with PREFIX, which whoever may use this server can then have read and written. Repeatable, up to 8; the "
-              "variable takes a comma-separated list." },
+              "begins with PREFIX. Everybody who may use this server can then have those read and written. Repeatable, up to 8; "
+              "the variable takes a comma-separated list." },
     { "allow-cuda-shm", "ATTND_ALLOW_CUDA_SHM", TYPE_SWITCH, NULL, AT(allow_cuda_shm), 0, .shown = "off",
       .help = "Let clients keep tensors in GPU memory of their own that they share by a handle (Triton's extension for CUDA): the "
               "server's kernels read and write it in place. For clients that are trusted: a handle opens whatever the driver lets "

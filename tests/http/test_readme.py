@@ -130,8 +130,21 @@ def test_the_wrk_line(server):
     assert run.returncode == 0 and 'Requests/sec' in run.stdout and 'Non-2xx' not in run.stdout, run.stdout + run.stderr
 
 
+def rows_of_options(text):
+    """{option with its value: default} of the tables of options in a text."""
+    lines = [re.split(r'(?<!\\)\|', line.strip('|')) for line in text.splitlines() if line.startswith('| `--')]
+    return {cells[0].strip(): cells[-2].strip() for cells in lines}
+
+
+def test_the_options_shown_are_those_that_there_are():
+    """(That OPTIONS.md has what attnd prints is test_config.c's.)"""
+    shown = rows_of_options(README)
+    assert len(shown) >= 8 and shown.items() <= rows_of_options(text_of('server/OPTIONS.md')).items()
+
+
 def test_links_lead_somewhere():
-    for name in ('README.md', 'server/OPTIONS.md', 'deploy/examples/README.md', 'proto-json/PROTOCOL.md'):
+    for name in ('README.md', 'server/OPTIONS.md', 'deploy/examples/README.md', 'proto-json/PROTOCOL.md', 'tests/README.md',
+                 'tests/load/README.md', 'tests/load/MEASUREMENTS.md', 'kernels/README.md', 'kernels/MEASUREMENTS.md', 'deploy/README.md'):
         for link in re.findall(r'\]\(([^)#:]+)\)', text_of(name)):
             assert os.path.exists(os.path.join(ROOT, os.path.dirname(name), link)), (name, link)
 
