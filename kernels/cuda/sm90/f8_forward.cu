@@ -730,9 +730,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     const attn_dims &d = g.dims;
     plan p;
     const bool uneven = g.right < d.Sk || g.left < d.Sq;
-    const int64_t keys = rows_seen(g, d.Sk, BM);
-    p.order = ending_order_of(attn_tiles(d.Sq, BM), d.B * d.H, keys * (row_bytes + d.Dv) / g.group,
-                              uneven ? attn_tiles(keys, BM) : 0, LAST_TILES, section);
+    p.order = forward_order_of(g, attn_tiles(d.Sq, BM), d.B * d.H, d.Sk, row_bytes + d.Dv, BM, uneven, section);
     p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq;
     p.band = key_band_of(g.top_left ? 0 : (int)(d.Sk - d.Sq), (int)attn_min64(g.left, FAR),
                          (int)attn_min64(g.right, FAR), (int)d.Sk);

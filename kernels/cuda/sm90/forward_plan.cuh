@@ -179,10 +179,8 @@ cudaError_t make_plan(const forward_job &job, int BM, int BN, plan &p)
     const extent e = extent_of(d);
     const bool uneven = g.right < e.rows_k || g.left < e.rows_q || d.packed || g.seqlens_k ||
                         g.view[ATTN_T_mask_startend_rows].data;
-    const int64_t keys = rows_seen(g, e.rows_k, BM);
-    p.order = ending_order_of(per_head_of(d, BM), e.B * d.H, keys * (d.D + d.Dv) * 2 / g.group,
-                              uneven ? attn_tiles(keys, BM) : 0, LAST_TILES,
-                              e.rows_k < MANY_KEYS ? FEW_KEYS_SECTION : SECTION);
+    p.order = forward_order_of(g, per_head_of(d, BM), e.B * d.H, e.rows_k, (d.D + d.Dv) * 2, BM, uneven,
+                               e.rows_k < MANY_KEYS ? FEW_KEYS_SECTION : SECTION);
     p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk;
     p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
     p.top_left = g.top_left;

@@ -91,11 +91,15 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* For that plan: how many of a head's `rows` keys a tile of `tile` queries sees at most, all or those in a window. So
- * many rows below the first, or above the last, see less, for the sequence ends there. */
-static inline int64_t rows_seen(const attn_geometry &g, int64_t rows, int tile)
+/* That plan for a forward in tiles of BM queries over `rows` keys per head, whose rows of K and V have row_bytes together.
+ * uneven: tiles differ in length. A head reads as many keys as a tile of queries sees at most, all or those in a window;
+ * and so many rows below the first, or above the last, see less, for the sequence ends there. */
+static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
+                                            int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
-    return attn_min64(rows, attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + tile);
+    const int64_t seen = attn_min64(rows, attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + BM);
+    return ending_order_of(per_head, heads, seen * row_bytes / g.group, uneven ? attn_tiles(seen, BM) : 0, LAST_TILES,
+                           share);
 }
 
 /* The warp's next tile of work, from the counter of those that are not the blocks' first. */
