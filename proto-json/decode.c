@@ -154,6 +154,14 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
     return proto_item_prepare(item, err);
 }
 
+attn_status proto_output(attn_problem *problem, attn_tensor_id id, attn_dtype out_dtype, attn_error *err)
+{
+    const attn_status status = attn_output(problem, id, out_dtype, &problem->tensor[id], err);
+    if (status != ATTN_NOT_FOUND) return status;
+    if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
+    return ATTN_INVALID;
+}
+
 attn_status proto_item_prepare(proto_item *item, attn_error *err)
 {
     attn_problem *const p = &item->problem;
@@ -162,12 +170,7 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
     if (!item->has_out_dtype) item->out_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         if (!(item->outputs >> id & 1)) continue;
-        status = attn_output(p, (attn_tensor_id)id, item->out_dtype, &p->tensor[id], err);
-        if (status ==
-            ATTN_NOT_FOUND) { /* gradients of what was not given: the fault is in the request, nothing is lost */
-            status = ATTN_INVALID;
-            if (err) err->status = status, snprintf(err->member, sizeof err->member, "/outputs");
-        }
+        status = proto_output(p, (attn_tensor_id)id, item->out_dtype, err);
         if (status != ATTN_OK) return status;
     }
     return ATTN_OK;
@@ -202,6 +205,11 @@ void proto_decoder_kserve(proto_decoder *decoder, const proto_model *model, int6
 {
     decoder->op = model->op;
     decoder->format->begin(decoder->reader, model, json_bytes);
+}
+
+const proto_sequence *proto_decoder_sequence(const proto_decoder *decoder)
+{
+    return decoder->format->sequence ? decoder->format->sequence(decoder->reader) : NULL;
 }
 
 void proto_decoder_free(proto_decoder *decoder)

@@ -21,7 +21,8 @@ const char *decode_value_cure(const cJSON *value)
     char *end;
     if (cJSON_IsNull(value)) return "; leave it out where it is not wanted";
     if (!text) return "";
-    if (!strcasecmp(text, "true") || !strcasecmp(text, "false")) return ", without quotes";
+    if (!strcmp(text, "true") || !strcmp(text, "false")) return ", without quotes";
+    if (!strcasecmp(text, "true") || !strcasecmp(text, "false")) return ", in small letters (in JSON without quotes)";
     if (!strchr("-0123456789", *text)) return "";
     (void)strtod(text, &end); /* the program never leaves the C locale */
     if (end == text || strspn(end, UNITS) != strlen(end)) return "";
@@ -115,12 +116,13 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
 }
 
 /* The same, and what to do about it; "" for none. Returns `cure`. */
-static const char *bytes_cure(const proto_dtype *dtype, uint64_t bytes, uint64_t elements, char cure[TREE_CURE_BYTES])
+static const char *bytes_cure(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
+                              char cure[TREE_CURE_BYTES])
 {
     const char *const other = dtype_of_bytes(dtype, bytes, elements);
     proto_dtype taken;
     *cure = '\0';
-    if (other && proto_dtype_parse(other, &taken))
+    if (other && proto_dtype_parse(other, &taken) && proto_dtype_takes(id, &taken))
         snprintf(cure, TREE_CURE_BYTES, "; %llu would be right for %s: is that the array's dtype?",
                  (unsigned long long)bytes, other);
     else if (other)
@@ -130,15 +132,15 @@ static const char *bytes_cure(const proto_dtype *dtype, uint64_t bytes, uint64_t
 }
 
 /* What else there is to say of bytes that are not as many as they must be. */
-static const char *length_cure(const scan_lift *lift, const uint8_t *bytes, const proto_dtype *dtype, uint64_t elements,
-                               char cure[TREE_CURE_BYTES])
+static const char *length_cure(attn_tensor_id id, const scan_lift *lift, const uint8_t *bytes, const proto_dtype *dtype,
+                               uint64_t elements, char cure[TREE_CURE_BYTES])
 {
     const char *const file = lift->bytes ? habit_bytes(bytes, lift->bytes) : NULL;
     const bool text = lift->kind == SCAN_BASE64;
     if (text && lift->bytes == 0) snprintf(cure, TREE_CURE_BYTES, "; the string is empty");
     else if (file) snprintf(cure, TREE_CURE_BYTES, "; %s", file);
     else if (text && habit_is_hex(bytes, lift->bytes)) snprintf(cure, TREE_CURE_BYTES, "; %s", habit_hex);
-    else (void)bytes_cure(dtype, lift->bytes, elements, cure);
+    else (void)bytes_cure(id, dtype, lift->bytes, elements, cure);
     return cure;
 }
 
@@ -168,9 +170,10 @@ static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, at
     return ATTN_OK;
 }
 
-static attn_status data(const struct decode_reader *r, const char *name, const cJSON *value, const proto_dtype *dtype,
+static attn_status data(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, const proto_dtype *dtype,
                         attn_tensor *t, attn_error *err)
 {
+    const char *const name = attn_tensors[id].name;
     tree_member member;
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], cure[TREE_CURE_BYTES];
     const scan_lift *lift;
@@ -225,7 +228,7 @@ static attn_status data(const struct decode_reader *r, const char *name, const c
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data has %zu bytes, shape %s of %s needs %lld%s", name, lift->bytes,
                          shape_text(t->rank, t->shape, must), dtype->name, (long long)bytes,
-                         lift->device ? "" : length_cure(lift, t->data, dtype, (uint64_t)elements, cure));
+                         lift->device ? "" : length_cure(id, lift, t->data, dtype, (uint64_t)elements, cure));
     return dtype->bytes > attn_dtype_bytes(dtype->as) ? narrow(name, t, elements, err) : ATTN_OK;
 }
 
@@ -240,7 +243,7 @@ attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dt
         return ATTN_OK;
     return attn_fail(err, ATTN_INVALID, pointer, "%s: %s is %lld, shape %s of %s needs %lld%s", attn_tensors[id].name,
                      what, (long long)size, shape_text(t.rank, t.shape, must), dtype->name, (long long)bytes,
-                     bytes_cure(dtype, (uint64_t)size, (uint64_t)elements, cure));
+                     bytes_cure(id, dtype, (uint64_t)size, (uint64_t)elements, cure));
 }
 
 /* Names of dtypes that nobody takes here, but that mean something. */
@@ -331,5 +334,5 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
                          tree_describe(members[1], quote), proto_dtype_list(id, list),
                          decode_dtype_cure(id, true, members[1], cure));
     t->dtype = dtype.as;
-    return data(r, name, members[2], &dtype, t, err);
+    return data(r, id, members[2], &dtype, t, err);
 }

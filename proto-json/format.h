@@ -39,6 +39,7 @@ struct proto_format {
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes); /* proto_decoder_kserve(); or NULL */
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
+    const proto_sequence *(*sequence)(const void *reader); /* proto_decoder_sequence(); NULL: there are none */
     /* proto_decoder_shared(), proto_decoder_shared_room(); NULL: such a body refers to nothing outside of it. */
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);

@@ -217,6 +217,11 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     return ATTN_OK;
 }
 
+static const proto_sequence *sequence(const void *reader)
+{
+    return &((const struct kserve_reader *)reader)->sequence;
+}
+
 static size_t skeleton_bytes(const void *reader)
 {
     const struct kserve_reader *const r = reader;
@@ -337,6 +342,7 @@ const proto_format proto_kserve = {
     .begin = begin,
     .feed = feed,
     .finish = finish,
+    .sequence = sequence,
     .shared = shared,
     .shared_room = shared_room,
     .skeleton_bytes = skeleton_bytes,

@@ -482,11 +482,19 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     return ATTN_OK;
 }
 
-/* sequence_id (a number or a name), sequence_start, sequence_end. An id of 0, or "", is none. */
+/* The text of a sequence_id, a number or a name; "" of 0, which is none. NULL: it is neither. */
+static const char *sequence_id_of(const cJSON *one)
+{
+    const char *const text = tree_string(one), *const number = tree_number(one), *const id = text ? text : number;
+    if (!id || strlen(id) >= PROTO_SEQUENCE_BYTES || (number && strspn(number, "0123456789") != strlen(number)))
+        return NULL;
+    return strcmp(id, "0") ? id : "";
+}
+
+/* sequence_id, sequence_start, sequence_end. */
 static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, const char *pointer)
 {
-    const char *const name = one->string, *const text = tree_string(one), *const number = tree_number(one);
-    const char *const id = text ? text : number;
+    const char *const name = one->string, *const id = sequence_id_of(one);
     if (r->model->op != PROTO_OP_DECODE)
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "%.*s: there are no sequences here, each request is whole; attention_decode has them",
@@ -500,10 +508,31 @@ static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, cons
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "unknown parameter '%.*s'; there are sequence_id, sequence_start and sequence_end",
                          (int)text_cut(name, TREE_NAME_BYTES), name);
-    if (!id || strlen(id) >= sizeof r->sequence.id || (number && strspn(number, "0123456789") != strlen(number)))
-        return must_be(r, pointer, name, one, "an integer from 0 on, or a string of less than 64 bytes");
-    if (strcmp(id, "0")) strcpy(r->sequence.id, id);
+    if (!id) return must_be(r, pointer, name, one, "an integer from 0 on, or a string of less than 64 bytes");
+    strcpy(r->sequence.id, id);
     return ATTN_OK;
+}
+
+/* With sequence_id, or where neither of the others is true. */
+static attn_status check_sequence(struct kserve_reader *r)
+{
+    const proto_sequence *const s = &r->sequence;
+    if (*s->id || (!s->start && !s->end)) return ATTN_OK;
+    const char *const name = s->start ? "sequence_start" : "sequence_end";
+    char pointer[sizeof(tree_member)];
+    return attn_fail(&r->error, ATTN_INVALID, tree_pointer(pointer, "parameters", name),
+                     "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
+}
+
+/* A sequence that the request starts, before anything else is read, so that whoever refuses the request knows of it. */
+static void look_for_start(struct kserve_reader *r)
+{
+    const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
+                       *const one = cJSON_GetObjectItemCaseSensitive(parameters, "sequence_id");
+    const char *const id = one && r->model->op == PROTO_OP_DECODE ? sequence_id_of(one) : NULL;
+    if (!id) return;
+    strcpy(r->sequence.id, id);
+    r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
 /* Triton's own: what they do here. Others may not be given. */
@@ -637,10 +666,12 @@ static attn_status translate(struct kserve_reader *r)
     r->root = cJSON_CreateObject();
     if (!r->inputs || !r->lifts || !r->sizes || !r->shared || !r->root) return no_memory(r);
     if (r->lift_count) memcpy(r->lifts, lifts, (size_t)r->lift_count * sizeof *lifts);
+    look_for_start(r);
     status = read_id(r, cJSON_GetObjectItemCaseSensitive(r->source, "id"));
     if (status == ATTN_OK) status = read_inputs(r, inputs);
     if (status == ATTN_OK)
         status = read_parameters(r, cJSON_GetObjectItemCaseSensitive(r->source, "parameters"), &all_binary);
+    if (status == ATTN_OK) status = check_sequence(r);
     if (status == ATTN_OK) status = read_outputs(r, outputs, all_binary, &text);
     if (status == ATTN_OK && text && !cJSON_AddStringToObject(r->root, "encoding", "sarray")) status = no_memory(r);
     if (status == ATTN_OK) status = apply_model(r);

@@ -296,6 +296,10 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Are the tensors of this item written as arrays of numbers? */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
+/* attn_output() of problem->tensor[id]. A gradient of what was not given is a fault of the request's `outputs`: nothing
+ * that there once was is lost. */
+attn_status proto_output(attn_problem *problem, attn_tensor_id id, attn_dtype out_dtype, attn_error *err);
+
 /* Checks the problem (attn_check) and prepares its outputs: dtype, rank, shape and strides of every tensor in
  * item->outputs. proto_decoder_finish() has done this for every item without `context` of a forward or a
  * backward; for the others the caller does it when the tensors are in place. */
@@ -324,6 +328,10 @@ size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
  * The list is the decoder's. */
 attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err);
+
+/* Behind proto_decoder_finish(): the sequence that a KServe body names, also where that was refused, as far as it could
+ * be read. NULL: of a format without sequences. */
+const proto_sequence *proto_decoder_sequence(const proto_decoder *decoder);
 
 /* The body is complete. *call is the caller's then. */
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err);

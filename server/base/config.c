@@ -172,6 +172,18 @@ static bool origin_ok(const char *text)
     return true;
 }
 
+/* As browsers write it, which is how it is compared: in small letters, and without the port that the scheme has by
+ * default. */
+static const char *keep_origin(const char *text)
+{
+    char *const origin = keep(text, strlen(text));
+    for (char *c = origin; *c; c++) *c = (char)tolower((unsigned char)*c);
+    const char *const port = strncmp(origin, "https:", 6) == 0 ? ":443" : ":80";
+    const size_t length = strlen(origin), most = strlen(port);
+    if (length > most && strcmp(origin + length - most, port) == 0) origin[length - most] = '\0';
+    return origin;
+}
+
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 struct reading {
@@ -268,7 +280,8 @@ static enum config_result set_value(struct reading *r, const struct config_optio
     case TYPE_ORIGIN:
         if (!origin_ok(value))
             return refuse(m, n, "%s: '%s' is not an origin such as https://example.org, or *", name, value);
-        break;
+        *(const char **)member = keep_origin(value);
+        return CONFIG_RUN;
     }
     *(const char **)member = keep(value, strlen(value));
     return CONFIG_RUN;

@@ -289,7 +289,7 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     if (want == 0) return too_large(staging, caller, bytes, err);
     pthread_mutex_lock(&staging->lock);
     block = pick_warm(staging, size_class, core);
-    if (block && block->bytes < bytes) block = NULL;
+    if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
     /* Memory that is warm counts already, but not to the caller. */
     attn_status status = may_lease(staging, caller, size, &held);

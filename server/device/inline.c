@@ -230,6 +230,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
         job->late = inline_slot;
         return false;
     }
+    const int64_t launched_ns = slot->launched_ns; /* it is others' from here on */
     give_inline_slot_back(inline_slot);
     if (status == ATTN_DEVICE_LOST) { /* the loop shall hear of it: the job meets the same there */
         job->home = device->number;
@@ -238,7 +239,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
     job->ran = status == ATTN_OK;
-    batch.launch_us = own ? 0 : (double)(slot->launched_ns - began_ns) / 1e3;
+    batch.launch_us = own ? 0 : (double)(launched_ns - began_ns) / 1e3;
     batch.compute_us = (double)took_ns / 1e3;
     if (job->ran) batch_note_times(&batch, job);
     else job->error = err;
@@ -262,6 +263,8 @@ void inline_adopt(struct slot *slot, struct job *job)
     struct slot idle = *slot;
     *slot = inline_slot->slot;
     slot->batch = idle.batch;
+    slot->due_ns = idle.due_ns;
+    slot->worst_ns = idle.worst_ns;
     slot->count = slot->launched = 1;
     idle.batch = NULL;
     inline_slot->slot = idle;

@@ -97,7 +97,8 @@ attn_status device_take_mirrors(struct device *device, struct slot *slot, struct
     for (int i = 0; status == ATTN_OK && job->saved && i < job->call->count; i++) {
         struct job *saved = job->saved[i];
         if (saved == NULL || job->call->items[i].error.status != ATTN_OK) continue;
-        status = mirror(device, slot, (struct job_region){ saved->inputs->memory, saved->inputs_used }, true, err);
+        if (saved->inputs)
+            status = mirror(device, slot, (struct job_region){ saved->inputs->memory, saved->inputs_used }, true, err);
         if (status == ATTN_OK) status = mirror(device, slot, saved->outputs, true, err);
     }
     if (status == ATTN_OK && job->tables)

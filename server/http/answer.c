@@ -71,7 +71,8 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         snprintf(text, sizeof text, "%d", queue_retry_after_s(&server->queue, devices_count(server->devices)));
         add(response, "Retry-After", text);
     }
-    if (status == 415) add(response, "Accept-Encoding", UNPACK_CODINGS); /* RFC 9110, 15.5.16 */
+    if (status == 415) /* RFC 9110, 15.5.16 */
+        add(response, "Accept-Encoding", request->route && request->route->keeps_body ? "identity" : UNPACK_CODINGS);
     if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
     if (request->route && status == 405) add(response, "Allow", route_allow(request->methods, text));
     if (server->config->cors_origin && strcmp(server->config->cors_origin, "*") != 0) add(response, "Vary", "Origin");

@@ -15,12 +15,14 @@
 #include "proto-json/text.h"
 #include "server/base/limits.h"
 
+enum rule { FRAMING, ONCE, FIRST, LIST };
+
 static const struct {
     const char *name;
     size_t length;
-    bool unique;
+    enum rule rule;
 } headers[HEADER_COUNT] = {
-#define X(id, name, unique) { name, sizeof name - 1, unique },
+#define X(id, name, rule) { name, sizeof name - 1, rule },
     HEADER_MAP(X)
 #undef X
 };
@@ -37,6 +39,21 @@ void http_head_begin(struct http_head *head, const char *version)
 {
     memset(head, 0, sizeof *head);
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
+}
+
+/* The value of header i that is `before`, where there is one, and `length` characters of `more`. */
+static void keep(struct http_head *f, int i, const char *before, const char *more, size_t length)
+{
+    const size_t room = sizeof f->room - f->used;
+    char *const text = f->room + f->used;
+    const int written = snprintf(text, room, "%s%s%.*s", before ? before : "", before ? ", " : "", (int)length, more);
+    if (written < 0 || (size_t)written >= room) {
+        snprintf(f->fault, sizeof f->fault, "%s has white space behind it or several lines, and is too long for that",
+                 headers[i].name);
+        return;
+    }
+    f->used += (size_t)written + 1;
+    f->value[i] = text;
 }
 
 void http_head_header(struct http_head *f, const char *name, size_t name_length, const char *value, size_t value_length)
@@ -61,11 +78,16 @@ void http_head_header(struct http_head *f, const char *name, size_t name_length,
     }
     for (int i = 0; i < HEADER_COUNT; i++) {
         if (headers[i].length != name_length || strncasecmp(headers[i].name, name, name_length) != 0) continue;
-        if (f->value[i] && headers[i].unique) {
+        const enum rule rule = headers[i].rule;
+        size_t length = value_length;
+        if (f->value[i] && (rule == FRAMING || rule == ONCE)) {
             snprintf(f->fault, sizeof f->fault, "%s is given twice", headers[i].name);
             return;
         }
-        if (f->value[i] == NULL) f->value[i] = value ? value : "";
+        if (f->value[i] && rule == FIRST) return;
+        while (rule != FRAMING && length > 0 && (value[length - 1] == ' ' || value[length - 1] == '\t')) length--;
+        if (f->value[i] || length < value_length) keep(f, i, f->value[i], value ? value : "", length);
+        else f->value[i] = value ? value : "";
         return;
     }
 }
@@ -73,6 +95,13 @@ void http_head_header(struct http_head *f, const char *name, size_t name_length,
 void http_head_fault(struct http_head *f, const char *fault)
 {
     if (f->fault[0] == '\0') snprintf(f->fault, sizeof f->fault, "%s", fault);
+}
+
+bool http_head_is_method(const char *method)
+{
+    for (const char *c = method; *c; c++)
+        if (!is_token_char((unsigned char)*c)) return false;
+    return *method != '\0';
 }
 
 bool http_head_is_target(const char *target)

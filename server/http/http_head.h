@@ -16,36 +16,46 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The headers that attnd reads. id, name, whether a second one is refused. */
-#define HEADER_MAP(X)                                         \
-    X(CONTENT_LENGTH, "Content-Length", 1)                    \
-    X(TRANSFER_ENCODING, "Transfer-Encoding", 1)              \
-    X(HOST, "Host", 1)                                        \
-    X(AUTHORIZATION, "Authorization", 1)                      \
-    X(CONTENT_TYPE, "Content-Type", 1)                        \
-    X(CONTENT_ENCODING, "Content-Encoding", 1)                \
-    X(EXPECT, "Expect", 1)                                    \
-    X(INFERENCE_HEADER, "Inference-Header-Content-Length", 1) \
-    X(REQUEST_ID, "X-Request-Id", 0)                          \
-    X(TIMEOUT, "X-Request-Timeout-Ms", 1)                     \
-    X(TRACEPARENT, "traceparent", 0)                          \
-    X(ORIGIN, "Origin", 0)                                    \
-    X(ACCEPT, "Accept", 0)
+/* The headers that attnd reads. id, name, and a rule:
+ *   FRAMING   a second one is refused. libmicrohttpd reads it too, with the white space behind its value, so that stays
+ *   ONCE      a second one is refused
+ *   FIRST     of several the first counts
+ *   LIST      several are one, in their order, with commas (RFC 9110, 5.3)
+ * White space behind the value of the last three is none of it (RFC 9110, 5.5). */
+#define HEADER_MAP(X)                                            \
+    X(CONTENT_LENGTH, "Content-Length", FRAMING)                 \
+    X(TRANSFER_ENCODING, "Transfer-Encoding", FRAMING)           \
+    X(HOST, "Host", ONCE)                                        \
+    X(AUTHORIZATION, "Authorization", ONCE)                      \
+    X(CONTENT_TYPE, "Content-Type", ONCE)                        \
+    X(CONTENT_ENCODING, "Content-Encoding", ONCE)                \
+    X(EXPECT, "Expect", FRAMING)                                 \
+    X(INFERENCE_HEADER, "Inference-Header-Content-Length", ONCE) \
+    X(REQUEST_ID, "X-Request-Id", FIRST)                         \
+    X(TIMEOUT, "X-Request-Timeout-Ms", ONCE)                     \
+    X(TRACEPARENT, "traceparent", FIRST)                         \
+    X(ORIGIN, "Origin", FIRST)                                   \
+    X(ACCEPT, "Accept", LIST)
 
 enum header_id {
-#define X(id, name, unique) HEADER_##id,
+#define X(id, name, rule) HEADER_##id,
     HEADER_MAP(X)
 #undef X
         HEADER_COUNT
 };
 
+/* For values that are not as they came: with white space behind them, or in several lines. */
+enum { HTTP_HEAD_ROOM = 2048 };
+
 struct http_head {
-    const char *value[HEADER_COUNT]; /* borrowed, NUL-ended; NULL where not given */
+    const char *value[HEADER_COUNT]; /* NUL-ended: borrowed, or in `room`; NULL where not given */
     bool http10;
     bool chunked;
     bool has_length;
     uint64_t length; /* Content-Length */
     char fault[128]; /* why not; empty: nothing found so far */
+    size_t used;     /* of room */
+    char room[HTTP_HEAD_ROOM];
 };
 
 void http_head_begin(struct http_head *head, const char *version);
@@ -55,6 +65,8 @@ void http_head_header(struct http_head *head, const char *name, size_t name_leng
 bool http_head_end(struct http_head *head);
 /* Something else was found to be wrong. The first fault stays. */
 void http_head_fault(struct http_head *head, const char *fault);
+/* A token (RFC 9110, 9.1). */
+bool http_head_is_method(const char *method);
 /* No spaces and no control characters below them: what stands between method and version. */
 bool http_head_is_target(const char *target);
 

@@ -211,8 +211,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     heads_remove(request);
     request->times.head_ns = clock_ns();
     http_head_begin(&f, version);
-    if (request->bad_target)
-        http_head_fault(&f, "the request line contains a space or a control character where it cannot stand");
+    if (request->bad_line) http_head_fault(&f, "the request line contains a character where it cannot stand");
     (void)MHD_get_connection_values_n(request->mhd, MHD_HEADER_KIND, on_header, &f);
     const bool sound = http_head_end(&f);
     read_identity(request, &f);
@@ -463,7 +462,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     request->socket = connection->fd;
     connection->request = request;
     const size_t arguments = http_head_arguments(uri);
-    request->bad_target = !http_head_is_target(uri);
+    request->bad_line = !http_head_is_target(uri);
     request->has_query = arguments > 0;
     heads_add(request);
     /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
@@ -498,7 +497,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         request->path = http_head_path(url);
         atomic_store(&request->connection->error_media,
                      route_error_media(request->path)); /* escapes are resolved now */
-        request->method = method;
+        if (http_head_is_method(method)) request->method = method;
+        else request->method = "-", request->bad_line = true;
         return head(request, version);
     case STEP_DECODE:
     case STEP_DISCARD:

@@ -12,6 +12,7 @@
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 #include "server/work/server.h"
+#include "server/work/caches.h"
 #include "server/work/prepare.h"
 #include "server/work/regions.h"
 
@@ -108,7 +109,8 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     int64_t wish_ms = request->client_timeout_ms;
     for (int i = 0; call && i < call->count; i++) {
         const int64_t timeout_ms = call->items[i].timeout_ms;
-        if (timeout_ms > 0 && (wish_ms < 0 || timeout_ms < wish_ms)) wish_ms = timeout_ms;
+        if (call->items[i].error.status == ATTN_OK && timeout_ms > 0 && (wish_ms < 0 || timeout_ms < wish_ms))
+            wish_ms = timeout_ms;
     }
     if (wish_ms >= 0 && wish_ms < INT64_MAX / CLOCK_NS_PER_MS / 2) {
         const int64_t wish_ns = request->times.began_ns + wish_ms * CLOCK_NS_PER_MS;
@@ -134,7 +136,12 @@ static attn_status make_job(struct request *request, struct check_result *result
     struct server *server = request->server;
     proto_call *call = NULL;
     attn_status status = proto_decoder_finish(request->decoder, &call, err);
-    if (status != ATTN_OK) return status;
+    if (status != ATTN_OK) {
+        const proto_sequence *const sequence = proto_decoder_sequence(request->decoder);
+        if (sequence && sequence->start && *sequence->id)
+            caches_end_sequence(server->caches, request->caller, sequence->id);
+        return status;
+    }
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
     if ((status = proto_call_answer_as(call, request->answer_as, err)) != ATTN_OK) {

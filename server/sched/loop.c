@@ -24,6 +24,7 @@
 #include "server/work/caches.h"
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
+#include "server/work/steps.h"
 #include "server/device/devices.h"
 #include "server/sched/check.h"
 #include "server/sched/finish.h"
@@ -127,6 +128,7 @@ static void check(struct loop *loop, struct request *request)
         return;
     }
     checking->request = request;
+    loop->queue_changed = true;
     request->held = true;
     loop->finishing++;
     /* It fails only without a function to call. */
@@ -141,6 +143,8 @@ static bool take_late(struct loop *loop, struct request *request)
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->jobs[0]);
     if (batch == NULL) { /* its memory is free when the device is done with it */
         devices_settle(job);
+        step_end(job, false);
+        loop->queue_changed = loop->steps_changed = true;
         waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
         return false;
     }

@@ -96,8 +96,9 @@ bool waiting_is_used_in_place(const struct job *job)
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
-    assert(request->held && job->batch && job->batch->waiting > 0);
+    assert(request->held && job->batch);
     if (job->given_up) return;
+    assert(job->batch->waiting > 0);
     job->given_up = true;
     if (--job->batch->waiting == 0) attn_cancel(&job->batch->cancel);
 }

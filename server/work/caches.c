@@ -548,6 +548,14 @@ attn_status caches_sequence(struct caches *caches, struct caller *caller, const 
     return status;
 }
 
+void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name)
+{
+    pthread_mutex_lock(&caches->lock);
+    struct cache *cache = sequence_of(caches, caller, name);
+    if (cache) cache_bury(caches, cache);
+    pthread_mutex_unlock(&caches->lock);
+}
+
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err)
 {

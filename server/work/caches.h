@@ -105,6 +105,9 @@ attn_status caches_delete(struct caches *caches, const struct caller *caller, co
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
+/* Deletes the cache of a sequence, where there is one. */
+void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
+
 /* Forgets what nobody used for its time to live. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 

@@ -76,7 +76,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
         if (is_output((attn_tensor_id)id, p->op) && (item->outputs >> id & 1))
-            status = attn_output(p, (attn_tensor_id)id, item->out_dtype, &p->tensor[id], err);
+            status = proto_output(p, (attn_tensor_id)id, item->out_dtype, err);
     if (status == ATTN_OK) status = attn_check(p, err);
     if (status != ATTN_OK) { /* it is the use that is bad, not what was saved */
         contexts_finish(job->contexts, item->context, false);
@@ -292,6 +292,8 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
+            if (call->sequence.start) /* it has not started, and who goes on does not go on with one before it */
+                caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
                 return error->status;

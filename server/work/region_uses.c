@@ -191,8 +191,8 @@ static bool collide(const struct region_use *output, const struct region_use *ot
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
     if (output->in_place) return overlap(output->in_place, output->bytes, other->in_place, other->bytes);
-    return other->output && other->region == output->region && other->offset < output->offset + output->bytes &&
-           output->offset < other->offset + other->bytes;
+    return other->output && region_is_same_object(other->region, output->region) &&
+           other->offset < output->offset + output->bytes && output->offset < other->offset + other->bytes;
 }
 
 /* An output, among the uses before it: inputs come first. */

@@ -181,7 +181,7 @@ int regions_find(const struct regions *regions, const struct caller *caller, con
     return -1;
 }
 
-static bool is_same_object(const struct region *a, const struct region *b)
+bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
@@ -193,7 +193,7 @@ static bool is_anothers(const struct regions *regions, const struct region *regi
 {
     for (int i = 0; i < regions->count; i++) {
         const struct region *const other = regions->table[i].region;
-        if (other->caller != region->caller && is_same_object(other, region)) return true;
+        if (other->caller != region->caller && region_is_same_object(other, region)) return true;
     }
     return false;
 }

@@ -75,6 +75,9 @@ struct regions {
 
 /* ---- regions.c: with the lock held ------------------------------------------------------------------------------- */
 
+/* Are both of one object, or one allocation? (The lock is not needed.) */
+bool region_is_same_object(const struct region *a, const struct region *b);
+
 /* The entry of the table; -1: the caller has none of that name. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 

@@ -145,7 +145,7 @@ struct request {
     int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
     size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
     bool in_head;              /* the head is not complete */
-    bool bad_target;           /* the request line is not one */
+    bool bad_line;             /* the request line is not one */
     bool has_query;            /* '?' stands in its target */
     bool cors;                 /* the page that asks may read the answer */
     bool preflight;            /* OPTIONS, asked by such a page */

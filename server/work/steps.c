@@ -157,6 +157,22 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
+/* A cache that a sequence starts with has the sizes of the request's tensors, so they are what is wrong with it. */
+static void point_at_tensor(attn_error *err)
+{
+    static const struct {
+        const char *of_cache, *of_tensor;
+    } members[] = { { "/kv_heads", "/k/shape/2" },
+                    { "/head_dim", "/k/shape/3" },
+                    { "/head_dim_v", "/v/shape/3" },
+                    { "/dtype", "/k/dtype" } };
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        if (strcmp(err->member, members[i].of_cache) == 0) {
+            snprintf(err->member, sizeof err->member, "%s", members[i].of_tensor);
+            return;
+        }
+}
+
 /* The cache of the request's sequence, a new one where it starts. */
 static attn_status name_sequence(struct job *job, attn_error *err)
 {
@@ -171,6 +187,7 @@ static attn_status name_sequence(struct job *job, attn_error *err)
     char id[CACHE_ID_BYTES];
     const attn_status status = caches_sequence(job->caches, job->caller, sequence->id, sequence->start ? &shape : NULL,
                                                id, err);
+    if (status != ATTN_OK && sequence->start && err) point_at_tensor(err);
     if (status != ATTN_OK) return status;
     if (sequence->start) memcpy(job->step->started, id, sizeof id);
     item->caches = calloc(1, sizeof *item->caches);
@@ -197,18 +214,26 @@ attn_status step_prepare(struct job *job, attn_error *err)
     const int rows = item->cache_count;
     attn_status status;
     assert(rows > 0 && sizeof *item->caches >= CACHE_ID_BYTES);
+    if (computes && *job->call->sequence.id && p->q.shape[0] != rows)
+        return attn_fail(err, ATTN_INVALID, "/q/shape/0", "q: shape[0] is %lld, must be 1, as a sequence has one row",
+                         (long long)p->q.shape[0]);
     if (computes && p->q.shape[0] != rows)
         return attn_fail(err, ATTN_INVALID, "/caches", "caches: has %d ids, must have %lld, one for each row of q",
                          rows, (long long)p->q.shape[0]);
     own->ids = calloc((size_t)rows, sizeof *own->ids);
     if (own->ids == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     for (int i = 0; i < rows; i++) copy_id(own->ids[i], item->caches[i]);
+    if (!computes) { /* its path names the one cache */
+        struct cache_info info;
+        status = caches_get(job->caches, job->caller, own->ids[0], &info, err);
+        if (status != ATTN_OK) return status;
+    }
     const int64_t append = p->k.rank ? p->k.shape[p->k.rank - 3] : 0;
     status = caches_look(job->caches, job->caller, own->ids, rows, append, &own->step, err);
     if (status == ATTN_OK && computes) status = check_q(&p->q, &own->step.shape, err);
     if (status == ATTN_OK) status = take_new(job, &own->step, err);
     if (status == ATTN_OK && computes) status = prepare_problem(job, err);
-    own->step.ends = job->call->sequence.end;
+    own->step.ends = *job->call->sequence.id && job->call->sequence.end;
     job->waits = true;
     job->home = own->step.device;
     job->results[0].lengths = own->step.lengths;

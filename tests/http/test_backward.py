@@ -90,6 +90,11 @@ def test_a_gradient_without_its_input_is_refused(server, name, needs):
     members, _ = random_problem(rng(6), back=True)
     answer = server.backward(**members, outputs=[name])
     assert answer.status == 400 and needs in answer.json()['detail'], answer
+    dout = members.pop('dout')  # the same of a context, which is not used up by that
+    context = ok(server.forward(**members, save=True))['context']
+    answer = server.backward(context=context, dout=dout, outputs=[name])
+    assert answer.status == 400 and answer.json()['pointer'] == '/outputs' and needs in answer.json()['detail'], answer
+    assert server.backward(context=context, dout=dout).status == 200
 
 
 def test_packed_sequences(server):

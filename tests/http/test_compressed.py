@@ -256,3 +256,4 @@ def test_a_path_that_takes_a_few_bytes_takes_them_uncompressed(server):
     body = gzip.compress(json.dumps({'kv_heads': 1, 'head_dim': 8, 'dtype': 'float32'}).encode())
     answer = server.ask('POST', '/v1/caches', body, {'Content-Encoding': 'gzip'})
     assert answer.status == 415 and answer.json()['detail'] == "Content-Encoding is 'gzip', this path takes its few bytes uncompressed"
+    assert answer.headers['accept-encoding'] == 'identity'

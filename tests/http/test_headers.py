@@ -1,11 +1,12 @@
 """X-Request-Id, traceparent, Server-Timing, and the log lines that carry them."""
+import gzip
 import json
 import re
 
 import pytest
 
 import wire
-from service import eventually
+from service import RawReader, eventually, request_bytes
 
 FORWARD = '/v1/attention/forward'
 STAGES = ['recv', 'decode', 'queue', 'prepare', 'copy_in', 'launch', 'compute', 'copy_out', 'encode']
@@ -38,6 +39,34 @@ def test_every_answer_has_one(server):
 def test_ids_of_a_batch_are_in_its_errors(server):
     a = server.post(FORWARD, {'requests': [wire.small_body(scale='x')]}, {'X-Request-Id': 'envelope-1'})
     assert a.json()['responses'][0]['error']['request_id'] == 'envelope-1'
+
+
+@pytest.mark.parametrize('method', ['GET\x01status=200', 'A\xffB', 'A"B'])
+def test_a_method_that_is_no_token_is_refused_and_not_logged(server, method):
+    mark = len(server.log())
+    with server.raw() as s:
+        s.sendall(f'{method} /livez HTTP/1.1\r\nHost: x\r\n\r\n'.encode('latin-1'))
+        answer = RawReader(s).answer()
+    assert answer.status == 400 and answer.json()['code'] == 'invalid-framing', answer
+    line = eventually(lambda: next((line for line in server.log()[mark:].splitlines() if answer.headers['x-request-id'] in line), None))
+    assert line and 'method=- ' in line and line.count('status=') == 1, line
+
+
+def test_white_space_behind_a_value_is_none_of_it(serve, tmp_path):
+    (tmp_path / 'tokens').write_text('secret\n')
+    server = serve('--token-file', tmp_path / 'tokens')
+    body = wire.small_bytes()
+
+    def ask(body, *lines):
+        with server.raw() as s:
+            s.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {len(body)}', *lines]) + body)
+            return RawReader(s).answer()
+    spaced = ['Authorization: Bearer secret \t', 'Content-Type: application/json ', 'Content-Encoding: gzip  ', 'X-Request-Timeout-Ms: 60000\t', 'X-Request-Id: spaced ']
+    answer = ask(gzip.compress(body), *spaced)
+    assert answer.status == 200 and answer.headers['x-request-id'] == 'spaced', answer
+    answer = ask(body, 'Authorization: Bearer secret', 'Accept: text/html ', 'Accept: application/x-safetensors')  # two lines are one list
+    assert answer.status == 200 and answer.headers['content-type'] == 'application/x-safetensors', answer
+    assert ask(body, 'Authorization: Bearer secret', 'Accept: ' + 3000 * 'x' + ' ').status == 400
 
 
 def test_server_timing_has_every_stage(server):

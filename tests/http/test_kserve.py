@@ -258,7 +258,7 @@ def lengths(answer):
 def test_a_sequence_whose_start_failed_has_not_started(serve):
     """It may be found out when its cache is there already, or on the device.
     Going on with it would attend to an empty cache."""
-    for script, bad in (('', {'v_positions': 2}), ('', {'positions': 40000}), ('launch.err=2@2', {})):
+    for script, bad in (('', {'v_positions': 2}), ('', {'positions': 40000}), ('', {'positions': 0}), ('', {'causal': 7}), ('launch.err=2@2', {})):
         server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script})
         assert lengths(step(server, 7, 3, sequence_start=True)) == [3]
         assert step(server, 7, **bad, sequence_start=True).status in (400, 413, 503)
@@ -272,6 +272,29 @@ def test_a_sequence_whose_start_failed_has_not_started(serve):
         assert step(server, 7).status == 404 and server.get('/v1/caches').json()['count'] == 0
         assert lengths(step(server, 'one', 2, sequence_start=True, sequence_end=True)) == [2]
         assert server.get('/v1/caches').json()['count'] == 0
+
+
+def test_without_a_sequence_there_is_none_to_start_or_to_end(server):
+    """What `caches` names is not a sequence's: the request that named it would have deleted it."""
+    cache = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 4, 'dtype': 'float32'}).json()['id']
+    for name in ('sequence_start', 'sequence_end'):
+        for none in ({}, {'sequence_id': 0}, {'sequence_id': ''}):
+            parameters = {'caches': json.dumps([cache]), name: True, **none}
+            body = {'inputs': [{'name': n, 'shape': [1, 1, 1, 4], 'datatype': 'FP32', 'data': [1] * 4} for n in 'qkv'], 'parameters': parameters}
+            answer = server.post('/v2/models/attention_decode/infer', body)
+            assert answer.status == 400 and answer.json()['pointer'] == '/parameters/' + name and 'wants the sequence\'s sequence_id' in answer.json()['error'], answer
+            assert server.post('/v2/models/attention_decode/infer', {**body, 'parameters': {**parameters, name: False}}).status == 200
+    assert server.get(f'/v1/caches/{cache}').json()['length'] == 6
+    server.ask('DELETE', f'/v1/caches/{cache}')
+
+
+def test_what_is_wrong_with_a_sequence_is_said_of_its_tensors(server):
+    def start(rows, *shape):
+        inputs = [{'name': n, 'shape': [rows if n == 'q' else 1, 1, *shape], 'datatype': 'FP32', 'data': [1] * (rows if n == 'q' else 1) * int(np.prod(shape))} for n in 'qkv']
+        return server.post('/v2/models/attention_decode/infer', {'inputs': inputs, 'parameters': {'sequence_id': 3, 'sequence_start': True}})
+    for answer, pointer, says in ((start(1, 1, 600), '/inputs/1/shape/3', 'head_dim: is 600'), (start(1, 0, 4), '/inputs/1/shape/2', 'kv_heads: is 0'),
+                                  (start(2, 1, 4), '/inputs/0/shape/0', 'q: shape[0] is 2, must be 1, as a sequence has one row')):
+        assert answer.status == 400 and answer.json()['pointer'] == pointer and says in answer.json()['error'], answer
 
 
 def test_a_sequence_is_its_tokens_alone(serve, tmp_path):

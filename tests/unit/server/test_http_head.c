@@ -34,6 +34,8 @@ static void test_doubtful_heads_are_refused_by_name(void **state)
         { "HTTP/1.1", "Host:x", "" },
         { "HTTP/1.0", "", "" },
         { "HTTP/1.1", "Accept:a|Accept:b|Host:x", "" },
+        { "HTTP/1.1", "Host:x|Transfer-Encoding:chunked ", "Transfer-Encoding must be chunked" },
+        { "HTTP/1.1", "Host:x|Content-Length:5 ", "Content-Length must be decimal digits" },
         { "HTTP/1.1", "", "Host is missing" },
         { "HTTP/1.1", "Host:x|host:y", "Host is given twice" },
         { "HTTP/1.1", "Host:x|Content-Length:5|content-length:5", "Content-Length is given twice" },
@@ -61,6 +63,39 @@ static void test_doubtful_heads_are_refused_by_name(void **state)
         assert_int_equal(sound(&f, cases[i].version, cases[i].head), cases[i].fault[0] == '\0');
         assert_string_equal(f.fault, cases[i].fault);
     }
+}
+
+static void test_values(void **state)
+{
+    struct http_head f;
+    (void)state;
+    assert_true(sound(&f, "HTTP/1.1",
+                      "Host:x \t|Accept:a |Accept:b\t|Accept:|Authorization:Bearer t|X-Request-Id: |"
+                      "traceparent:1|traceparent:2"));
+    assert_string_equal(f.value[HEADER_HOST], "x");
+    assert_string_equal(f.value[HEADER_ACCEPT], "a, b, ");
+    assert_string_equal(f.value[HEADER_AUTHORIZATION], "Bearer t");
+    assert_string_equal(f.value[HEADER_REQUEST_ID], "");
+    assert_string_equal(f.value[HEADER_TRACEPARENT], "1");
+    assert_null(f.value[HEADER_ORIGIN]);
+
+    char value[HTTP_HEAD_ROOM + 1];
+    http_head_begin(&f, "HTTP/1.1");
+    memset(value, 'x', sizeof value - 2);
+    strcpy(value + sizeof value - 2, " ");
+    http_head_header(&f, "Host", 4, value, sizeof value - 1); /* with its end as long as the room */
+    assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_HEAD_ROOM - 1);
+    http_head_header(&f, "Accept", 6, "a ", 2);
+    assert_false(http_head_end(&f));
+    assert_string_equal(f.fault, "Accept has white space behind it or several lines, and is too long for that");
+}
+
+static void test_methods(void **state)
+{
+    (void)state;
+    assert_true(http_head_is_method("GET") && http_head_is_method("x-y!"));
+    assert_false(http_head_is_method("") || http_head_is_method("GET\001") || http_head_is_method("A\xff") ||
+                 http_head_is_method("A\"B"));
 }
 
 static void test_lengths(void **state)
@@ -282,6 +317,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_doubtful_heads_are_refused_by_name),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_methods),
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_a_content_type_is_a_media_type_in_any_case_and_parameters),
         cmocka_unit_test(test_what_accept_wants),
