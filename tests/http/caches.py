@@ -229,7 +229,6 @@ def walk_step(what, server, rng, caches, dtype, most, count):
 def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
     """A random walk of operations on caches of the dtype that `seed` chooses, some of which live for one second; every
     answer is compared with the model's. Ends with nothing kept."""
-    rng = np.random.default_rng(seed)
     caches, done, every = [], {'expired': 0}, max(90, operations // 5)
     expired = server.metric('attnd_cache_ends_total', why='expired')
 
@@ -241,6 +240,7 @@ def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
             caches.remove(gone.cache)
             done['expired'] += 1
     for n in range(operations):
+        rng = np.random.default_rng((seed, n))  # what it draws does not depend on what has expired by now
         what = str(rng.choice(['create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'], p=[.06, .2, .2, .3, .08, .08, .05, .03]))
         what = 'pause' if n % every == every - 1 else what if caches else 'create'
         tried(what, lambda: walk_step(what, server, rng, caches, DTYPES[seed % 3], most, count))

@@ -44,7 +44,7 @@ def rng():
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize('seed', [20261122, 20261123, 20261124])  # a dtype each
+@pytest.mark.parametrize('seed', [20261103, 20261104, 20261105])  # a dtype each, and a hundred operations of each have all kinds
 def test_a_random_walk_is_what_its_model_is(anywhere, seed):
     done = walk(anywhere('--kv-bytes', '8M'), 200 if service.SLOWER == 1 else 100, seed)
     assert set(done) == {'create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get', 'pause', 'expired'} and done['expired'], done
@@ -535,13 +535,13 @@ def all_at_once(calls):
 
 
 @pytest.mark.parametrize('float8', [False, True])
-def test_steps_of_different_clients_are_one_problem(serve, rng, float8):
+def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
     """On a device whose kernels read staging memory, and without a copy: each with the bits that it has alone,
     whatever lies beside it."""
     lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6  # of the appends, which are not merged
-    script = f'copy.err=700@{copies + 1}+'
-    together = serve('--cpu-threads', 1, '--batch-window-us', 1000000, '--max-batch', 6, '--http-threads', 8, binary=service.FAKE,
-                     env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': script, **READS_STAGING})
+    os.unlink(gate)
+    script = f'hold={gate},copy.err=700@{copies + 1}+'
+    together = serve('--cpu-threads', 1, '--http-threads', 8, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': script, **READS_STAGING})
     shape = {'kv_heads': 2, 'head_dim': 64}
     if float8:
         shape |= {'dtype': 'float8_e4m3fn', 'k_scale': [.5, 2.], 'v_scale': [.25, 1.5]}
@@ -563,9 +563,24 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, float8):
 
     alone = filled(serve('--cpu-threads', 1))
     caches = filled(together)
+    before = [Cache(together, **shape) for _ in range(4)]
     for turn in 0, 1:  # the second finds what the first has appended
-        got = all_at_once([lambda i=i: step(caches[i], i, turn) for i in range(6)])
-        assert got == [step(alone[i], i, turn) for i in range(6)]
+        open(gate, 'w').close()
+        with concurrent.futures.ThreadPoolExecutor(10) as pool:
+            try:
+                held = []
+                for n in range(1, 5):  # a batch each: all four streams, so that what comes now has to wait
+                    held.append(pool.submit(step, before[n - 1], n, turn))
+                    assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n)
+                batches = together.metric('attnd_batch_size_count')
+                steps = [pool.submit(step, caches[i], i, turn) for i in range(6)]
+                assert eventually(lambda: together.metric('attnd_queue_requests') == 6)
+            finally:
+                os.unlink(gate)
+        for h in held:
+            h.result()
+        assert together.metric('attnd_batch_size_count') == batches + 1, 'they were to leave together'
+        assert [s.result() for s in steps] == [step(alone[i], i, turn) for i in range(6)]
 
 
 def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
@@ -575,7 +590,7 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
     assert_right(*decode([cache], rng.standard_normal((1, 1, 4, 8)), [cache.new(rng, 1)]), [cache])
     x = wire.tensor(np.full((1, 3, 2, 8), 77.0))
     body = {'q': wire.tensor(np.zeros((1, 1, 4, 8))), 'caches': [cache.id], 'k': x, 'v': x}
-    answer = server.post(DECODE, body, {'X-Request-Timeout-Ms': '300'})
+    answer = server.post(DECODE, body, {'X-Request-Timeout-Ms': f'{1000 * service.SLOWER:.0f}'})
     assert answer.status == 504, answer
     assert cache.info()['length'] == 1
     waiting = []

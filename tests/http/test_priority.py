@@ -1,6 +1,6 @@
 """priority: which of one token's waiting requests leaves first; those of others wait no longer for it."""
+import contextlib
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -8,25 +8,23 @@ import pytest
 import service
 import slow
 import wire
+from service import eventually, request_bytes
+from test_clients import occupied
 
 FORWARD = '/v1/attention/forward'
 INFER = '/v2/models/attention_forward/infer'
-ROWS = 8192  # some 40 ms of a core, so that answers come in the order in which requests leave
 
 
-def problem(priority):
-    return FORWARD, slow.body(ROWS, priority=priority)
-
-
-def inference(priority):
+def inference(priority, rows):
     r = np.random.default_rng(2)
-    inputs = [{'name': n, 'shape': [1, ROWS, 1, 4], 'datatype': 'FP32', 'data': r.standard_normal(4 * ROWS).round(3).tolist()} for n in 'qkv']
+    inputs = [{'name': n, 'shape': [1, rows, 1, 4], 'datatype': 'FP32', 'data': r.integers(-1, 2, 4 * rows).tolist()} for n in 'qkv']
     return INFER, json.dumps({'inputs': inputs, 'outputs': [{'name': 'lse'}], 'parameters': {'priority': priority, 'softcap': 30.0}}).encode()
 
 
-@pytest.fixture
-def answered(serve, tmp_path):
-    """Sends requests, one after the other, while slow ones hold the device: the order in which they are answered."""
+def test_the_most_urgent_of_a_token_leaves_first_and_others_keep_their_place(serve, tmp_path):
+    """None of them ever ends; their clients leave in the order in which they ought to run. Who leaves while he runs
+    is counted so, and the next of the queue follows only where the device has come to him: it has two, and computes
+    the first."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('alice\nbob\n')
     server = serve('--cpu-threads', '1', '--max-batch', '1', '--token-file', tokens)
@@ -35,35 +33,39 @@ def answered(serve, tmp_path):
     class Alice:
         post = staticmethod(lambda path, body: server.post(path, body, server.page_headers))
         metric = staticmethod(server.metric)
+    endless = json.loads(slow.calibrated(Alice, 20))
 
-    def send(*requests):
-        names = []
+    def problem(priority):
+        return FORWARD, json.dumps({**endless, 'priority': priority}).encode()
 
-        def ask(name, token, path, body):
-            answer = server.ask('POST', path, body, {'Content-Type': 'application/json', 'Authorization': f'Bearer {token}'})
-            assert answer.status == 200, answer
-            names.append(name)
-        threads = slow.occupy(Alice, slow.calibrated(Alice, 1.0))
-        for n, (token, (path, body)) in enumerate(requests):
-            threads.append(threading.Thread(target=ask, args=(n, token, path, body)))
-            threads[-1].start()
-            assert service.eventually(lambda: server.metric('attnd_queue_requests') >= 2 + n), 'the slow ones were too quick'
-        for t in threads:
-            t.join()
-        return names
-    return send
+    def head(token):
+        return [f'Authorization: Bearer {token}', 'Content-Type: application/json']
 
-
-def test_the_most_urgent_of_a_token_leaves_first_and_others_keep_their_place(answered):
-    # In the queue: a slow one of alice's, and these. Bob's stays the third.
-    assert answered(('alice', problem(0)), ('bob', problem(200)), ('alice', problem(127)), ('alice', inference(1))) == [3, 2, 1, 0]
+    def queue():
+        return server.metric('attnd_queue_requests')
+    rows = endless['q']['shape'][1]
+    # Bob's stays the third; the last two are there to be waited for.
+    asked = [('alice', problem(0)), ('alice', problem(0)), ('bob', problem(200)), ('alice', problem(127)), ('alice', inference(1, rows))]
+    with contextlib.ExitStack() as stack:
+        clients = []
+        with occupied(server, problem(0)[1], head('alice')):
+            for n, (token, (path, body)) in enumerate(asked):
+                clients.append(stack.enter_context(server.raw()))
+                clients[n].sendall(request_bytes(path, body, headers=head(token)))
+                assert eventually(lambda: queue() == n + 1), server.metrics()
+        assert eventually(lambda: queue() == 3)
+        for n, left in zip([4, 3, 2], [2, 1, 0]):
+            running = server.metric('attnd_cancelled_total', state='running')
+            clients[n].close()
+            assert eventually(lambda: queue() == left, 10 / service.SLOWER), f'the device is not at {asked[n][0]}, {n}'
+            assert server.metric('attnd_cancelled_total', state='running') == running + 1, f'{n} was still in the queue'
 
 
 @pytest.mark.parametrize('value', ['-1', '1.5', '"1"'])
 def test_what_is_no_priority(server, value):
     answer = server.post(FORWARD, wire.small_bytes()[:-1] + b',"priority":' + value.encode() + b'}')
     assert answer.status == 400 and answer.json()['pointer'] == '/priority' and 'must be an integer from 0' in answer.json()['detail'], answer
-    body = json.loads(inference(1)[1])
+    body = json.loads(inference(1, 3)[1])
     body['parameters']['priority'] = json.loads(value)
     answer = server.post(INFER, body)
     assert answer.status == 400 and 'priority' in answer.json()['error'], answer

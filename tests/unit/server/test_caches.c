@@ -876,11 +876,11 @@ static void test_what_nobody_uses_expires(void **state)
     struct cache_info a, info;
     attn_error err;
     struct caches_totals totals;
-    assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 50, &a, &err), ATTN_OK);
+    assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 60000, &a, &err), ATTN_OK);
     const int64_t now_ms = clock_ms();
     caches_expire(rig->caches, now_ms);
     assert_int_equal(caches_get(rig->caches, rig->caller, a.id, &info, &err), ATTN_OK);
-    caches_expire(rig->caches, now_ms + 1000);
+    caches_expire(rig->caches, now_ms + 60001);
     assert_int_equal(caches_get(rig->caches, rig->caller, a.id, &info, &err), ATTN_NOT_FOUND);
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.expired, 1);

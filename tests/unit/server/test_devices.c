@@ -1,5 +1,7 @@
 /* Batches through devices: which device gets one, what comes back and when, whatever the device does. The devices are
  * those of the fake backend, with memory of their own; the test is the loop. */
+#include <pthread.h>
+
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -178,18 +180,18 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
 {
     (void)state;
     struct bench b;
-    open_bench(&b, 1, "launch.slow=50@1,delay=50@2");
+    open_bench(&b, 1, "launch.slow=500@1,delay=500@2");
     submit_one(&b, devices_pick(b.server.devices, 0), 1);
     struct batch *batch = next_back(&b);
-    assert_true(batch->launch_us >= 49e3 && batch->compute_us - batch->launch_us < 49e3);
+    assert_true(batch->launch_us >= 490e3 && batch->compute_us - batch->launch_us < 490e3);
     const double whole_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
-    assert_true(batch->prepare_us > 0 && batch->prepare_us + batch->copy_in_us < 49e3);
+    assert_true(batch->prepare_us > 0 && batch->prepare_us + batch->copy_in_us < 490e3);
     assert_true(batch->prepare_us + batch->copy_in_us + batch->compute_us + batch->copy_out_us <= whole_us);
     forget(batch);
 
     submit_one(&b, devices_pick(b.server.devices, 0), 1);
     batch = next_back(&b);
-    assert_true(batch->compute_us >= 49e3 && batch->launch_us < 49e3);
+    assert_true(batch->compute_us >= 490e3 && batch->launch_us < 490e3);
     forget(batch);
     close_bench(&b);
 }
@@ -829,17 +831,29 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
     close_bench(&b);
 }
 
+static void *open_soon(void *gate)
+{
+    nanosleep(&(struct timespec){ 0, 30000000 }, NULL);
+    gate_open(gate);
+    return NULL;
+}
+
 static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
 {
     (void)state;
     struct bench b;
-    open_readers(&b, 1, "delay=30@1", NULL);
+    struct gate gate;
+    pthread_t opens;
+    open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5);
     assert_false(devices_run_here(b.server.devices, late));
     assert_non_null(late->late);
+    assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     devices_settle(late);
+    assert_int_not_equal(access(gate.path, F_OK), 0); /* it did not come back before */
     assert_null(late->late);
     assert_computed(late, 0);
+    pthread_join(opens, NULL);
     devices_settle(late); /* of one that is not late: nothing */
     job_release(late);
     close_bench(&b);
