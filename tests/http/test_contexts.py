@@ -2,6 +2,7 @@
 and what becomes of them when their backward does not run."""
 import json
 import os
+import struct
 
 import numpy as np
 import pytest
@@ -176,6 +177,20 @@ def test_an_envelope_may_use_a_context_again_that_its_first_use_did_not(server):
 
 def fake(serve, script):
     return serve('--cpu-threads', '1', '--max-batch', '1', env={'ATTN_FAKE_SCRIPT': script}, binary=service.FAKE)
+
+
+def test_what_is_saved_may_have_no_bytes(serve):
+    """In pieces, so that no memory was leased ahead either: on a device with memory of its own there is nothing to mirror."""
+    server = fake(serve, '')
+    head = json.dumps({'__metadata__': {'save': 'true'}, **{n: {'dtype': 'F16', 'shape': [1, 0, 2, 8], 'data_offsets': [0, 0]} for n in 'qkv'}}).encode()
+    body = struct.pack('<Q', len(head)) + head
+    with server.raw() as s:
+        s.sendall(request_bytes(FORWARD, None, headers=['Content-Type: application/x-safetensors', 'Accept: application/json', 'Transfer-Encoding: chunked'])
+                  + b'%x\r\n%s\r\n0\r\n\r\n' % (len(body), body))
+        answer = service.RawReader(s).answer()
+    assert answer.status == 200, answer
+    answer = server.post(BACKWARD, {'context': answer.json()['context'], 'dout': wire.tensor(np.zeros((1, 0, 2, 8)), 'float16')})
+    assert answer.status == 200 and answer.json()['dq']['shape'] == [1, 0, 2, 8], answer
 
 
 def test_a_use_whose_run_fails_gives_the_context_back(serve):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -477,6 +478,26 @@ def test_a_region_that_is_unregistered_stays_open_for_the_request_that_uses_it(f
     want = by_json(server, arrays)
     assert outputs_of_some(answer) == {'lse': want['lse']} and out.read() == want['out']
     assert eventually(lambda: mappings(server) == 1)
+    nothing_left(server)
+
+
+@pytest.mark.parametrize('first', ['deadline', 'hang-up'])
+def test_a_deadline_and_a_hang_up_give_it_up_once(fake, gate, shm, first):
+    server = fake(f'hold={gate.path}@1', *ALLOW)
+    arrays, data = problem()
+    assert register(server, 'in', shm(0, data)).status == 200
+    (name, value), = soon().items()
+    s = server.raw()
+    s.sendall(service.request_bytes(INFER, body(arrays), headers=[f'{name}: {value}']))
+    running(server)
+    if first == 'deadline':
+        time.sleep(LATE_S)
+    s.close()
+    assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 1)
+    if first == 'hang-up':
+        time.sleep(LATE_S)
+    assert server.get('/readyz').status == 200 and server.metric('attnd_inflight_requests', state='running') == 1
+    gate.open()
     nothing_left(server)
 
 

@@ -193,6 +193,19 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
 
 
+def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
+    """The device's thread takes it over from another slot, and lost on the way until when it may run."""
+    server = fake(f'hold={gate.path}@1', reads_staging=True)
+    late = Asking(server)
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
+    for _ in range(3):
+        assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+        time.sleep(0.1)
+    assert server.get('/readyz').status == 200
+    gate.open()
+    assert tensors(late.result()) == right
+
+
 def test_what_is_late_runs_on_though_the_queue_is_full(fake, right, gate):
     """Its body was admitted before the queue filled up. It waits for no device, and its thread waits for nothing."""
     server = fake(f'hold={gate.path}@1', '--queue-depth', 1, '--batch-window-us', 1000000, '--http-threads', 1, reads_staging=True)
