@@ -5,12 +5,10 @@ import json
 import threading
 import time
 
-import pytest
-
 import service
-import slow
 import wire
 from service import Probe, eventually, request_bytes
+from test_faults import Asking
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 
@@ -31,6 +29,11 @@ def leave_behind(server, body, count):
     return sockets
 
 
+def processor_seconds(server):
+    """What the server has computed so far, however busy the machine is."""
+    return server.metric('process_cpu_seconds_total')
+
+
 def stops_at_once(server, seconds):
     start = time.monotonic()
     server.stop()
@@ -44,14 +47,14 @@ def stops_at_once(server, seconds):
 def test_two_thousand_million_batch_rows_of_nothing_are_refused_at_once(serve):
     server = serve()
     with Probe(server) as probe:
-        start = time.monotonic()
+        before = processor_seconds(server)
         answer = server.post(FORWARD, nothing(2**31 - 1))
-        took = time.monotonic() - start
+        took = processor_seconds(server) - before
     assert answer.status == 413, answer
     problem = answer.json()
     assert problem['code'] == 'too-large' and problem['pointer'] == '/q/shape', problem
     assert problem['detail'] == 'q: 2147483647 batch rows of 1 heads are 2147483647, B times H must be at most 1048576'
-    assert took < 1 * service.SLOWER
+    assert took < 1 * service.SLOWER, f'{took:.1f} s of the processor'
     probe.check()
 
 
@@ -127,7 +130,7 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
         little = server.forward(**wire.small_body(), verify=1)  # verify: by way of the device's queue
         took = time.monotonic() - start
     assert little.status == 200, little
-    assert took < 1 * service.SLOWER, f'somebody else waited {took:.1f} s'
+    assert took < 5 * service.SLOWER, f'somebody else waited {took:.1f} s'
     assert [a.status for a in answers] == [504] * 7, answers
     probe.check()
     stops_at_once(server, 5)
@@ -136,20 +139,20 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
 def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
     """Running work is given up between tiles when nobody waits for it, so the device is free again."""
     server = serve('--max-batch', 1, '--cpu-threads', 2)
-    body = thin(200000)  # 2 s at the very least, in truth several times as long
+    body = thin(200000, softcap=30.0)  # 2 s at the very least, in truth six times as long
 
     def idle():
         return server.get('/v1/info').json()['devices'][0]['running_requests'] == 0
     with Probe(server) as probe:
-        answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '3000'})
+        answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '4000'})
         assert answer.status == 504 and 'while the request was running' in answer.json()['detail'], answer
-        assert eventually(idle, 1), 'it computes for a client that has its 504'
+        assert eventually(idle, 4), 'it computes for a client that has its 504'
 
         sockets = leave_behind(server, body, 2)
         assert eventually(lambda: not idle())
         for s in sockets:
             s.close()
-        assert eventually(idle, 1), 'it computes for clients that left'
+        assert eventually(idle, 4), 'it computes for clients that left'
         assert server.forward(**wire.small_body(), verify=1).status == 200
     assert server.metric('attnd_device_errors_total') == 0
     probe.check()
@@ -157,21 +160,25 @@ def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
 
 def test_a_batch_goes_on_while_one_of_its_clients_waits(serve):
     server = serve('--cpu-threads', 1)
-    first = threading.Thread(target=lambda: server.post(FORWARD, slow.calibrated(server, 0.5)))
-    first.start()
-    time.sleep(0.2)
+
+    def running():
+        return server.metric('attnd_inflight_requests', state='running')
+    before = []
+    for n in range(2):  # the device has one, and one more for when it is done
+        before += leave_behind(server, thin(400000), 1)
+        assert eventually(lambda: running() == n + 1)
     alike = json.dumps({**wire.small_body(), 'save': True}).encode()
-    left = leave_behind(server, alike, 6)  # they wait behind it, and leave together with those below
-    staying = [threading.Thread(target=lambda: kept.append(server.post(FORWARD, alike))) for _ in range(3)]
-    kept = []
-    for t in staying:
-        t.start()
+    left = leave_behind(server, alike, 6)
+    staying = [Asking(server, alike) for _ in range(3)]
+    assert eventually(lambda: server.metric('attnd_queue_requests') == 9)
+    before[0].close()
+    assert eventually(lambda: running() == 10), 'they were to be the next'
+    assert server.metric('attnd_batch_size_count') == 3, 'they were to leave together'
     for s in left:
         s.close()
-    for t in staying:
-        t.join()
-    first.join()
-    assert [a.status for a in kept] == [200] * 3, kept
+    assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 7)
+    before[1].close()
+    assert [request.result().status for request in staying] == [200] * 3
 
 
 def test_more_work_than_a_request_may_be_is_refused_by_name(serve):
@@ -193,7 +200,7 @@ def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):
     server = serve('--cpu-threads', 1)
     start = time.monotonic()
     answer = server.post(FORWARD, thin(400000), {'X-Request-Timeout-Ms': '12000'})
-    assert time.monotonic() - start < 3 * service.SLOWER
+    assert time.monotonic() - start < 8 * service.SLOWER
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer
     assert answer.json()['detail'].startswith('this takes 16 seconds here at the very least, and the deadline is in '), answer
 
@@ -228,13 +235,36 @@ def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_meas
     stops_at_once(server, 5)
 
 
+def ends_what_is_finished(server, body):
+    """A deadline that passes while rows are verified or numbers measured, on a thread that is free then. Both are told by
+    the processor: no other work on this machine counts."""
+    def finishing():
+        return server.metric('attnd_inflight_requests', state='finishing') == 1
+    for _ in range(2):  # how long it takes to come so far, the second time: the first waits for memory too
+        start = time.monotonic()
+        left = leave_behind(server, body, 1)[0]
+        assert eventually(finishing)
+        ms = 100 + 1000 * (time.monotonic() - start)
+        left.close()
+        assert eventually(lambda: server.inflight() == 0)
+    for _ in range(12):  # until the deadline does not pass before, or after
+        before = processor_seconds(server)
+        asking = Asking(server, body, {'X-Request-Timeout-Ms': f'{ms:.0f}'})
+        assert eventually(lambda: finishing() or not asking.is_alive())
+        seen, status = asking.is_alive(), asking.result().status
+        told = processor_seconds(server)
+        assert status in (200, 504), status
+        if seen and status == 504:
+            break
+        ms *= 0.75 if status == 200 else 1.25
+    assert seen and status == 504, 'no deadline ended it'
+    assert told - before < (2 * ms / 1000 + 0.5) * service.SLOWER, f'504 after {told - before:.1f} s'
+    time.sleep(1)
+    assert processor_seconds(server) - told < 0.3, 'it went on for nobody'
+
+
 def test_a_deadline_ends_the_measuring(serve):
-    server = serve()
-    start = time.monotonic()
-    answer = server.post(FORWARD, wordy(1 << 17), {'X-Request-Timeout-Ms': '100'})  # of which the measuring takes most of a second
-    took = time.monotonic() - start
-    assert answer.status == 504, answer.status
-    assert took < 2 * service.SLOWER, f'504 after {took:.1f} s'
+    ends_what_is_finished(serve(), wordy(1 << 17))  # a second
 
 
 def proven(rows, **options):
@@ -257,14 +287,11 @@ def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
 
 def test_verification_ends_with_the_deadline_and_with_the_server(serve):
     server = serve('--drain-ms', 300)
-    body = json.dumps(proven(15000)).encode()
+    body = json.dumps(proven(15000)).encode()  # most of a second
+    ends_what_is_finished(server, body)
     with Probe(server) as probe:
-        start = time.monotonic()
-        answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '400'})
-        took = time.monotonic() - start
         left = leave_behind(server, body, 12)
         time.sleep(0.3)
-    assert answer.status == 504 and took < 1.5 * service.SLOWER, (answer, took)
     probe.check()
     stops_at_once(server, 4)
     for s in left:

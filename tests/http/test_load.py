@@ -34,10 +34,10 @@ def test_a_step_of_decoding_is_told_by_its_parts(server):
 
 
 @pytest.mark.parametrize('staging', ['0', '1'])
-@pytest.mark.parametrize('script, slow', [('launch.slow=20', 'launch'), ('delay=20', 'kernel')])
+@pytest.mark.parametrize('script, slow', [('launch.slow=200', 'launch'), ('delay=200', 'kernel')])
 def test_a_slow_launch_and_a_slow_kernel_are_told_apart(serve, script, slow, staging):
     server = serve('--cpu-threads', '1', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_READS_STAGING': staging})
     row, = map(us, table(server, '--caches', '2', '--lengths', '3'))
-    assert row[slow] > 19000, row
+    assert row[slow] > 190000, row
     other = 'kernel' if slow == 'launch' else 'launch'  # what else takes long is the machine's affair
-    assert row[other] < 15000, row
+    assert row[other] < 150000, row

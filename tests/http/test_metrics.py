@@ -11,6 +11,7 @@ import pytest
 import service
 import wire
 from service import eventually
+from test_shutdown import Upload
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 NAME, LABEL = r'[a-zA-Z_:][a-zA-Z0-9_:]*', r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"'
@@ -121,7 +122,9 @@ def test_gauges_return_to_rest(server):
     assert eventually(rest), server.metrics()
 
 
-def test_stages_are_observed(server):
+def test_stages_are_observed(serve):
+    server = serve()  # of its own: an answer to somebody else is counted after it has left
+
     def count(stage):
         return server.metric('attnd_stage_duration_seconds_count', stage=stage)
     before = {s: count(s) for s in ('recv', 'queue', 'compute')}
@@ -162,10 +165,7 @@ def test_what_alerts_watch_is_there_before_it_happens():
 def test_a_drain_can_be_watched_on_the_address_of_the_metrics():
     port = service.free_port()
     server = service.Server('--metrics-listen', f'127.0.0.1:{port}').start()
-    body = wire.small_bytes()
-    upload = server.raw()
-    upload.sendall(service.request_bytes(FORWARD, body)[:-5])
-    assert eventually(lambda: server.inflight() >= 1)
+    upload = Upload(server)
     server.process.send_signal(signal.SIGTERM)
     main, server.address = server.address, ('127.0.0.1', port)  # what it says about itself is asked for there from now on
 
@@ -178,9 +178,7 @@ def test_a_drain_can_be_watched_on_the_address_of_the_metrics():
     assert server.metric('attnd_ready') == 0 and server.get('/readyz').status == 503 and server.get('/livez').status == 200
     with pytest.raises(ConnectionRefusedError):
         service.socket.create_connection(main)
-    upload.sendall(body[-5:])
-    assert service.RawReader(upload).answer().status == 200
-    upload.close()
+    assert upload.finish().status == 200
     server.stop()
 
 

@@ -13,8 +13,50 @@ import service
 import slow
 import wire
 from service import RawReader, Server, eventually, request_bytes
+from test_faults import Asking, fake, gate, running  # noqa: F401 (fixtures)
 
 FORWARD = '/v1/attention/forward'
+
+
+def drain(server):
+    """Tells it to stop, and waits until it has begun to."""
+    server.process.send_signal(signal.SIGTERM)
+    assert eventually(lambda: ' draining ' in server.log()), server.log()
+
+
+class Upload(threading.Thread):
+    """A request but its end, of which a byte leaves every half second until finish(): what stands still for 2 s is cut
+    while the server drains."""
+    TAIL = 200  # bytes kept back: enough for 100 s
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        request = request_bytes(FORWARD, wire.small_bytes())
+        self.socket, self.left, self.enough = server.raw(), request[-self.TAIL:], threading.Event()
+        self.socket.sendall(request[:-self.TAIL])
+        self.start()
+        assert eventually(lambda: server.inflight() >= 1)
+
+    def run(self):
+        while not self.enough.wait(0.5) and len(self.left) > 1:
+            try:
+                self.socket.sendall(self.left[:1])
+            except OSError:
+                return  # cut: finish() sees it
+            self.left = self.left[1:]
+
+    def leave(self):
+        self.enough.set()
+        self.join()
+        self.socket.close()
+
+    def finish(self):
+        """Sends the rest and returns the answer."""
+        self.enough.set()
+        self.join()
+        with self.socket:
+            self.socket.sendall(self.left)
+            return RawReader(self.socket).answer()
 
 
 class Load:
@@ -91,34 +133,25 @@ def test_again_and_again(tmp_path):
         assert set(load.answered) <= {200, 503}
 
 
-def test_what_runs_and_what_waits_is_finished():
-    server = Server('--cpu-threads', '1', '--max-batch', '1').start()
-    body = slow.calibrated(server, 0.7)
-    answers = []
-    threads = [threading.Thread(target=lambda: answers.append(server.post(FORWARD, body))) for _ in range(8)]
-    for t in threads:
-        t.start()
-    assert eventually(lambda: server.metric('attnd_queue_requests') >= 2)
-    server.stop()
-    for t in threads:
-        t.join()
+def test_what_runs_and_what_waits_is_finished(fake, gate):
+    server = fake(f'hold={gate.path}', '--max-batch', 1)
+    requests = [Asking(server) for _ in range(8)]
+    assert eventually(lambda: running(server)['fake:0'] == 4 and server.metric('attnd_queue_requests') == 4)
+    drain(server)
+    gate.open()
+    answers = [r.result() for r in requests]
     assert [a.status for a in answers] == [200] * 8, answers
     assert all(a.headers.get('connection', '').lower() == 'close' for a in answers)
+    assert server.process.wait(40 * service.SLOWER) == 0, server.log()  # by itself: a second signal would hurry it
 
 
 def test_an_upload_that_has_begun_is_finished():
     server = Server().start()
-    body = wire.small_bytes()
-    s = server.raw()
-    s.sendall(request_bytes(FORWARD, body)[:-50])
-    assert eventually(lambda: server.inflight() >= 1)
-    process = server.process
-    process.send_signal(signal.SIGTERM)
+    upload = Upload(server)
+    drain(server)
     time.sleep(0.3)
-    assert process.poll() is None
-    s.sendall(body[-50:])
-    assert RawReader(s).answer().status == 200
-    s.close()
+    assert server.process.poll() is None
+    assert upload.finish().status == 200
     server.stop()
 
 
@@ -126,19 +159,17 @@ def test_readiness_goes_first():
     """While it drains a new connection is refused or told 503, and a held one is told to close."""
     server = Server('--cpu-threads', '1', '--max-batch', '1').start()
     body = slow.calibrated(server, 1.0)
-    running = threading.Thread(target=lambda: server.post(FORWARD, body))
     held = server.connect()
     assert held.ask('GET', '/readyz').status == 200
-    running.start()
+    computed = Asking(server, body)
     assert eventually(lambda: server.inflight() == 1)
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.1)
+    drain(server)
     try:
         answer = held.ask('GET', '/readyz')
         assert answer.status == 503, answer
     except (OSError, http.client.HTTPException):
         pass  # an idle connection may be closed at once
-    running.join()
+    assert computed.result().status == 200
     server.stop()
 
 
@@ -146,9 +177,7 @@ def test_readiness_goes_first():
 def test_who_comes_during_a_drain_is_refused_at_once(options):
     """Let in, they would wait for a server that is about to end; refused, a balancer takes the next one."""
     server = Server(*options).start()
-    s = server.raw()
-    s.sendall(request_bytes(FORWARD, wire.small_bytes())[:-5])
-    assert eventually(lambda: server.inflight() >= 1)
+    upload = Upload(server)
     server.process.send_signal(signal.SIGTERM)
 
     def refused():
@@ -158,10 +187,8 @@ def test_who_comes_during_a_drain_is_refused_at_once(options):
             return True
         except ConnectionResetError:
             return False  # its handshake met the close; from now on they are refused
-    assert eventually(refused, 2)
-    s.sendall(wire.small_bytes()[-5:])
-    assert RawReader(s).answer().status == 200
-    s.close()
+    assert eventually(refused)
+    assert upload.finish().status == 200
     server.stop()
 
 
@@ -180,53 +207,66 @@ def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
     server.stop()
 
 
-def test_connections_that_a_balancer_keeps_are_good_for_its_next_requests():
-    """It does not know yet that the server drains. If they were closed, a request would be on its way in the same
-    moment, now and then."""
-    server = Server().start()
-    kept = [server.connect() for _ in range(5)]
+def ask_those_kept(server):
+    """A drain, and a request on each connection that a balancer has kept. False where this machine let nobody ask for
+    so long that the server may have closed the others."""
+    kept = [server.connect() for _ in range(8)]
     for connection in kept:
         assert connection.ask('GET', '/livez').status == 200
     kept.append(server.connect())  # made ahead, and not used yet
     kept[-1].connect()
-    time.sleep(0.8 * service.SLOWER)  # longer than the silence that ends a connection
-    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.8)  # longer than the silence that ends a connection
+    last = time.monotonic()
+    drain(server)
     for connection in kept:
-        time.sleep(0.2)
-        answer = connection.ask('POST', FORWARD, wire.small_bytes())
-        assert answer.status == 200 and answer.headers['connection'].lower() == 'close', answer
+        time.sleep(0.1)
+        began, sent, failure = time.monotonic(), None, None
+        try:
+            connection.request('POST', FORWARD, wire.small_bytes())
+            sent = time.monotonic()
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as e:
+            failure = e
+        if (sent or time.monotonic()) - last > 0.45:
+            return False
+        assert failure is None, failure
+        assert answer.status == 200 and answer.headers['connection'].lower() == 'close', answer.headers
+        last = began
     with pytest.raises(ConnectionRefusedError):
         server.connect().connect()
-    server.stop()
+    return True
+
+
+def test_connections_that_a_balancer_keeps_are_good_for_its_next_requests(serve):
+    """It does not know yet that the server drains. If they were closed, a request would be on its way in the same
+    moment, now and then."""
+    assert any(ask_those_kept(serve()) for _ in range(8)), 'this machine never asks in time'
 
 
 def test_a_second_signal_hurries():
     server = Server('--cpu-threads', '1', '--max-batch', '1', '--drain-ms', '600000').start()
-    s = server.raw()
-    s.sendall(request_bytes(FORWARD, wire.small_bytes())[:-5])  # would be waited for
-    assert eventually(lambda: server.inflight() >= 1)
+    upload = Upload(server)  # would be waited for
     process = server.process
-    process.send_signal(signal.SIGTERM)
+    drain(server)
     time.sleep(0.3)
     assert process.poll() is None
     start = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.wait(20 * service.SLOWER)
     assert time.monotonic() - start < 10 * service.SLOWER
-    s.close()
+    upload.leave()
     assert process.returncode is not None and process.returncode >= 0, f'killed by signal {-process.returncode}:\n{server.log()}'
     assert not service.SANITIZED.search(server.log_bytes()), server.log()
 
 
 def test_draining_has_a_limit():
     server = Server('--drain-ms', '500').start()
-    s = server.raw()
-    s.sendall(request_bytes(FORWARD, wire.small_bytes())[:-5])
-    assert eventually(lambda: server.inflight() >= 1)
+    upload = Upload(server)
     start = time.monotonic()
     server.stop()
     assert 0.3 < time.monotonic() - start < 15 * service.SLOWER
-    s.close()
+    upload.leave()
 
 
 def test_idle_it_stops_at_once():
@@ -317,14 +357,11 @@ def test_a_second_signal_brings_the_hard_stop_nearer(tmp_path):
     gate = tmp_path / 'gate'
     server = Server('--drain-ms', '600000', env=service.shimmed(HANG_STOP=gate)).start()
     gate.touch()
-    s = server.raw()
-    s.sendall(request_bytes(FORWARD, wire.small_bytes())[:-5])
-    assert eventually(lambda: server.inflight() >= 1)
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    upload = Upload(server)
+    drain(server)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait((HARD_STOP_S + 20) * service.SLOWER) == 71
-    s.close()
+    upload.leave()
 
 
 def test_a_server_that_cannot_end_itself_is_killed_by_its_supervisor():
