@@ -207,7 +207,8 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
     attn_status status = ATTN_OK;
     point_to(pointer, "/inputs/", index, "/datatype");
     bool takes = word && proto_dtype_parse(word, dtype);
-    if (takes && fp8 && dtype->as == ATTN_U8) (void)proto_dtype_parse(attn_dtype_name(ATTN_F8E4M3), dtype);
+    if (takes && fp8 && !strcmp(dtype->name, attn_dtype_name(ATTN_U8))) /* BOOL is not */
+        (void)proto_dtype_parse(attn_dtype_name(ATTN_F8E4M3), dtype);
     else if (takes && fp8)
         status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: " FP8 " is true, which goes with UINT8, not with %s",
                            name, tree_describe(value, quote));

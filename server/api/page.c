@@ -36,7 +36,7 @@ static const struct {
     [PAGE_INDEX] = { page_index, CSP("/kDzXXp1ar2KeDkZESKSmqp2N4qruHgD3AJYUICoMw8=",
                                      "Vm0VVsLya5VhyoPrBbExbGEvyMOgLVNhSCE/+eMD55c=") },
     [PAGE_DOCS] = { page_docs, CSP("GOWMk8PbkhOn2uxHjkuhpIu340zuFhWVPP5jRoDb+XA=",
-                                   "nmHcPB80H8QkY5MyrAnEhIjaVZxOQH7cU2LNFdo2qUI=") },
+                                   "4GeM39mKb6qRjXwy16u9ZGF8A94cpFQIe+fV+eK64PE=") },
 };
 
 char *page_write(enum page page, size_t *length)

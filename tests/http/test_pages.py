@@ -117,6 +117,10 @@ def test_the_document_is_shown_and_a_request_sent(server, browser):
     browser.value(SEND)
     browser.wait(ANSWERED + ".startsWith('HTTP 200')")
     assert '"backend": "cpu' in browser.value(ANSWERED)
+    cache = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 2, 'dtype': 'float32'}).json()['id']  # what the path names is typed
+    fork = "document.getElementById('post_v1_caches_id_fork')"
+    browser.value(f"{fork}.querySelector('input').value = '{cache}', {fork}.querySelector('button').click()")
+    browser.wait(f"{fork}.querySelector('pre').textContent.startsWith('HTTP 201')")
     assert browser.complaints() == ([], {f'127.0.0.1:{server.port}'})
 
 

@@ -91,9 +91,9 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* That plan for a forward in tiles of BM queries over `rows` keys per head, whose rows of K and V have row_bytes together.
- * uneven: tiles differ in length. A head reads as many keys as a tile of queries sees at most, all or those in a window;
- * and so many rows below the first, or above the last, see less, for the sequence ends there. */
+/* That plan for a forward in tiles of BM queries over `rows` keys per head, of which K and V take row_bytes each.
+ * uneven: tiles differ in length. A head reads as many keys as a tile of queries sees at most, all or those in a
+ * window; and so many rows below the first, or above the last, see less, for the sequence ends there. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
