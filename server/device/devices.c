@@ -360,7 +360,7 @@ static int most_batches(const struct device *device)
     return device->slot_count + (device->info.unified || device->slot_count == 1);
 }
 
-struct device *devices_pick(struct devices *devices, unsigned passed_over)
+struct device *devices_pick(struct devices *devices, uint64_t passed_over)
 {
     struct device *best = NULL;
     for (int i = 0; i < devices->count; i++) {

@@ -126,7 +126,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 
 /* The device with room for another batch and the least work, but for those of `passed_over` (bits of their numbers);
  * NULL when all are busy. */
-struct device *devices_pick(struct devices *devices, unsigned passed_over);
+struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 int device_number(const struct device *device);
 /* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner
  * for being sent now, and may grow. */

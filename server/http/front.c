@@ -7,6 +7,7 @@
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
 #include "server/work/caches.h"
+#include "server/work/contexts.h"
 #include "server/work/regions.h"
 
 static int connections(void *context)
@@ -64,9 +65,10 @@ static void reload(void *context)
     if (front->server->tokens == NULL) return;
     if (tokens_reload(front->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* Nobody could unregister them any more. */
+        /* Nobody could unregister, delete or use them any more. */
         if (front->server->regions) regions_forget(front->server->regions, is_known, front->server->tokens);
         caches_forget(front->server->caches, is_known, front->server->tokens);
+        contexts_forget(front->server->contexts, clock_ms(), is_known, front->server->tokens);
     } else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
 }
 

@@ -93,7 +93,7 @@ void batches_dispatch(struct loop *loop)
 {
     struct server *server = loop->server;
     struct device *device;
-    unsigned passed_over = 0;
+    uint64_t passed_over = 0;
     if (loop->steps_changed || loop->steps_arrived) begin_steps(loop);
     while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
@@ -102,7 +102,7 @@ void batches_dispatch(struct loop *loop)
         const int count = queue_take(&server->queue, device_number(device), now, loop->batch_jobs, &wait_ns);
         if (count == 0) { /* what waits is for another device, or for others to come */
             if (wait_ns > 0) arm_window(loop, wait_ns);
-            passed_over |= 1u << device_number(device);
+            passed_over |= UINT64_C(1) << device_number(device);
             continue;
         }
         struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->jobs[0]);

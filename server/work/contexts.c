@@ -205,16 +205,31 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-void contexts_expire(struct contexts *contexts, int64_t now_ms)
+/* Those that can be taken: that are too old, and, where somebody knows the callers, of those whom he does not know. */
+static void end_some(struct contexts *contexts, int64_t now_ms,
+                     bool (*is_known)(void *context, const struct caller *caller), void *context)
 {
     for (int i = 0; i < contexts->max_count; i++) {
         struct job *job = NULL;
         pthread_mutex_lock(&contexts->lock);
         struct entry *entry = &contexts->entries[i];
-        if (entry->state == CONTEXT_READY && now_ms >= entry->expires_ms) job = empty(contexts, entry);
+        if (entry->state == CONTEXT_READY &&
+            (now_ms >= entry->expires_ms || (is_known && !is_known(context, entry->job->caller))))
+            job = empty(contexts, entry);
         pthread_mutex_unlock(&contexts->lock);
         job_release(job);
     }
+}
+
+void contexts_expire(struct contexts *contexts, int64_t now_ms)
+{
+    end_some(contexts, now_ms, NULL, NULL);
+}
+
+void contexts_forget(struct contexts *contexts, int64_t now_ms,
+                     bool (*is_known)(void *context, const struct caller *caller), void *context)
+{
+    end_some(contexts, now_ms, is_known, context);
 }
 
 int64_t contexts_bytes(struct contexts *contexts)

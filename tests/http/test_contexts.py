@@ -2,6 +2,7 @@
 and what becomes of them when their backward does not run."""
 import json
 import os
+import signal
 import struct
 
 import numpy as np
@@ -173,6 +174,17 @@ def test_an_envelope_may_use_a_context_again_that_its_first_use_did_not(server):
     context = saved(server)
     answer = server.post(BACKWARD, {'requests': [{'context': context, 'dout': d} for d in (WRONG, DOUT, DOUT)]})
     assert statuses(answer) == [400, 200, 404], answer
+
+
+def test_the_contexts_of_a_token_that_is_gone_go_with_it(serve, tokens):
+    server = serve('--token-file', tokens)
+    mine, other = saved(server, ALICE), saved(server, BOB)
+    server.page_headers = BOB
+    tokens.write_text('bob\n')
+    os.kill(server.pid, signal.SIGHUP)
+    assert eventually(lambda: server.metric('attnd_contexts', state='ready') == 1)
+    assert use(server, mine, ALICE).status == 401 and use(server, mine, BOB).status == 404
+    assert use(server, other, BOB).status == 200
 
 
 def fake(serve, script):
