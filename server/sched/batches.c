@@ -173,7 +173,7 @@ static void on_finished(void *context, struct finishing *finishing)
         if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
-    }
+    } else prepare_finish_contexts(job, false);
     finish_free(finishing); /* and its reference, as in batches_done() */
     if (request != NULL) finish_request(loop, job);
 }

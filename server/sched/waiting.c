@@ -126,11 +126,12 @@ void waiting_detach(struct loop *loop, struct request *request)
         loop->steps_changed |= job->step != NULL;
         step_end(job, false); /* of one that runs: when the device is done */
     }
-    prepare_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
+    if (job->finishing)
+        job->finishing->cancelled = true;     /* its thread may read what a context is called: on_finished() */
+    else prepare_finish_contexts(job, false); /* a device may still read what it uses: it stays leased */
     if (job->batch && !job->given_up && --job->batch->waiting == 0)
         attn_cancel(&job->batch->cancel); /* it would compute for nobody */
     job->batch = NULL;
-    if (job->finishing) job->finishing->cancelled = true;
     job->request = NULL;
     request->job = NULL;
     job_release(job);
