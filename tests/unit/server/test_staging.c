@@ -229,6 +229,26 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_free(staging);
 }
 
+/* Warm memory of before the shares became smaller (another token came) is no reason to refuse what fits the share. */
+static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
+{
+    (void)state;
+    struct staging_pool *pool = staging_new(64 << 20, 64 << 20, NULL);
+    struct caller *caller = caller_new();
+    struct staging_block *block;
+    attn_error err;
+    const size_t bytes = 37 << 19; /* of an extent of 20 MiB; the share will be 19.2 */
+    assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
+    assert_int_equal(block->bytes, 20 << 20);
+    staging_release(pool, block);
+    caller->percent = 30;
+    assert_true(caller_share(caller, 64 << 20) < 20 << 20);
+    if (staging_lease(pool, caller, bytes, &block, &err) != ATTN_OK) fail_msg("%s", err.text);
+    staging_release(pool, block);
+    caller_release(caller);
+    staging_free(pool);
+}
+
 static void test_each_caller_has_a_share_of_the_pool(void **state)
 {
     (void)state;
@@ -270,6 +290,7 @@ int main(void)
         cmocka_unit_test(test_warm_memory_is_bounded_and_given_back_when_nobody_wants_it),
         cmocka_unit_test(test_a_system_without_memory_is_told_apart_from_a_full_pool),
         cmocka_unit_test(test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most),
+        cmocka_unit_test(test_warm_memory_above_a_callers_share_is_left_alone),
         cmocka_unit_test(test_each_caller_has_a_share_of_the_pool),
         cmocka_unit_test(test_many_threads_never_exceed_the_bound),
     };
