@@ -5,10 +5,12 @@
 #   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone
 #      and among others, NaN rules
 #   3. attnd on the GPU: conformance over HTTP with three random seeds
-#   4. one request a thousand times, alone and among random neighbours: one answer, to the bit
-#   5. copies and kernels of different requests overlap (overlap.c)
-#   6. with PyTorch: tensors in a client's GPU memory, used in place (cuda_shared_memory.py)
-#   7. with two GPUs or more: all of them behind one attnd (two.sh)
+#   4. one request a thousand times, alone and among random neighbours, and a deterministic backward 250 times: one answer
+#      each, to the bit
+#   5. a random walk of 10,000 operations on caches against NumPy (ATTN_GPU_WALK)
+#   6. copies and kernels of different requests overlap (overlap.c)
+#   7. with PyTorch: tensors in a client's GPU memory, used in place (cuda_shared_memory.py)
+#   8. with two GPUs or more: all of them behind one attnd (two.sh)
 #
 # BUILD holds attnd, tests/unit/kernels/test_backends, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing
 # is built here, so that a build can be carried to a machine with a GPU and little else (libraries beside the programs
@@ -36,7 +38,7 @@ check() {
     log=$(mktemp)
     if "$@" >"$log" 2>&1; then
         passed=$((passed + 1))
-        echo "ok   $name: $(grep -E 'passed|PASSED' "$log" | tail -1)"
+        echo "ok   $name: $(grep -E 'passed|PASSED|every answer right' "$log" | tail -1)"
     else
         failed=$((failed + 1))
         echo "FAIL $name"
@@ -54,7 +56,9 @@ for seed in $seeds; do
     { ATTN_BACKEND=cuda ATTN_RANDOM_SEED=$seed ATTN_RANDOM_COUNT=${ATTN_GPU_COUNT:-1000} "$build/tests/unit/kernels/test_backends" >"$logs/$seed" 2>&1
         echo $? >"$logs/$seed.status"; } &
 done
-# ended SEED: waits for those of a seed; their output and status.
+{ ATTND_BINARY=$(realpath "$build/attnd") "$python" tests/http/caches.py --gpu --operations "${ATTN_GPU_WALK:-10000}" >"$logs/walk" 2>&1
+    echo $? >"$logs/walk.status"; } &
+# ended NAME: waits for those of a seed, or the walk; their output and status.
 ended() {
     while [ ! -s "$logs/$1.status" ]; do sleep 0.2; done
     cat "$logs/$1"
@@ -71,6 +75,7 @@ for _ in $(seq 100); do
 done
 for _ in 1 2 3; do check "conformance over HTTP" "$python" tests/conformance/check.py "http://127.0.0.1:$port"; done
 check "one answer in a thousand, among neighbours" "$python" tests/gpu/same_bits.py "http://127.0.0.1:$port" 1000
+check "one deterministic backward in 250, among neighbours" "$python" tests/gpu/same_bits.py "http://127.0.0.1:$port" 250 backward
 if "$python" -c 'import torch' 2>/dev/null; then
     check "a client's GPU memory, in place" "$python" tests/gpu/cuda_shared_memory.py "http://127.0.0.1:$port"
 fi
@@ -80,6 +85,7 @@ status=$?
 check "attnd drains and exits 0 (it exited $status)" test "$status" = 0
 
 for seed in $seeds; do check "test_backends on cuda, random problems from $seed" ended "$seed"; done
+check "a random walk on caches" ended walk
 check "copies and kernels overlap" "$build/tests/gpu/overlap" timeline
 if [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ]; then check "several GPUs" bash tests/gpu/two.sh "$build"; fi
 

@@ -1,6 +1,7 @@
-"""One request many times, alone and while random neighbours are served: same_bits.py URL COUNT
+"""One request many times, alone and while random neighbours are served: same_bits.py URL COUNT [backward]
 
-Every answer must equal the first to the byte, but for its timings. Exit status 0 only then; the last line counts.
+Every answer must equal the first to the byte, but for its timings. With `backward` the request is a deterministic
+backward of several tiles of keys. Exit status 0 only then; the last line counts.
 """
 import base64
 import http.client
@@ -16,25 +17,29 @@ def tensor(r, shape):
     return {'shape': list(shape), 'dtype': 'float16', 'data': base64.b64encode(r.standard_normal(shape).astype(np.float16).tobytes()).decode()}
 
 
-def body(r, B, Sq, Sk, H, Hk, D, causal):
-    return json.dumps({'q': tensor(r, (B, Sq, H, D)), 'k': tensor(r, (B, Sk, Hk, D)), 'v': tensor(r, (B, Sk, Hk, D)), 'causal': causal}).encode()
+def body(r, B, Sq, Sk, H, Hk, D, causal, **more):
+    return json.dumps({'q': tensor(r, (B, Sq, H, D)), 'k': tensor(r, (B, Sk, Hk, D)), 'v': tensor(r, (B, Sk, Hk, D)), 'causal': causal, **more}).encode()
 
 
-def post(connection, data):
-    connection.request('POST', '/v1/attention/forward', data, {'Content-Type': 'application/json'})
+def post(connection, data, op='forward'):
+    connection.request('POST', '/v1/attention/' + op, data, {'Content-Type': 'application/json'})
     answer = connection.getresponse()
     text = answer.read()
     assert answer.status == 200, text[:300]
     answer = json.loads(text)
-    return answer['out']['data'], answer['lse']['data']
+    return [answer[name]['data'] for name in (('out', 'lse') if op == 'forward' else ('dq', 'dk', 'dv'))]
 
 
 def main():
     url, count = urllib.parse.urlparse(sys.argv[1]), int(sys.argv[2])
     connect = lambda: http.client.HTTPConnection(url.hostname, url.port, timeout=60)
-    fixed = body(np.random.default_rng(1), 2, 190, 333, 8, 2, 64, True)
+    op, r = 'backward' if 'backward' in sys.argv[3:] else 'forward', np.random.default_rng(1)
+    if op == 'forward':
+        fixed = body(r, 2, 190, 333, 8, 2, 64, True)
+    else:
+        fixed = body(r, 2, 700, 1000, 4, 2, 128, True, dout=tensor(r, (2, 700, 4, 128)), deterministic=True)
     connection = connect()
-    want = post(connection, fixed)
+    want = post(connection, fixed, op)
     different, stop = 0, threading.Event()
 
     def neighbour(seed):
@@ -44,12 +49,12 @@ def main():
             post(c, body(r, int(r.integers(1, 4)), int(r.integers(1, 300)), int(r.integers(1, 400)), H, 1, int(r.choice([32, 64, 128])), bool(r.integers(2))))
 
     for n in range(count // 2):
-        different += post(connection, fixed) != want
+        different += post(connection, fixed, op) != want
     neighbours = [threading.Thread(target=neighbour, args=(seed,)) for seed in range(6)]
     for thread in neighbours:
         thread.start()
     for n in range(count - count // 2):
-        different += post(connection, fixed) != want
+        different += post(connection, fixed, op) != want
     stop.set()
     for thread in neighbours:
         thread.join()
