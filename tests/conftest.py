@@ -12,6 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'conformance'))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'differential'))
 import service  # noqa: E402
+import under_way  # noqa: E402
 
 
 def pytest_sessionstart(session):
@@ -96,6 +97,23 @@ def serve():
             failures.append(str(e))
         print(f'---- log of a server ----\n{server.log()}')
     assert not failures, '\n'.join(failures)
+
+
+@pytest.fixture
+def fake(serve):
+    """fake('sync.err=700@2', '--max-batch', 1, devices=2) starts a daemon whose devices follow that script."""
+    def start(script='', *options, devices=1, reads_staging=False, **more):
+        env = {'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_DEVICES': str(devices), **({'ATTN_FAKE_READS_STAGING': '1'} if reads_staging else {})}
+        return serve('--cpu-threads', '1', *options, env=env, binary=service.FAKE, **more)
+    return start
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = under_way.Gate(tmp_path / 'gate')
+    yield gate
+    if os.path.exists(gate.path):
+        gate.open()  # or a server that failed its test could not end well
 
 
 def pytest_configure(config):

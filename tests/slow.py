@@ -4,8 +4,6 @@ A server refuses at once what by its estimate cannot be done before the deadline
 fastest core needs that was ever measured, and knows nothing of a softcap, which doubles the time: so a deadline from a
 quarter of the time upward is kept by the timer and not by the estimate, on any machine."""
 import json
-import threading
-import time
 
 import numpy as np
 
@@ -34,15 +32,3 @@ def calibrated(server, seconds, **options):
     S = int(S * (seconds / computed) ** 0.5) + 1
     assert S < 400000, 'this machine is too fast for this test'
     return body(S, **options)
-
-
-def occupy(server, slow_body):
-    """Gives the device slow requests, one after the other, until one has to wait in the queue.
-    Returns their threads."""
-    threads = []
-    while server.metric('attnd_queue_requests') == 0:
-        assert len(threads) < 20, 'nothing ever waits'
-        threads.append(threading.Thread(target=server.post, args=('/v1/attention/forward', slow_body)))
-        threads[-1].start()
-        time.sleep(0.05)
-    return threads

@@ -8,7 +8,7 @@ import time
 import service
 import wire
 from service import Probe, eventually, request_bytes
-from test_faults import Asking
+from under_way import Asking
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 

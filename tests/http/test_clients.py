@@ -1,5 +1,4 @@
 """Clients that go away, in every stage of a request, politely (FIN) and not (RST): their place is free at once."""
-import contextlib
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import service
 import slow
 import wire
 from service import RawReader, eventually, request_bytes
+from under_way import occupied
 
 FORWARD = '/v1/attention/forward'
 
@@ -22,18 +22,6 @@ def leave(s, how):
     if how == 'rst':
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
     s.close()
-
-
-@contextlib.contextmanager
-def occupied(server, body, headers=(), queued=0):
-    """Meanwhile a device of one thread has two requests, which is all that it takes, and `queued` more wait. Their
-    clients leave in the end, so that nobody waits for a body that is as good as endless."""
-    with contextlib.ExitStack() as clients:
-        for n in range(1, 3 + queued):
-            clients.enter_context(server.raw()).sendall(request_bytes(FORWARD, body, headers=headers))
-            assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == min(n, 2)
-                              and server.metric('attnd_queue_requests') == max(n - 2, 0)), server.metrics()
-        yield
 
 
 @pytest.mark.parametrize('count', [127, 128, 129, 256])

@@ -16,10 +16,10 @@ import pytest
 import service
 import wire
 from service import eventually
-from test_faults import dies, fake, gate  # noqa: F401 (fixtures)
 from test_kserve import INFER
 from test_operations import find_schemathesis
 from test_shared_memory import SHM, Asking, Object, by_json, infer, outputs_of, outputs_of_some, place, problem, refused, body, running, shm  # noqa: F401
+from under_way import dies
 
 ALLOW = ('--allow-cuda-shm',)
 BOTH = (*ALLOW, '--allow-shm', 'attn_')

@@ -6,7 +6,8 @@ import pytest
 import service
 import slow
 import wire
-from test_faults import Asking, fake, gate, running  # noqa: F401 (fixtures)
+from test_faults import running
+from under_way import Asking
 
 FORWARD = '/v1/attention/forward'
 SLOW_S = 6.0  # what the slow body takes at least,

@@ -6,7 +6,6 @@ import os
 import signal
 import re
 import subprocess
-import threading
 import time
 
 import numpy as np
@@ -14,7 +13,8 @@ import pytest
 
 import service
 import wire
-from service import SANITIZED, Server, eventually
+from service import Server, eventually
+from under_way import Asking, dies
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 STICKY = [46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999, 12345]  # the last is in no table
@@ -26,77 +26,12 @@ def there_is_a_program():
     assert os.access(service.FAKE, os.X_OK), f'{service.FAKE} is not there: make {service.FAKE}'
 
 
-@pytest.fixture
-def fake(serve):
-    """fake('sync.err=700@2', '--max-batch', 1, devices=2) starts a daemon whose devices follow that script."""
-    def start(script='', *options, devices=1, reads_staging=False, **more):
-        env = {'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_DEVICES': str(devices), **({'ATTN_FAKE_READS_STAGING': '1'} if reads_staging else {})}
-        return serve(*ONE, *options, env=env, binary=service.FAKE, **more)
-    return start
-
-
-class Gate:
-    """hold=PATH in a script: what runs ends when the gate is opened."""
-
-    def __init__(self, path):
-        self.path = str(path)
-        self.shut()
-
-    def shut(self):
-        open(self.path, 'w').close()
-
-    def open(self):
-        os.unlink(self.path)
-
-
-@pytest.fixture
-def gate(tmp_path):
-    gate = Gate(tmp_path / 'gate')
-    yield gate
-    if os.path.exists(gate.path):
-        gate.open()  # or a server that failed its test could not end well
-
-
-class Asking(threading.Thread):
-    """One request, under way. answer is its answer, or the exception."""
-
-    def __init__(self, server, body=None, headers=()):
-        super().__init__()
-        self.server, self.body, self.headers, self.answer = server, body or wire.small_bytes(), headers, None
-        self.start()
-
-    def run(self):
-        try:
-            self.answer = self.server.post(FORWARD, self.body, self.headers)
-        except Exception as e:
-            self.answer = e
-
-    def result(self):
-        self.join()
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
 def devices(server):
     return {d['name']: d for d in server.get('/v1/info').json()['devices']}
 
 
 def running(server):
     return {name: d['running_requests'] for name, d in devices(server).items()}
-
-
-def dies(server, status, seconds=15):
-    """The process ends with that status within the bound."""
-    process, server.process = server.process, None
-    try:
-        got = process.wait(seconds * service.SLOWER)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        raise AssertionError(f'still there after {seconds * service.SLOWER} s:\n{server.log()}')
-    assert got == status, f'exit status {got}, not {status}:\n{server.log()}'
-    assert not SANITIZED.search(server.log_bytes()), server.log()
 
 
 @pytest.fixture(scope='module')

@@ -10,7 +10,7 @@ import pytest
 
 import service
 import wire
-from service import Connection, Server, free_port
+from service import Connection, free_port
 
 FORWARD = '/v1/attention/forward'
 

@@ -11,7 +11,7 @@ import pytest
 import service
 import wire
 from service import eventually
-from test_shutdown import Upload
+from under_way import Upload
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 NAME, LABEL = r'[a-zA-Z_:][a-zA-Z0-9_:]*', r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"'

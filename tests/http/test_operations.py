@@ -11,7 +11,7 @@ import pytest
 import service
 import slow
 import wire
-from test_clients import occupied
+from under_way import occupied
 
 FORWARD = '/v1/attention/forward'
 

@@ -9,7 +9,7 @@ import service
 import slow
 import wire
 from service import eventually, request_bytes
-from test_clients import occupied
+from under_way import occupied
 
 FORWARD = '/v1/attention/forward'
 INFER = '/v2/models/attention_forward/infer'

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import service
+import under_way
 import wire
 from service import eventually
-from test_faults import fake, gate  # noqa: F401 (fixtures)
 from test_kserve import HAS_CLIENT, INFER, PYTHON
 from test_operations import find_schemathesis
 
@@ -498,18 +498,9 @@ def test_a_limit_on_file_sizes_is_an_error_and_not_the_end(serve, shm, tmp_path)
 
 # ---- S4, S5: while a request runs ------------------------------------------------------------------------------------
 
-class Asking(threading.Thread):
-    def __init__(self, server, data, headers=()):
-        super().__init__()
-        self.server, self.data, self.headers, self.answer = server, data, headers, None
-        self.start()
-
-    def run(self):
-        self.answer = self.server.ask('POST', INFER, self.data, self.headers)
-
-    def result(self):
-        self.join()
-        return self.answer
+class Asking(under_way.Asking):
+    def ask(self):
+        return self.server.ask('POST', INFER, self.body, self.headers)
 
 
 def running(server, count=1):

@@ -12,8 +12,9 @@ import pytest
 import service
 import slow
 import wire
-from service import RawReader, Server, eventually, request_bytes
-from test_faults import Asking, fake, gate, running  # noqa: F401 (fixtures)
+from service import Server, eventually, request_bytes
+from test_faults import running
+from under_way import Asking, Upload
 
 FORWARD = '/v1/attention/forward'
 
@@ -22,41 +23,6 @@ def drain(server):
     """Tells it to stop, and waits until it has begun to."""
     server.process.send_signal(signal.SIGTERM)
     assert eventually(lambda: ' draining ' in server.log()), server.log()
-
-
-class Upload(threading.Thread):
-    """A request but its end, of which a byte leaves every half second until finish(): what stands still for 2 s is cut
-    while the server drains."""
-    TAIL = 200  # bytes kept back: enough for 100 s
-
-    def __init__(self, server):
-        super().__init__(daemon=True)
-        request = request_bytes(FORWARD, wire.small_bytes())
-        self.socket, self.left, self.enough = server.raw(), request[-self.TAIL:], threading.Event()
-        self.socket.sendall(request[:-self.TAIL])
-        self.start()
-        assert eventually(lambda: server.inflight() >= 1)
-
-    def run(self):
-        while not self.enough.wait(0.5) and len(self.left) > 1:
-            try:
-                self.socket.sendall(self.left[:1])
-            except OSError:
-                return  # cut: finish() sees it
-            self.left = self.left[1:]
-
-    def leave(self):
-        self.enough.set()
-        self.join()
-        self.socket.close()
-
-    def finish(self):
-        """Sends the rest and returns the answer."""
-        self.enough.set()
-        self.join()
-        with self.socket:
-            self.socket.sendall(self.left)
-            return RawReader(self.socket).answer()
 
 
 class Load:

@@ -1,0 +1,110 @@
+"""Requests that are under way while a test does something else, and what holds them there: the gate of a scripted device
+(kernels/fake/fake.c), a body whose end is still to come, work that would take for ever."""
+import contextlib
+import os
+import subprocess
+import threading
+
+import service
+import wire
+from service import SANITIZED, RawReader, eventually, request_bytes
+
+FORWARD = '/v1/attention/forward'
+
+
+class Gate:
+    """hold=PATH in a script: what runs ends when the gate is opened. (The fixture `gate` is one.)"""
+
+    def __init__(self, path):
+        self.path = str(path)
+        self.shut()
+
+    def shut(self):
+        open(self.path, 'w').close()
+
+    def open(self):
+        os.unlink(self.path)
+
+
+class Asking(threading.Thread):
+    """One request, under way. answer is its answer, or the exception."""
+
+    def __init__(self, server, body=None, headers=()):
+        super().__init__()
+        self.server, self.body, self.headers, self.answer = server, body or wire.small_bytes(), headers, None
+        self.start()
+
+    def ask(self):
+        return self.server.post(FORWARD, self.body, self.headers)
+
+    def run(self):
+        try:
+            self.answer = self.ask()
+        except Exception as e:
+            self.answer = e
+
+    def result(self):
+        self.join()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Upload(threading.Thread):
+    """A request but its end, of which a byte leaves every half second until finish(): what stands still for 2 s is cut
+    while the server drains."""
+    TAIL = 200  # bytes kept back: enough for 100 s
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        request = request_bytes(FORWARD, wire.small_bytes())
+        self.socket, self.left, self.enough = server.raw(), request[-self.TAIL:], threading.Event()
+        self.socket.sendall(request[:-self.TAIL])
+        self.start()
+        assert eventually(lambda: server.inflight() >= 1)
+
+    def run(self):
+        while not self.enough.wait(0.5) and len(self.left) > 1:
+            try:
+                self.socket.sendall(self.left[:1])
+            except OSError:
+                return  # cut: finish() sees it
+            self.left = self.left[1:]
+
+    def leave(self):
+        self.enough.set()
+        self.join()
+        self.socket.close()
+
+    def finish(self):
+        """Sends the rest and returns the answer."""
+        self.enough.set()
+        self.join()
+        with self.socket:
+            self.socket.sendall(self.left)
+            return RawReader(self.socket).answer()
+
+
+@contextlib.contextmanager
+def occupied(server, body, headers=(), queued=0):
+    """Meanwhile a device of one thread has two requests, which is all that it takes, and `queued` more wait. Their
+    clients leave in the end, so that nobody waits for a body that is as good as endless."""
+    with contextlib.ExitStack() as clients:
+        for n in range(1, 3 + queued):
+            clients.enter_context(server.raw()).sendall(request_bytes(FORWARD, body, headers=headers))
+            assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == min(n, 2)
+                              and server.metric('attnd_queue_requests') == max(n - 2, 0)), server.metrics()
+        yield
+
+
+def dies(server, status, seconds=15):
+    """The process ends with that status within the bound."""
+    process, server.process = server.process, None
+    try:
+        got = process.wait(seconds * service.SLOWER)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise AssertionError(f'still there after {seconds * service.SLOWER} s:\n{server.log()}')
+    assert got == status, f'exit status {got}, not {status}:\n{server.log()}'
+    assert not SANITIZED.search(server.log_bytes()), server.log()
