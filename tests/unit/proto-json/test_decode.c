@@ -303,7 +303,8 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"timeout_ms\":\"5s\""), "/timeout_ms",
           "timeout_ms: is '5s', must be an integer from 1 to 2^53, in milliseconds, without quotes and unit" },
         { FORWARD, O("\"scale\":\"1/8\""), "/scale", "scale: is '1/8', must be a number" },
-        { FORWARD, O("\"causal\":\"True\""), "/causal", "causal: is 'True', must be true or false, without quotes" },
+        { FORWARD, O("\"causal\":\"True\""), "/causal",
+          "causal: is 'True', must be true or false, in small letters (in JSON without quotes)" },
         { FORWARD, O("\"timeout_ms\":1.5"), "/timeout_ms",
           "timeout_ms: is 1.5, must be an integer from 1 to 2^53, in milliseconds; it is written without point and "
           "exponent" },

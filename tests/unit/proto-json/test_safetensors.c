@@ -378,7 +378,7 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"causal\":\"true\",\"causal\":\"true\""), 34, "/__metadata__/causal",
           "__metadata__: member 'causal' is given twice" },
         { FORWARD, METADATA("\"causal\":\"TRUE\""), 34, "/causal",
-          "causal: is 'TRUE', must be true or false, without quotes" },
+          "causal: is 'TRUE', must be true or false, in small letters (in JSON without quotes)" },
         { FORWARD, METADATA("\"causal\":\"\""), 34, "/causal", "causal: is '', must be true or false" },
         { FORWARD, METADATA("\"causal\":\"1\""), 34, "/causal", "causal: is 1, must be true or false" },
         { FORWARD, METADATA("\"causal\":\"\\\"true\\\"\""), 34, "/causal",
