@@ -43,12 +43,11 @@ def test_ids_of_a_batch_are_in_its_errors(server):
 
 @pytest.mark.parametrize('method', ['GET\x01status=200', 'A\xffB', 'A"B'])
 def test_a_method_that_is_no_token_is_refused_and_not_logged(server, method):
-    mark = len(server.log())
     with server.raw() as s:
         s.sendall(f'{method} /livez HTTP/1.1\r\nHost: x\r\n\r\n'.encode('latin-1'))
         answer = RawReader(s).answer()
     assert answer.status == 400 and answer.json()['code'] == 'invalid-framing', answer
-    line = eventually(lambda: next((line for line in server.log()[mark:].splitlines() if answer.headers['x-request-id'] in line), None))
+    line = eventually(lambda: next((line for line in server.log().splitlines() if answer.headers['x-request-id'] in line), None))
     assert line and 'method=- ' in line and line.count('status=') == 1, line
 
 
@@ -95,9 +94,9 @@ def test_traceparent_is_logged(server):
 @pytest.mark.parametrize('given', [f'00-{"0" * 32}-{SPAN}-01', f'00-{TRACE}-{"0" * 16}-01', f'00-{TRACE.upper()}-{SPAN}-01', f'00-{TRACE}-{SPAN}', 'ff' + f'-{TRACE}-{SPAN}-01',
                                    f'00-{TRACE[:-1]}-{SPAN}-01', f'00-{TRACE}-{SPAN}-01-more', 'nonsense'])
 def test_a_bad_traceparent_is_ignored(server, given):
-    mark = len(server.log())
+    mark = len(server.log_bytes())
     assert server.post(FORWARD, wire.small_bytes(), {'traceparent': given}).status == 200
-    assert 'trace_id=' not in server.log()[mark:] or TRACE not in server.log()[mark:]
+    assert TRACE.encode() not in server.log_bytes()[mark:]
 
 
 def test_one_line_an_event_in_text(serve):
