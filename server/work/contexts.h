@@ -53,7 +53,7 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* And those of callers that is_known() does not know: nobody could use them. One that is being used stays until then. */
+/* And those of callers that is_known() does not know: nobody could use them. One that is being used stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 int64_t contexts_bytes(struct contexts *contexts); /* staging memory that is leased because of them */
