@@ -22,6 +22,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -123,6 +124,39 @@ class Connection(http.client.HTTPConnection):
         self.request(method, path, body, headers)
         answer = self.getresponse()
         return Answer(answer.status, answer.getheaders(), answer.read())
+
+
+class Upload(threading.Thread):
+    """All of a request but its end, of which a byte leaves every half second until finish(), whatever else is done
+    meanwhile: what stands still for 2 s is cut while the server drains."""
+
+    def __init__(self, server, request, tail=200):
+        """tail: bytes kept back, enough for half as many seconds."""
+        super().__init__(daemon=True)
+        self.socket, self.left, self.enough = server.raw(), request[-tail:], threading.Event()
+        self.socket.sendall(request[:-tail])
+        self.start()
+
+    def run(self):
+        while not self.enough.wait(0.5) and len(self.left) > 1:
+            try:
+                self.socket.sendall(self.left[:1])
+            except OSError:
+                return  # cut: finish() sees it
+            self.left = self.left[1:]
+
+    def leave(self):
+        self.enough.set()
+        self.join()
+        self.socket.close()
+
+    def finish(self):
+        """Sends the rest and returns the answer."""
+        self.enough.set()
+        self.join()
+        with self.socket:
+            self.socket.sendall(self.left)
+            return RawReader(self.socket).answer()
 
 
 class Server:

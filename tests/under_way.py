@@ -7,7 +7,7 @@ import threading
 
 import service
 import wire
-from service import SANITIZED, RawReader, eventually, request_bytes
+from service import SANITIZED, eventually, request_bytes
 
 FORWARD = '/v1/attention/forward'
 
@@ -50,39 +50,12 @@ class Asking(threading.Thread):
         return self.answer
 
 
-class Upload(threading.Thread):
-    """A request but its end, of which a byte leaves every half second until finish(): what stands still for 2 s is cut
-    while the server drains."""
-    TAIL = 200  # bytes kept back: enough for 100 s
+class Upload(service.Upload):
+    """Of the small request, which the server has begun to receive."""
 
     def __init__(self, server):
-        super().__init__(daemon=True)
-        request = request_bytes(FORWARD, wire.small_bytes())
-        self.socket, self.left, self.enough = server.raw(), request[-self.TAIL:], threading.Event()
-        self.socket.sendall(request[:-self.TAIL])
-        self.start()
+        super().__init__(server, request_bytes(FORWARD, wire.small_bytes()))
         assert eventually(lambda: server.inflight() >= 1)
-
-    def run(self):
-        while not self.enough.wait(0.5) and len(self.left) > 1:
-            try:
-                self.socket.sendall(self.left[:1])
-            except OSError:
-                return  # cut: finish() sees it
-            self.left = self.left[1:]
-
-    def leave(self):
-        self.enough.set()
-        self.join()
-        self.socket.close()
-
-    def finish(self):
-        """Sends the rest and returns the answer."""
-        self.enough.set()
-        self.join()
-        with self.socket:
-            self.socket.sendall(self.left)
-            return RawReader(self.socket).answer()
 
 
 @contextlib.contextmanager

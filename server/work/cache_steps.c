@@ -43,6 +43,7 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     if (cache == NULL || cache_is_expired(cache, now_ms))
         cache = cache_known(step->caches, step->caller, step->ids[row], now_ms);
     if (cache) return cache;
+    if (step->of_path) return cache_find(step->caches, step->caller, step->ids[row], "", "this cache", err);
     snprintf(member, sizeof member, "/caches/%d", row);
     snprintf(what, sizeof what, "caches: [%d]", row);
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
@@ -153,9 +154,11 @@ static attn_status look(struct cache_step *step, attn_error *err)
 }
 
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
-                        int64_t append, struct cache_step *step, attn_error *err)
+                        int64_t append, bool of_path, struct cache_step *step, attn_error *err)
 {
-    *step = (struct cache_step){ .caches = caches, .caller = caller, .ids = ids, .rows = rows, .append = append };
+    *step = (struct cache_step){
+        .caches = caches, .caller = caller, .ids = ids, .rows = rows, .append = append, .of_path = of_path
+    };
     assert(rows > 0 && rows <= CACHES_ROWS && append >= 0);
     step->lengths = calloc((size_t)rows, sizeof *step->lengths);
     step->row = calloc((size_t)rows, sizeof *step->row);

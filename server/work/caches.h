@@ -126,6 +126,7 @@ struct cache_step {
     char (*ids)[CACHE_ID_BYTES]; /* [rows]: whoever made the step keeps them */
     int rows;
     int64_t append;    /* positions that each row gains; 0: none */
+    bool of_path;      /* the one cache is named by the path, not by `caches`: errors say "this cache" */
     const char *k, *v; /* those, row by row, whoever made the step sets them before it begins; v NULL: latent */
     int64_t k_row_bytes, v_row_bytes; /* of one row of them */
 
@@ -157,7 +158,7 @@ struct cache_step {
  * INVALID (shapes differ, devices differ, the same cache twice in a step that appends), TOO_LARGE. On an error too
  * caches_drop_step() is called. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
-                        int64_t append, struct cache_step *step, attn_error *err);
+                        int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
 /* How much memory its tables need now, 64-byte aligned. Sets step->most.
  * TOO_LARGE: its caches have grown too much meanwhile. */

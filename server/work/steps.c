@@ -223,17 +223,12 @@ attn_status step_prepare(struct job *job, attn_error *err)
     own->ids = calloc((size_t)rows, sizeof *own->ids);
     if (own->ids == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     for (int i = 0; i < rows; i++) copy_id(own->ids[i], item->caches[i]);
-    if (!computes) { /* its path names the one cache */
-        struct cache_info info;
-        status = caches_get(job->caches, job->caller, own->ids[0], &info, err);
-        if (status != ATTN_OK) return status;
-    }
     const int64_t append = p->k.rank ? p->k.shape[p->k.rank - 3] : 0;
-    status = caches_look(job->caches, job->caller, own->ids, rows, append, &own->step, err);
+    status = caches_look(job->caches, job->caller, own->ids, rows, append, !computes, &own->step, err);
     if (status == ATTN_OK && computes) status = check_q(&p->q, &own->step.shape, err);
     if (status == ATTN_OK) status = take_new(job, &own->step, err);
     if (status == ATTN_OK && computes) status = prepare_problem(job, err);
-    own->step.ends = *job->call->sequence.id && job->call->sequence.end;
+    own->step.ends = job->call->sequence.end;
     job->waits = true;
     job->home = own->step.device;
     job->results[0].lengths = own->step.lengths;

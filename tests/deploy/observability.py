@@ -305,39 +305,9 @@ def test_alerts(tally, prometheus):
             tally.check(f'{r["name"]} {"fires" if r["name"] in DESERVED else "is silent"}', bool(fires) == (r['name'] in DESERVED), values_text(fires) if fires else '')
 
 
-class SlowUpload:
-    """All of a request but its end, of which a byte leaves every half second: one that did not move at all would be cut
-    after 2 s. It goes on by itself, however long the questions to Prometheus take, until finish()."""
-    TAIL = 400  # bytes kept back: enough for 200 s
-
-    def __init__(self, address, body):
-        request = service.request_bytes(FORWARD, body, headers=['Content-Type: application/json', 'Authorization: Bearer observed'])
-        self.left = request[-self.TAIL:]
-        self.socket = socket.create_connection(address)
-        self.socket.sendall(request[:-self.TAIL])
-        self.enough = threading.Event()
-        self.thread = threading.Thread(target=self.trickle, daemon=True)
-        self.thread.start()
-
-    def trickle(self):
-        while not self.enough.wait(0.5) and len(self.left) > 1:
-            try:
-                self.socket.sendall(self.left[:1])
-            except OSError:
-                return  # cut: finish() sees it
-            self.left = self.left[1:]
-
-    def finish(self):
-        """Sends the rest and returns the answer."""
-        self.enough.set()
-        self.thread.join()
-        self.socket.sendall(self.left)
-        return service.RawReader(self.socket).answer()
-
-
 def test_end(tally, prometheus, server):
     """A drain that one upload holds up, watched by Prometheus; then the end."""
-    upload = SlowUpload(server.address, problem(16))
+    upload = service.Upload(server, service.request_bytes(FORWARD, problem(16), headers=['Content-Type: application/json', 'Authorization: Bearer observed']), tail=400)
     time.sleep(0.2)
     server.process.send_signal(signal.SIGTERM)
     tally.check('a drain is seen', bool(eventually(lambda: prometheus.query('attnd_phase{phase="draining"} == 1'), 20)))
@@ -345,10 +315,7 @@ def test_end(tally, prometheus, server):
     assert count == 1, 'AttndDrainSlow does not fire at 0.8 of the limit any more'
     fires = eventually(lambda: prometheus.query(slow), 20, 0.1)
     tally.check('AttndDrainSlow fires, here from a twentieth of the limit on', bool(fires), values_text(fires))
-    try:
-        answer = upload.finish()
-    finally:
-        upload.socket.close()
+    answer = upload.finish()
     tally.check('what was accepted is answered', answer.status == 200, answer.status)
     server.stop()
     down = next(r['query'] for r in rules(prometheus) if r['name'] == 'AttndDown')

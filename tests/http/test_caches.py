@@ -316,6 +316,14 @@ def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
     assert other.append(rng, 100).status == 200 and there() == (1, 4)
 
 
+def test_an_append_speaks_of_the_cache_that_its_path_names(server, rng):
+    """It has no member `caches` to point at."""
+    cache = Cache(server)
+    assert server.ask('DELETE', cache.path()).status == 204
+    answer = cache.append(rng, 1)
+    assert answer.status == 404 and answer.json()['error'].startswith('this cache is unknown') and not answer.json().get('pointer'), answer
+
+
 def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
     """Without tokens an id is all that is needed to read a cache. The log tells one from another by how they begin."""
     for options in ((), ('--log-format', 'json')):

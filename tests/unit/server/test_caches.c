@@ -168,7 +168,7 @@ static attn_status look(struct rig *rig, struct trial *t, int rows, const struct
 {
     *t = (struct trial){ 0 };
     for (int r = 0; r < rows; r++) memcpy(t->ids[r], infos[r].id, CACHE_ID_BYTES);
-    const attn_status status = caches_look(rig->caches, rig->caller, t->ids, rows, append, &t->step, err);
+    const attn_status status = caches_look(rig->caches, rig->caller, t->ids, rows, append, false, &t->step, err);
     t->k = calloc((size_t)(rows * append + 1) * HEADS * DIM, sizeof *t->k);
     t->v = calloc((size_t)(rows * append + 1) * HEADS * DIM_V, sizeof *t->v);
     for (int64_t i = 0; i < rows * append; i++) {
@@ -400,7 +400,7 @@ static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
     for (int row = 0; row < CACHES_ROWS; row++) memcpy(ids[row], info.id, CACHE_ID_BYTES);
     assert_int_equal(append(&large, &info, PAGES * PAGE, 0, true, &err), ATTN_OK);
     memset(&step, 0, sizeof step);
-    assert_int_equal(caches_look(large.caches, rig->caller, ids, CACHES_ROWS, 0, &step, &err), ATTN_OK);
+    assert_int_equal(caches_look(large.caches, rig->caller, ids, CACHES_ROWS, 0, false, &step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&step, &bytes, &err), ATTN_OK);
     assert_true(bytes >= CACHES_STEP_PAGES * sizeof(int32_t));
     assert_int_equal(append(&large, &info, 1, 0, true, &err), ATTN_OK);
