@@ -559,7 +559,10 @@ template <class X> struct attention {
         for (;;) {
             work_tile x;
             warpgroup_tile y;
-            me.take(x, y, [](const work_tile &) {});
+            me.take([&](const work_tile &work, const warpgroup_tile &part) {
+                x = work, y = part;
+                return true;
+            });
             if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* by a vote: see repair_own_rows */
             float O[X::COLUMNS / 2];
             softmax state;

@@ -13,6 +13,9 @@
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
+ * Where it is faster, the first S of the next tile of work is issued behind the last O += P V, so that it is computed
+ * under the output of this one.
+ *
  * The warpgroups take turns with their products, from one tile of work to the next too; one that has no product for
  * a tile of keys passes its turn and the stage (pipeline.cuh). A warpgroup whose rows are all past the end (the last
  * of three, at most lengths) multiplies nothing.
@@ -83,9 +86,21 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN>
     /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
     static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
     static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
-    static const bool ENDS_EARLY = D == 128; /* lse and the last factors are computed under the last product */
+    /* Where each is faster: the end of a tile of work (lse, the last factors) is computed under its last product; the
+     * first product of the next tile of work is issued behind that, and runs under the output. */
+    static const bool ENDS_EARLY = D == 128 || D == 96 || SCORE_MODS;
+    static const bool BEGINS_EARLY = RIGHT_ONLY || D == 96 || D == 192 || (D != 128 && SCORE_MODS);
     static const int MOST_PASSED = (BM - 64 + BN - 1) /
                                    BN; /* last tiles, and first ones, that one consumer sees and another does not */
+};
+
+/* The tiles of work that were handed out last. A consumer takes the next while it still reads one, and a third may be
+ * handed out then. (What is read while work is taken is read where the newest lies, shared::work: what comes from one
+ * place ptxas takes for the same in all of a warp; from a place that changes, not always. See attention::voted.) */
+const int RECENT = 3;
+template <int C> struct recent_work {
+    work_tile work;
+    warpgroup_tile parts[C];
 };
 
 /* What instantiations with options have beside: the tiles seen, one list in use and one ahead. */
@@ -104,8 +119,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(128) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* 16 rows per warp */
     work_tile work; /* the one that is handed out, and what each consumer makes of it */
     warpgroup_tile parts[X::C];
-    work_tile saved_work[X::SCORE_MODS ? X::C * 4 : 1]; /* a warp's own, where registers are short: its work, and */
-    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];      /* what options make of its head */
+    recent_work<X::C> recent[RECENT];
+    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* what options make of a warp's head */
     int any_nonfinite;
     int newest;    /* of the block's tiles, see plan::before; -1: it has none */
     int raw_stage; /* the stage of V whose infinities and NaN are to become zeros; negative: there are no more */
@@ -152,6 +167,7 @@ template <class X> struct work_scheduler {
     shared<X> &sm;
     const bool scheduler = threadIdx.x % 32 == 0;
     ring<1> at;
+    ring<RECENT> recent;
     int list = 0;
 
     DEVICE void give(work_tile x)
@@ -163,10 +179,11 @@ template <class X> struct work_scheduler {
             x.first = tiles.first, x.last = tiles.last;
         }
         if (scheduler) {
-            sm.work = x;
-            for (int n = 0; n < X::C; n++) sm.parts[n] = part_of<X>(p, x, n);
+            sm.work = sm.recent[recent.stage].work = x;
+            for (int n = 0; n < X::C; n++) sm.parts[n] = sm.recent[recent.stage].parts[n] = part_of<X>(p, x, n);
             announce_work(sm);
         }
+        recent.next();
         await_readers(sm, at);
     }
 
@@ -299,6 +316,7 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 
 /* A tile of work, as a thread has it. */
 struct thread_tile {
+    int slot; /* its work is sm.recent[slot] too */
     work_tile x;
     warpgroup_tile y;
     int i0; /* the thread's rows are i0 and i0 + 8 */
@@ -336,6 +354,7 @@ template <typename T, class X> struct attention {
     const plan &p;
     shared<X> &sm;
     kv_consumer<shared<X>, X::C, X::STAGES> me;
+    ring<RECENT> recent;
     const operands<X> operand;
     lazy_reference reference;
 
@@ -356,23 +375,36 @@ template <typename T, class X> struct attention {
      * follows the loop over work, and it would keep descriptors in registers of each thread. */
     static DEVICE bool voted(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next tile of work; false at the end. */
-    DEVICE bool take(thread_tile &t)
+    /* The next tile of work, or an order, as it is known before the one at hand is done. */
+    struct next_work {
+        int slot;   /* it is sm.recent[slot] */
+        int order;  /* its i0 */
+        int passed; /* last tiles of keys that the warpgroup's rows do not see */
+        bool loads; /* keys are loaded for it */
+        bool sees;  /* the warpgroup's rows see some */
+    };
+    DEVICE next_work take()
     {
-        int order;
-#pragma unroll 1
-        do {
-            me.take(t.x, t.y, [&](const work_tile &x) {
-                if (X::SCORE_MODS) sm.saved_work[warp_index()] = x;
-            });
-            if (X::SCORE_MODS) __syncwarp();
-            order = t.x.i0;
-            if (order == REPORT && lane() == 0) mbarrier_arrive(smem_addr(&sm.idle));
-        } while (voted(order == REPORT));
+        next_work next;
+        me.take([&](const work_tile &x, const warpgroup_tile &y) {
+            next = { recent.stage, x.i0, x.last - y.last_visible, voted(x.i0 >= 0 && x.first < x.last),
+                     voted(x.i0 >= 0 && x.first < y.last_visible) };
+            return voted(next.loads);
+        });
+        recent.next();
+        return next;
+    }
+    DEVICE thread_tile tile_of(const next_work &work) const
+    {
+        thread_tile t;
+        t.slot = work.slot, t.x = sm.recent[work.slot].work, t.y = sm.recent[work.slot].parts[me.w];
         t.i0 = t.x.i0 + warp_index() * 16 + lane() / 4;
         t.band = band_of(p, t.x);
-        return voted(order >= 0);
+        return t;
     }
+
+    /* Its work; read anew where registers are short. */
+    DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
     /* V past the end of a sequence that is packed, or whose length is given, is not its own: zeros. */
     DEVICE void zero_past_end(const work_tile &x)
@@ -393,7 +425,7 @@ template <typename T, class X> struct attention {
                             float (&rescale)[2], F midway)
     {
         if constexpr (X::SCORE_MODS) {
-            const work_tile &x = sm.saved_work[warp_index()];
+            const work_tile &x = work_of(t);
             modify_scores<N>(S, p.mods, sm.heads[warp_index()], x, t.i0, j * BN, lane());
             if (p.mask.bounds && seen->part[j / 32] >> j % 32 & 1)
                 hide_by_bounds<N>(S, p.mask, x, t.i0, j * BN, lane());
@@ -417,16 +449,53 @@ template <typename T, class X> struct attention {
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* P of the first tile of keys that these rows see, or of its first N keys. */
-    template <int N>
-    DEVICE void first_tile(uint32_t (&P)[BN / 16][4], const thread_tile &t, const tile_bits *seen, softmax &state)
+    /* Until Q is there, and the first tile of keys that the warpgroup's rows see. */
+    DEVICE void await_first(int passed)
     {
-        const int j = t.y.last_visible - 1;
-        float S[N / 2], rescale[2];
+        me.await_Q();
+        me.template pass_K<X::MOST_PASSED>(passed);
+        me.await_K();
+    }
+
+    /* Scores of N of its keys, to be retired. */
+    template <int N> DEVICE void multiply_first(float (&S)[N / 2])
+    {
         me.await_turn();
         multiply<T, N, X::D / 16>(S, operand.Q, K());
         me.next_turn();
-        retire<0>(S);
+    }
+
+    /* The same of the next work, where it begins early. The product is issued even if these rows see no keys, for ptxas
+     * lets none that is issued in a branch run on behind it. It is of what lies there then, which must not change
+     * meanwhile: Q and K if some are loaded; if not, nothing is before this work is given back. */
+    DEVICE void begin(float (&S)[BN / 2], const next_work &work)
+    {
+        if (voted(work.sees)) {
+            await_first(work.passed);
+            me.await_turn();
+        } else if (voted(work.loads)) {
+            me.look_for_Q();
+            me.await_K();
+        }
+        forget(S);
+        multiply<T, BN, X::D / 16>(S, operand.Q, K());
+        if (voted(work.sees)) me.next_turn();
+    }
+
+    /* P of that tile, or of its first N keys. all: its scores, where it was begun early. */
+    template <int N>
+    DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
+                           softmax &state)
+    {
+        const int j = t.y.last_visible - 1;
+        float S[N / 2], rescale[2];
+        if (X::BEGINS_EARLY) {
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) S[i] = all[i];
+        } else {
+            multiply_first<N>(S);
+            retire<0>(S);
+        }
         me.release_K(j == (X::PASSES_FIRST ? first_visible(t) : t.x.first));
         scores_to_P<N, true, false>(S, t, seen, j, state, rescale, [](float) {});
         if (N < BN) {
@@ -449,22 +518,28 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last to the first. */
-    DEVICE tile_end attend(float (&O)[DV / 2], softmax &state, const thread_tile &t)
+    /* Of those, the warpgroup passes so many. */
+    DEVICE int first_passed(const thread_tile &t) const
+    {
+        return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
+    }
+
+    /* O = P V over the tiles of keys that these rows see, from the last, whose scores are `begun` where it begins
+     * early, to the first, whose P V is left to be issued; its V is there. */
+    DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
+                       const thread_tile &t)
     {
         const int first = X::PASSES_FIRST ? first_visible(t) : t.x.first, last = t.x.last,
                   last_visible = t.y.last_visible;
         const tile_bits *const seen = sm.list(t.x.list);
         const auto below = [&](int j) { return tile_below<X>(p, seen, j, first); };
         float S[BN / 2], rescale[2];
-        uint32_t P[BN / 16][4];
 
         if constexpr (X::SCORE_MODS) begin_head(t.x);
-        me.await_Q();
-        me.template pass_K<X::MOST_PASSED>(last - last_visible);
-        me.await_K();
-        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, t, seen, state);
-        else first_tile<BN>(P, t, seen, state);
+        if (X::BEGINS_EARLY) retire<0>(begun);
+        else await_first(last - last_visible);
+        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, begun, t, seen, state);
+        else first_tile<BN>(P, begun, t, seen, state);
         me.template pass_V<X::MOST_PASSED>(last - last_visible);
         if ((p.cu_q || p.seqlens_k) && last_visible - 1 == (t.x.Sk - 1) / BN && t.x.Sk % BN) zero_past_end(t.x);
 
@@ -488,15 +563,6 @@ template <typename T, class X> struct attention {
         walk_down<X::RIGHT_ONLY, X::BY_BITS>(below(last_visible - 1), t.y.free_last, first, below, step,
                                              [&] { return me.meet_all(is_high(state, reference)); });
         me.await_V();
-        multiply_add<T, DV, BN / 16>(O, P, V());
-        const int passed = X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
-        if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-        if (!X::ENDS_EARLY) retire<0>(O);
-        const tile_end end = end_softmax(state, t);
-        if (X::ENDS_EARLY) retire<0>(O);
-        me.release_V();
-        if (X::PASSES_FIRST) me.template pass_V<X::MOST_PASSED>(passed);
-        return end;
     }
 
     /* What options make of the tile's head. */
@@ -514,7 +580,7 @@ template <typename T, class X> struct attention {
     /* lse = m scale + ln l. It needs no O. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
-        const work_tile &x = X::SCORE_MODS ? sm.saved_work[warp_index()] : t.x;
+        const work_tile &x = work_of(t);
         const float v_scale = X::SCORE_MODS ? input_scale(p.scales, SCALE_V, x.b, x.h / p.group) : 1;
         const row_ends ends = end_rows(state, reference, sink_log2(p.to, x.h), v_scale);
         tile_end y = { { ends.factor[0], ends.factor[1] }, true };
@@ -529,7 +595,7 @@ template <typename T, class X> struct attention {
     /* out = O / l, and the flag of what is not finite. */
     DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
     {
-        const work_tile &x = X::SCORE_MODS ? sm.saved_work[warp_index()] : t.x;
+        const work_tile &x = work_of(t);
         const bool finite = finish_rows(O, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         if (lane() == 0 && !x.nonfinite_to_zero) {
@@ -544,23 +610,71 @@ template <typename T, class X> struct attention {
         else store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
     }
 
-    DEVICE void run()
+    /* From `work` on, up to one of which the warpgroup's rows see keys; false: there is none. */
+    DEVICE bool pass_unseen(next_work &work)
     {
-        me.begin_turns();
-        for (thread_tile t; take(t);) {
+#pragma unroll 1
+        while (voted(!work.sees)) {
+            if (voted(work.order == STOP)) return false;
+            if (voted(work.order == REPORT)) {
+                if (lane() == 0) mbarrier_arrive(smem_addr(&sm.idle));
+            } else {
+                const thread_tile t = tile_of(work);
+                if (t.x.first < t.x.last) me.pass_work(t.x.first, t.x.last);
+                float O[DV / 2];
+                softmax state;
+#pragma unroll
+                for (int i = 0; i < DV / 2; i++) O[i] = 0;
+                finish(O, end_softmax(state, t), t);
+            }
+            if (voted(!work.loads)) me.release_work();
+            work = take();
+        }
+        return true;
+    }
+
+    /* All tiles of work, one after the other. */
+    DEVICE void compute_all()
+    {
+        float S[BN / 2]; /* first scores, where they are begun early */
+        next_work work = take();
+        if (!pass_unseen(work)) return;
+        if (X::BEGINS_EARLY) begin(S, work);
+#pragma unroll 1
+        for (;;) {
             float O[DV / 2];
+            uint32_t P[BN / 16][4];
             softmax state;
 #pragma unroll
             for (int i = 0; i < DV / 2; i++) O[i] = 0;
+            const next_work now = work;
+            attend(O, P, S, state, tile_of(now));
+            multiply_add<T, DV, BN / 16>(O, P, V());
+            const int passed = first_passed(tile_of(now));
+            if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
             tile_end end;
-            if (t.x.first < t.y.last_visible) {
-                end = attend(O, state, t);
-            } else {
-                if (t.x.first < t.x.last) me.pass_work(t.x.first, t.x.last);
-                end = end_softmax(state, t);
+            if (X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
+            if (X::BEGINS_EARLY) {
+                work = take();
+                begin(S, work);
             }
-            finish(O, end, t);
+            retire<X::BEGINS_EARLY>(O);
+            me.release_V();
+            if (X::PASSES_FIRST) me.template pass_V<X::MOST_PASSED>(passed);
+            if (!X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
+            finish(O, end, tile_of(now));
+            if (!X::BEGINS_EARLY) work = take();
+            if (voted(work.sees)) continue;
+            if (X::BEGINS_EARLY) retire<0>(S);
+            if (!pass_unseen(work)) return;
+            if (X::BEGINS_EARLY) begin(S, work);
         }
+    }
+
+    DEVICE void run()
+    {
+        me.begin_turns();
+        compute_all();
         me.end_turns();
     }
 };

@@ -104,23 +104,26 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* The next tile of work. save(x): by a lane of each warp, while x is still in sm.work. */
-    template <class WORK, class F> DEVICE void take(WORK &x, warpgroup_tile &y, F save)
+    /* The next tile of work. read(x, y) takes what is wanted from it and from what this consumer makes of it, and says
+     * whether the next may be handed out; else release_work() does, later. */
+    template <class F> DEVICE void take(F read)
     {
         await_full(sm.bars.work, at);
-        x = sm.work;
-        y = sm.parts[this->w];
-        __syncwarp();
-        if (this->lane == 0) {
-            save(x);
-            mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
-        }
+        const bool done = read(sm.work, sm.parts[this->w]);
         at.next();
+        if (done) release_work();
+    }
+    DEVICE void release_work()
+    {
+        __syncwarp();
+        if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
+    /* Until it is there; it will be awaited again. */
+    DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
-        mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase);
+        look_for_Q();
         q.next();
     }
     DEVICE void await_K() { await_full(sm.bars.K, k); }

@@ -303,6 +303,14 @@ template <int N> DEVICE void pin(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
+/* What d holds is not wanted any more. A product that begins anew reads it all the same (times 0), so that without this
+ * it would stay in registers until then. */
+template <int N> DEVICE void forget(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
+}
+
 /* A word that stays in its register. What is made of a thread's number ptxas makes anew wherever registers are short,
  * and to read that number takes a product's wait; a word that came from a lane, were it the thread's own, it keeps. */
 DEVICE uint32_t kept(uint32_t x)
