@@ -137,6 +137,33 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
+/* A warp's 16 rows of O in shared memory, as the copy engine takes them (store_tile): chunks of 64 columns, one after
+ * the other; the 16-byte piece c of a row of one lies at c ^ (row & 7). */
+template <typename T, int D> DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane)
+{
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) r[e] = pack<T>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
+        const int i = lane % 16, piece = 2 * n + lane / 16;
+        stmatrix_x4(smem_addr(staging + (piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7))) * 8), r);
+    }
+}
+
+/* The first `count` of them, by the warp. */
+template <typename T, int D>
+DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint16_t *staging, int lane)
+{
+    const int PIECES = D / 8;
+#pragma unroll 1
+    for (int at = lane; at < count * PIECES; at += 32) {
+        const int i = at / PIECES, piece = at % PIECES;
+        const uint4 word = *(const uint4 *)(staging + (piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7))) * 8);
+        if (piece * 8 < Dv) store_16(rows + i * stride + piece * 8, word);
+    }
+}
+
 /* Four lanes' 4x4 words, transposed: lane q of a quad gets word q of lanes 0 .. 3. */
 DEVICE void transpose_quad(uint32_t (&a)[4], int q)
 {

@@ -28,9 +28,9 @@
  *
  * Order of work (scheduler.cuh): tiles are claimed from a counter; a block claims when its last keys are being
  * loaded, for an earlier claim would keep work from blocks that are free sooner. O leaves through shared memory of
- * its own, a warp's whole rows at a time, or where there is no room straight from registers, so that Q's memory is
- * free for the next tile. The kernel is made ready while the one before it in the stream ends (programmatic
- * dependent launch).
+ * its own, a warp's rows at a time, by the copy engine (where that is slower, by the warp), so that Q's memory is free
+ * for the next tile; where there is no room, straight from registers. The kernel is made ready while the one before it
+ * in the stream ends (programmatic dependent launch).
  *
  * Short sequences: a tile of work has few tiles of keys, and its first scores, first softmax and output are in line
  * with nothing else of their warpgroup. More warpgroups with narrower tiles (BN = 64) fill that time and waste less
@@ -85,6 +85,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN>
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
     static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
+    static const bool COPIES_OUT = STAGES_OUT && !RIGHT_ONLY; /* by the copy engine, where a warp is not faster */
     static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
     /* Where each is faster: the end of a tile of work (lse, the last factors) is computed under its last product; the
      * first product of the next tile of work is issued behind that, and runs under the output. */
@@ -116,7 +117,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* D / 64 chunks of 64 rows of 64, per consumer */
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
-    alignas(128) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* 16 rows per warp */
+    alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* 16 rows per warp */
     work_tile work; /* the one that is handed out, and what each consumer makes of it */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
@@ -352,14 +353,15 @@ template <class X> struct operands<X, true> {
 template <typename T, class X> struct attention {
     static const int BN = X::BN, DV = X::DV;
     const plan &p;
+    const CUtensorMap &out;
     shared<X> &sm;
     kv_consumer<shared<X>, X::C, X::STAGES> me;
     ring<RECENT> recent;
     const operands<X> operand;
     lazy_reference reference;
 
-    DEVICE attention(const plan &p_, shared<X> &sm_, int w)
-        : p(p_), sm(sm_), me(sm_, w), operand(sm_, w), reference(p_.reference)
+    DEVICE attention(const plan &p_, const CUtensorMap &out_, shared<X> &sm_, int w)
+        : p(p_), out(out_), sm(sm_), me(sm_, w), operand(sm_, w), reference(p_.reference)
     {
     }
 
@@ -606,8 +608,35 @@ template <typename T, class X> struct attention {
         const int row = t.i0 - lane() / 4, count = x.Sq - row; /* the warp's first row */
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
-        if (X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, staging, lane());
-        else store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
+        if (!X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
+        else if (!X::COPIES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, staging, lane());
+        else copy_rows(O, x, row, count, rows, staging);
+    }
+
+    /* The 16 rows of a warp by the copy engine, which drops those past the end of the tensor; packed, those past the
+     * end of the sequence are another's, and the warp stores what is there itself. */
+    DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
+    {
+        if (lane() == 0) bulk_wait_read<0>();
+        __syncwarp();
+        stage_rows<T, DV>(O, staging, lane());
+        if (voted(p.cu_q && count < 16)) {
+            __syncwarp();
+            store_staged<T, DV>(rows, p.to.out_row, count, p.to.Dv, staging, lane());
+        } else {
+            fence_proxy_async_shared();
+            __syncwarp();
+            if (lane() == 0)
+                store_tile<16, X::CHUNKS_V, 64>(smem_addr(staging), &out,
+                                                { 0, x.q_start + row, x.h, p.cu_q ? 0 : x.b });
+        }
+    }
+    /* What this warp copied is in memory. */
+    DEVICE void await_copies()
+    {
+        if (!X::COPIES_OUT) return;
+        if (lane() == 0) bulk_wait<0>();
+        __syncwarp();
     }
 
     /* From `work` on, up to one of which the warpgroup's rows see keys; false: there is none. */
@@ -617,6 +646,7 @@ template <typename T, class X> struct attention {
         while (voted(!work.sees)) {
             if (voted(work.order == STOP)) return false;
             if (voted(work.order == REPORT)) {
+                await_copies();
                 if (lane() == 0) mbarrier_arrive(smem_addr(&sm.idle));
             } else {
                 const thread_tile t = tile_of(work);
@@ -676,6 +706,7 @@ template <typename T, class X> struct attention {
         me.begin_turns();
         compute_all();
         me.end_turns();
+        await_copies();
     }
 };
 
@@ -700,7 +731,7 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
 template <typename T, class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps,
-                  const __grid_constant__ cuda_args a)
+                  const __grid_constant__ CUtensorMap out, const __grid_constant__ cuda_args a)
 {
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
     shared<X> &sm = block_memory<shared<X>>();
@@ -719,7 +750,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         else if (threadIdx.x / 32 == 2) zero_nonfinite_tiles<T>(sm);
     } else {
         setmaxnreg_inc<X::CONSUMER>();
-        attention<T, X>(p, sm, wg - 1).run();
+        attention<T, X>(p, out, sm, wg - 1).run();
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }
@@ -734,9 +765,11 @@ template <typename T, class X> cudaError_t launch(const forward_job &job, int le
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     kv_maps maps;
+    CUtensorMap out = {};
     if (!tma_map(&maps.Q, tma_tensor_of(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D), 64) ||
         !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||
-        !tma_map(&maps.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), X::BN))
+        !tma_map(&maps.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), X::BN) ||
+        (g.view[ATTN_T_out].data && !tma_map(&out, tma_tensor_of(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv), 16)))
         return cudaErrorInvalidValue;
     plan p;
     cudaError_t code = allow_shared<forward_tiles<T, X>>(sizeof(shared<X>));
@@ -749,7 +782,7 @@ template <typename T, class X> cudaError_t launch(const forward_job &job, int le
             p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
     return launch_dependent(forward_tiles<T, X>, attn_min64(p.order.tiles, job.chip->multiprocessors), X::THREADS,
-                            sizeof(shared<X>), job.stream, p, maps, job.given);
+                            sizeof(shared<X>), job.stream, p, maps, out, job.given);
 }
 
 enum { OPEN = 1, CAUSAL = 2, WINDOW = 4, ANY = OPEN | CAUSAL | WINDOW }; /* bounded: not; on the right; on the left */

@@ -88,7 +88,7 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* ---- Device: loads ----------------------------------------------------------------------------------------------- */
+/* ---- Device: tiles ----------------------------------------------------------------------------------------------- */
 
 /* A tile's place in its tensor. */
 struct tma_place {
@@ -103,6 +103,16 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
     mbarrier_arrive_expect_tx(bar, ROWS * CHUNKS * 128 + more);
     for (int c = 0; c < CHUNKS; c++)
         tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
+}
+
+/* The other way; what lies outside the tensor is dropped. A bulk group of the thread's. Between it and ordinary stores
+ * to that shared memory stands fence_proxy_async_shared(). */
+template <int ROWS, int CHUNKS, int COLUMNS>
+DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
+{
+    for (int c = 0; c < CHUNKS; c++)
+        tma_store_4d(map, to.column + c * COLUMNS, to.row, to.h, to.b, from + c * ROWS * 128);
+    bulk_commit();
 }
 
 /* The L2 is asked for it. */
