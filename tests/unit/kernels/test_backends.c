@@ -651,6 +651,41 @@ static void test_grid_agrees_with_the_reference(void **state)
     assert_int_not_equal(ran, 0);
 }
 
+/* A kernel may begin a block's next work (queries of a head) while it ends the one at hand, also where that is of queries
+ * that see no keys, or has none at all. Problems of more work than a device runs at once, of which some is such. */
+static void test_work_that_sees_no_keys_between_other_work(void **state)
+{
+    /* clang-format off: a row is a line */
+    static const struct spec cases[] = {
+        SPEC(.name = "work, causal", SIZES(330, 200, 64), HEADS(2, 1), .causal = true),
+        SPEC(.name = "work, more queries than keys", SIZES(400, 130, 64), HEADS(1, 1), .causal = true),
+        SPEC(.name = "work, rows of few and of no keys", SIZES(200, 200, 64), HEADS(2, 1), .B = 4, .seqlens_k = true,
+             .causal = true, .sinks = 1),
+        SPEC(.name = "work, packed, some without keys", HEADS(2, 1), .D = 64, .Dv = 64, .causal = true, .sequences = 5,
+             .q_lengths = { 130, 70, 0, 200, 30 }, .k_lengths = { 130, 0, 5, 200, 9 }),
+        SPEC(.name = "work, NaN in v", SIZES(300, 200, 64), HEADS(2, 1), .causal = true, .poison = 2),
+    };
+    /* clang-format on */
+    static const struct {
+        int D, more_keys; /* from 1024 keys on, heads of 128 are computed otherwise */
+        double softcap;
+    } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
+                  { 256, 0, 0 }, { 64, 0, 5 }, { 128, 0, 5 }, { 256, 0, 5 } };
+    int failed = 0;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        for (size_t n = 0; n < ARRAY_SIZE(heads); n++) {
+            struct spec s = cases[i];
+            s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
+            s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
+            s.Sk += heads[n].more_keys;
+            if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys; /* still more than keys */
+            if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
+            if (!agrees(&s)) failed++;
+        }
+    assert_int_equal(failed, 0);
+}
+
 /* float8 kernels may treat scores otherwise where lse is not wanted. Each row at three head sizes, for 64 that of
  * the row; with lse too where something is NaN. */
 static void test_float8_without_lse_agrees_with_the_reference(void **state)
@@ -2191,6 +2226,7 @@ int main(void)
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
         cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
         cmocka_unit_test(test_grid_agrees_with_the_reference),
+        cmocka_unit_test(test_work_that_sees_no_keys_between_other_work),
         cmocka_unit_test(test_float8_without_lse_agrees_with_the_reference),
         cmocka_unit_test(test_float8_rows_of_one_key_are_its_value),
         cmocka_unit_test(test_float8_sums_keep_what_lies_beside_a_heavy_key),
