@@ -97,24 +97,30 @@ template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t
 
 /* ---- O to memory ------------------------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of O through shared memory of its own, whole rows at a time; `count`: of rows that exist, if less
- * than 16. The 16-byte piece c of row r lies at c ^ (r & 7). */
-template <typename T, int D>
-DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
+/* A warp's 16 rows of O to shared memory of its own; the 16-byte piece c of row r lies at place(r, c), in pieces. */
+template <typename T, int D, class PLACE>
+DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLACE place)
 {
-    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8; /* of a row, in pieces; pieces stay among their 8 */
 #pragma unroll
     for (int n = 0; n < D / 16; n++) {
         uint32_t r[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) r[e] = pack<T>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
-        const int i = lane % 16, piece = 2 * n + lane / 16;
-        stmatrix_x4(smem_addr(staging + (i * PITCH + (piece ^ (i & 7))) * 8), r);
+        stmatrix_x4(smem_addr(staging + place(lane % 16, 2 * n + lane / 16) * 8), r);
     }
+}
+
+/* And from there to memory, whole rows at a time; `count`: of rows that exist, if less than 16. */
+template <typename T, int D>
+DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
+{
+    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8; /* of a row, in pieces; pieces stay among their 8 */
+    const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
+    stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
     /* Rows that a warp stores at a time, where a lane's piece is always the same. */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
-    auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8); };
+    auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
@@ -137,21 +143,14 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* A warp's 16 rows of O in shared memory, as the copy engine takes them (store_tile): chunks of 64 columns, one after
- * the other; the 16-byte piece c of a row of one lies at c ^ (row & 7). */
-template <typename T, int D> DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane)
+/* The place that the copy engine takes them from (store_tile): chunks of 64 columns, one after the other, whose rows
+ * have 8 pieces. */
+DEVICE int place_in_chunks(int i, int piece)
 {
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-        uint32_t r[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) r[e] = pack<T>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
-        const int i = lane % 16, piece = 2 * n + lane / 16;
-        stmatrix_x4(smem_addr(staging + (piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7))) * 8), r);
-    }
+    return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
 }
 
-/* The first `count` of them, by the warp. */
+/* The first `count` rows from there to memory, by the warp. */
 template <typename T, int D>
 DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint16_t *staging, int lane)
 {
@@ -159,7 +158,7 @@ DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint1
 #pragma unroll 1
     for (int at = lane; at < count * PIECES; at += 32) {
         const int i = at / PIECES, piece = at % PIECES;
-        const uint4 word = *(const uint4 *)(staging + (piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7))) * 8);
+        const uint4 word = *(const uint4 *)(staging + place_in_chunks(i, piece) * 8);
         if (piece * 8 < Dv) store_16(rows + i * stride + piece * 8, word);
     }
 }

@@ -619,7 +619,7 @@ template <typename T, class X> struct attention {
     {
         if (lane() == 0) bulk_wait_read<0>();
         __syncwarp();
-        stage_rows<T, DV>(O, staging, lane());
+        stage_rows<T, DV>(O, staging, lane(), place_in_chunks);
         if (voted(p.cu_q && count < 16)) {
             __syncwarp();
             store_staged<T, DV>(rows, p.to.out_row, count, p.to.Dv, staging, lane());
