@@ -591,6 +591,14 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
  * GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may set *cancel
  * at any time, with attn_cancel(); it must exist until the stream heeds another (NULL: none). */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
+
+/* From now on what runs on this stream is for `owner`, a pointer that is compared and never followed. Streams of a
+ * device on this machine's own threads share these equally between owners that compute at the same time, whatever the
+ * number of streams of each. NULL is an owner like others. Call it from the stream's thread, between two runs. */
+void attn_stream_serve(attn_stream *stream, const void *owner);
+/* Nanoseconds of all threads that computed on this stream since attn_stream_serve(). 0 on a device that computes by
+ * itself: attn_stream_elapsed_us() has its time. From the stream's thread. */
+int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
 /* One problem, planned and with the op set for you. */

@@ -23,6 +23,8 @@ struct attn_device {
 struct attn_stream {
     attn_device *device;
     const int *cancel; /* of attn_stream_heed(); stream_open() leaves it NULL */
+    const void *owner; /* of attn_stream_serve(); stream_open() leaves it NULL */
+    int64_t spent_ns;  /* since then; a backend that computes on this machine's threads adds to it */
 };
 
 /* Shall run() give up? To be asked between pieces of work of a few milliseconds. `cancel` may be NULL. */

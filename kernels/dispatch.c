@@ -242,6 +242,17 @@ void attn_stream_heed(attn_stream *stream, const int *cancel)
     stream->cancel = cancel;
 }
 
+void attn_stream_serve(attn_stream *stream, const void *owner)
+{
+    stream->owner = owner;
+    stream->spent_ns = 0;
+}
+
+int64_t attn_stream_spent_ns(const attn_stream *stream)
+{
+    return stream->spent_ns;
+}
+
 void attn_cancel(int *cancel)
 {
     __atomic_store_n(cancel, 1, __ATOMIC_RELAXED);

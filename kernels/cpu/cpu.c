@@ -253,14 +253,15 @@ static attn_status run_flash(attn_stream *stream, const attn_plan *plans, int co
 static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
+    struct pool_part part;
     attn_status status = ATTN_OK;
-    pool_begin(device->pool);
+    pool_begin(device->pool, &part, stream->owner, stream->cancel);
     for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
         n = flash_stretch(plans, count, first);
         status = n > 0 ? run_flash(stream, plans + first, n, workspace, err)
                        : reference_run(plans[first].problem, device->pool, stream->cancel, err);
     }
-    pool_end(device->pool);
+    stream->spent_ns += pool_end(device->pool, &part);
     return status;
 }
 

@@ -7,12 +7,14 @@
  *
  * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
  * workers take items from its atomic counter. When another loop is linked, workers come out after their item and go to
- * that which has the fewest: so two loops share them. Invariants, all under `lock`:
+ * the owner that has the fewest threads, and there to the loop that has the fewest. Invariants, all under `lock`:
  *   1. a worker touches a loop only between inside++ and inside--;
  *   2. the caller unlinks the loop before it waits for inside == 0, so nobody enters a loop that is about to vanish;
  *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock;
- *   4. `computing` counts threads between pool_begin() and pool_end() and workers inside a loop; a worker enters one
- *      only while that is less than `threads`, and whoever makes it less wakes one if there is work. */
+ *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop; a
+ *      worker enters one only while that is less than `threads`, and whoever makes it less wakes one if there is work;
+ *   5. a part's `computing` counts the same threads by the part that they compute for. A thread pauses only while its
+ *      owner has more than max(1, threads / owners) of them, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>
@@ -26,10 +28,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/backend.h"
+
 enum {
     POOL_MAX_THREADS = 1024, /* more is a mistake, not a machine */
     POOL_SPIN_US = 20,       /* longer than the gap between two loops of a run, shorter than anybody would notice */
     POOL_YIELD_EVERY = 64,   /* breaths between two looks at the clock, or two gifts of the processor */
+    POOL_PAUSE_NS = 10000000, /* a thread that pauses looks this often whether its work is cancelled */
 };
 
 struct parallel_for {
@@ -38,7 +43,8 @@ struct parallel_for {
     int64_t items;
     pool_task task;
     void *context;
-    atomic_int inside; /* workers in this loop; written under the lock, watched without */
+    struct pool_part *part; /* whose loop it is; NULL: nobody's in particular */
+    atomic_int inside;      /* workers in this loop; written under the lock, watched without */
 };
 
 struct worker {
@@ -51,21 +57,32 @@ struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* a loop was linked, or the pool closes */
     pthread_cond_t left_cond;   /* a worker left a loop */
+    pthread_cond_t turn_cond;   /* a thread that pauses may go on */
     struct parallel_for *loops;
+    struct pool_part *parts; /* those that have begun: as many as the device has streams, at most */
     atomic_uint posted;
     atomic_int computing; /* written under the lock, watched without */
     bool closing;
     int sleeping; /* workers in posted_cond */
+    int paused;   /* threads in turn_cond */
     int threads;  /* started ones, plus the caller */
     void (*idle)(void);
     struct worker *workers;
 };
 
-static int64_t now_us(void)
+/* The part that this thread has begun last and not ended. */
+static _Thread_local struct pool_part *begun;
+
+static int64_t now_ns(void)
 {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+static int64_t now_us(void)
+{
+    return now_ns() / 1000;
 }
 
 static void pause_cpu(void)
@@ -100,16 +117,40 @@ static void help(struct pool *pool, struct parallel_for *loop, int worker, unsig
         continue;
 }
 
-/* The lock is held. That which has the fewest workers; NULL: none has an item left. */
+/* The lock is held. Threads that compute for the owner of this part. */
+static int threads_of_owner(const struct pool *pool, const struct pool_part *part)
+{
+    int threads = 0;
+    for (const struct pool_part *p = pool->parts; p; p = p->next) threads += p->owner == part->owner ? p->computing : 0;
+    return threads;
+}
+
+/* The lock is held. */
+static int owners(const struct pool *pool)
+{
+    int count = 0;
+    for (const struct pool_part *p = pool->parts; p; p = p->next) {
+        const struct pool_part *other = pool->parts;
+        while (other->owner != p->owner) other = other->next;
+        count += other == p; /* the first part of its owner */
+    }
+    return count;
+}
+
+/* The lock is held. The loop that a worker should help; NULL: none has an item left. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
-    int fewest = INT_MAX;
+    int fewest = INT_MAX, fewest_of_owner = INT_MAX;
     for (struct parallel_for *loop = pool->loops; loop; loop = loop->next_loop) {
         const int inside = atomic_load_explicit(&loop->inside, memory_order_relaxed);
-        if (inside >= fewest || atomic_load_explicit(&loop->next, memory_order_relaxed) >= loop->items) continue;
+        const int of_owner = loop->part ? threads_of_owner(pool, loop->part) : inside;
+        if (of_owner > fewest_of_owner || (of_owner == fewest_of_owner && inside >= fewest) ||
+            atomic_load_explicit(&loop->next, memory_order_relaxed) >= loop->items)
+            continue;
         found = loop;
         fewest = inside;
+        fewest_of_owner = of_owner;
     }
     return found;
 }
@@ -120,25 +161,72 @@ static bool has_room(struct pool *pool)
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-static void count(struct pool *pool, int change)
+/* The lock is held. */
+static void count(struct pool *pool, struct pool_part *part, int change)
 {
     atomic_fetch_add_explicit(&pool->computing, change, memory_order_relaxed);
+    if (part) part->computing += change;
+    if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-void pool_begin(struct pool *pool)
+/* The lock is held. Has the owner of this part more threads than its share, while the pool has too few? `own`: a thread
+ * of the part that is not counted, but would be. */
+static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
+    const int all = owners(pool), share = pool->threads / all;
+    if (all == 1 || atomic_load_explicit(&pool->computing, memory_order_relaxed) + own <= pool->threads) return false;
+    return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
+}
+
+/* Between two items of the calling thread: it pauses while other owners have too few threads because of it. */
+static void pause_for_others(struct pool *pool, struct pool_part *part)
+{
+    if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
     pthread_mutex_lock(&pool->lock);
-    count(pool, 1);
+    if (is_over_share(pool, part, 0)) {
+        const int64_t since_ns = now_ns();
+        count(pool, part, -1);
+        pool->paused++;
+        do {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_nsec += POOL_PAUSE_NS;
+            until.tv_sec += until.tv_nsec / 1000000000;
+            until.tv_nsec %= 1000000000;
+            pthread_cond_timedwait(&pool->turn_cond, &pool->lock, &until);
+        } while (is_over_share(pool, part, 1) && !attn_is_cancelled(part->cancel));
+        pool->paused--;
+        count(pool, part, 1);
+        part->paused_ns += now_ns() - since_ns;
+    }
     pthread_mutex_unlock(&pool->lock);
 }
 
-void pool_end(struct pool *pool)
+void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel)
 {
+    *part = (struct pool_part){ .outer = begun, .owner = owner, .cancel = cancel, .began_ns = now_ns() };
+    begun = part;
     pthread_mutex_lock(&pool->lock);
-    count(pool, -1);
+    part->next = pool->parts;
+    pool->parts = part;
+    count(pool, part, 1);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+int64_t pool_end(struct pool *pool, struct pool_part *part)
+{
+    assert(begun == part);
+    begun = part->outer;
+    pthread_mutex_lock(&pool->lock);
+    struct pool_part **link = &pool->parts;
+    while (*link != part) link = &(*link)->next;
+    *link = part->next;
+    count(pool, part, -1);
+    assert(part->computing == 0);
     const bool wake = pool->sleeping > 0 && has_room(pool) && loop_with_items(pool) != NULL;
     pthread_mutex_unlock(&pool->lock);
     if (wake) pthread_cond_signal(&pool->posted_cond);
+    return now_ns() - part->began_ns - part->paused_ns + part->helped_ns;
 }
 
 /* Watches for a new loop for POOL_SPIN_US. The lock is not held. */
@@ -165,11 +253,14 @@ static void *worker_main(void *argument)
         if (loop) {
             const unsigned seen = atomic_load_explicit(&pool->posted, memory_order_relaxed);
             atomic_fetch_add_explicit(&loop->inside, 1, memory_order_relaxed);
-            count(pool, 1);
+            count(pool, loop->part, 1);
             pthread_mutex_unlock(&pool->lock);
+            const int64_t since_ns = now_ns();
             help(pool, loop, self->index, seen);
+            const int64_t helped_ns = now_ns() - since_ns;
             pthread_mutex_lock(&pool->lock);
-            count(pool, -1);
+            if (loop->part) loop->part->helped_ns += helped_ns;
+            count(pool, loop->part, -1);
             if (atomic_fetch_sub_explicit(&loop->inside, 1, memory_order_release) == 1)
                 pthread_cond_broadcast(&pool->left_cond);
             spun = false;
@@ -195,7 +286,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
         for (int64_t item = 0; item < items; item++) task(context, 0, item);
         return;
     }
-    struct parallel_for loop = { .items = items, .task = task, .context = context };
+    struct parallel_for loop = { .items = items, .task = task, .context = context, .part = begun };
     pthread_mutex_lock(&pool->lock);
     loop.next_loop = pool->loops;
     pool->loops = &loop;
@@ -208,7 +299,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     if (everyone && wanted > 0) pthread_cond_broadcast(&pool->posted_cond);
     for (int64_t n = 0; !everyone && n < wanted; n++) pthread_cond_signal(&pool->posted_cond);
 
-    while (take_item(&loop, 0)) continue;
+    while (take_item(&loop, 0)) pause_for_others(pool, loop.part);
 
     pthread_mutex_lock(&pool->lock);
     struct parallel_for **link = &pool->loops;
@@ -256,6 +347,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->posted_cond, NULL);
     pthread_cond_init(&pool->left_cond, NULL);
+    pthread_cond_init(&pool->turn_cond, NULL);
     for (int n = 1; n < threads; n++) {
         workers[n] = (struct worker){ .pool = pool, .index = n };
         int code = pthread_create(&workers[n].thread, NULL, worker_main, &workers[n]);
@@ -280,7 +372,8 @@ void pool_close(struct pool *pool)
     pthread_cond_broadcast(&pool->posted_cond);
     pthread_mutex_unlock(&pool->lock);
     for (int n = 1; n < pool->threads; n++) pthread_join(pool->workers[n].thread, NULL);
-    assert(pool->loops == NULL && pool->sleeping == 0);
+    assert(pool->loops == NULL && pool->parts == NULL && pool->sleeping == 0 && pool->paused == 0);
+    pthread_cond_destroy(&pool->turn_cond);
     pthread_cond_destroy(&pool->left_cond);
     pthread_cond_destroy(&pool->posted_cond);
     pthread_mutex_destroy(&pool->lock);

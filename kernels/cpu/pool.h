@@ -2,10 +2,11 @@
  *
  *   struct pool *pool;
  *   pool_open(0, NULL, &pool, &err);              // one thread per core
- *   pool_begin(pool);                             // this thread computes now
+ *   struct pool_part part;
+ *   pool_begin(pool, &part, owner, cancel);       // this thread computes now, for `owner`
  *   pool_run(pool, tiles, forward_tile, &job);    // forward_tile(&job, worker, 0 .. tiles - 1), each once, then
  *                                                 returns
- *   pool_end(pool);
+ *   spent_ns = pool_end(pool, &part);
  *   pool_close(pool);
  *
  * Items are handed out in increasing order by an atomic counter: whoever is free takes the next. Which thread runs
@@ -13,7 +14,11 @@
  *
  * Several threads may use a pool side by side. No more threads compute at a time than it has, as long as no more than
  * that have begun: each that begins takes the place of a worker, which leaves after its item. So two problems on two
- * cores have a core each, and none has to wait for the other's last item. */
+ * cores have a core each, and none has to wait for the other's last item.
+ *
+ * Owners share the threads equally. Workers go to the owner with the fewest threads. A calling thread pauses between two
+ * items while its owner has more threads than its share and the pool has none to spare. Each owner keeps at least one
+ * thread, so more owners than threads leave the division to the operating system. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 
@@ -31,13 +36,25 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_
 void pool_close(struct pool *pool); /* NULL is fine; no loop may be running */
 int pool_threads(const struct pool *pool);
 
-/* Around the loops of a problem, so that the calling thread is counted among those that compute. */
-void pool_begin(struct pool *pool);
-void pool_end(struct pool *pool);
+/* One use of a pool, from pool_begin() to pool_end(). All fields are pool.c's, under the pool's lock. */
+struct pool_part {
+    struct pool_part *next;
+    struct pool_part *outer; /* that this thread had begun before; NULL: none */
+    const void *owner; /* compared, never followed */
+    const int *cancel; /* attn_is_cancelled(): a calling thread that pauses goes on at once. NULL: never */
+    int computing;     /* threads that compute for it now */
+    int64_t began_ns, paused_ns, helped_ns;
+};
+
+/* Around the loops of a problem, so that the calling thread is counted among those that compute. The part is the
+ * caller's memory; a thread ends its parts in reverse order. pool_end() returns the nanoseconds that all threads
+ * together spent computing for this part. */
+void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
+int64_t pool_end(struct pool *pool, struct pool_part *part);
 
 /* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread takes
- * part, alone when there is one item. Thread-safe: loops of several callers run side by side. Not from inside a
- * task. A task may wait for a task of a smaller index in the same loop (it has been taken by a running thread),
+ * part, alone when there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the part
+ * that its thread has begun; a loop without one has no owner to share with. Not from inside a task. A task may wait for a task of a smaller index in the same loop (it has been taken by a running thread),
  * never for a larger one. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 

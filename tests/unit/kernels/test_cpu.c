@@ -50,7 +50,8 @@ static void test_every_item_runs_once_and_no_two_threads_share_a_worker_number(v
 static void *run_loops(void *argument)
 {
     struct pool *pool = argument;
-    pool_begin(pool);
+    struct pool_part part = { 0 };
+    pool_begin(pool, &part, &part, NULL);
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
@@ -58,7 +59,7 @@ static void *run_loops(void *argument)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c; /* not freed: the test fails */
         free(c);
     }
-    pool_end(pool);
+    (void)pool_end(pool, &part);
     return NULL;
 }
 
@@ -103,14 +104,15 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     assert_int_equal(pool_open(2, NULL, &pool, &err), ATTN_OK);
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
-        pool_begin(pool); /* this thread, */
-        pool_begin(pool); /* and one that would compute something else */
+        struct pool_part own = { 0 }, other = { 0 };
+        pool_begin(pool, &other, &other, NULL); /* one that computes something else, */
+        pool_begin(pool, &own, &own, NULL);     /* and this thread */
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
         assert_int_equal(atomic_load(&by[1]), 0);
-        pool_end(pool);
+        (void)pool_end(pool, &own);
         pool_run(pool, 2, meet, &begun);
-        pool_end(pool);
+        (void)pool_end(pool, &other);
     }
     pool_close(pool);
 }
@@ -134,6 +136,74 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     assert_int_equal(pool_open(THREADS, NULL, &pool, &err), ATTN_OK);
     pool_run(pool, ITEMS, wait_for_the_one_before, &done);
     assert_int_equal(atomic_load(&done), ITEMS);
+    pool_close(pool);
+}
+
+/* A thread that computes for an owner until it is told to stop. */
+struct computing {
+    struct pool *pool;
+    const void *owner;
+    pthread_t thread;
+    _Atomic int64_t items; /* that it has computed */
+    atomic_bool *stop;
+    int64_t spent_ns;
+};
+
+static void count_own(void *context, int worker, int64_t item)
+{
+    struct computing *own = context;
+    unsigned spins = 0;
+    (void)worker, (void)item;
+    for (int i = 0; i < 100; i++) pool_breathe(&spins);
+    atomic_fetch_add(&own->items, 1);
+}
+
+static void *compute_until_stopped(void *argument)
+{
+    struct computing *own = argument;
+    struct pool_part part;
+    pool_begin(own->pool, &part, own->owner, NULL);
+    while (!atomic_load(own->stop)) pool_run(own->pool, 1000, count_own, own);
+    own->spent_ns = pool_end(own->pool, &part);
+    return NULL;
+}
+
+/* How many of the first `count` compute at present: that have done ten items since, when one of them has done 1000. */
+static int at_work(struct computing *all, int count)
+{
+    int64_t before[CALLERS];
+    int working = 0;
+    bool done = false;
+    for (int n = 0; n < count; n++) before[n] = atomic_load(&all[n].items);
+    while (!done)
+        for (int n = 0; n < count; n++) done |= atomic_load(&all[n].items) >= before[n] + 1000;
+    for (int n = 0; n < count; n++) working += atomic_load(&all[n].items) > before[n] + 10;
+    return working;
+}
+
+/* Two threads compute for one owner, a third for another: of two threads, one is each owner's. */
+static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
+{
+    static const char owners[2];
+    struct computing all[3] = { 0 };
+    struct pool *pool;
+    atomic_bool stop[2] = { false, false };
+    attn_error err = { 0 };
+    (void)state;
+    assert_int_equal(pool_open(2, NULL, &pool, &err), ATTN_OK);
+    for (int n = 0; n < 3; n++)
+        all[n] = (struct computing){ .pool = pool, .owner = &owners[n / 2], .stop = &stop[n / 2] };
+    for (int n = 0; n < 2; n++)
+        assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
+    while (at_work(all, 2) != 2) continue;
+    assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
+    while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue; /* for ever, where they do not share */
+    atomic_store(&stop[1], true);
+    pthread_join(all[2].thread, NULL);
+    while (at_work(all, 2) != 2) continue; /* the one that paused goes on */
+    atomic_store(&stop[0], true);
+    for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
+    for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
     pool_close(pool);
 }
 
@@ -493,6 +563,7 @@ int main(void)
         cmocka_unit_test(test_loops_of_several_callers_run_side_by_side),
         cmocka_unit_test(test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends),
         cmocka_unit_test(test_an_item_may_wait_for_an_earlier_one),
+        cmocka_unit_test(test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes),
         cmocka_unit_test(test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths),
         cmocka_unit_test(test_strips_change_no_bit),
         cmocka_unit_test(test_a_run_that_nobody_waits_for_ends_between_two_tiles),
