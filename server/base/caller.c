@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "server/base/flow.h"
+
 struct caller *caller_new(void)
 {
     struct caller *caller = calloc(1, sizeof *caller);
@@ -33,6 +35,7 @@ void caller_release(struct caller *caller)
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
     assert(caller->regions == 0 && caller->region_bytes == 0);
+    flow_release(caller->flow);
     free(caller);
 }
 

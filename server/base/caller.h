@@ -15,8 +15,11 @@
 /* Places that a request may have, one after the other; queue.h */
 enum caller_place { CALLER_RECEIVING, CALLER_WAITING, CALLER_PLACES };
 
+struct flow;
+
 struct caller {
     atomic_int references; /* 0: everybody, who is part of something else and never freed */
+    struct flow *flow;     /* its share of the devices' time: a reference; NULL: each connection has its own */
     _Atomic int percent;   /* of each bound; 100 while there is no other token */
 
     _Atomic int places[CALLER_PLACES]; /* queue.c's; not kept of everybody */
@@ -30,7 +33,7 @@ struct caller {
     int64_t region_bytes;
 };
 
-struct caller *caller_new(void); /* one reference; NULL when out of memory */
+struct caller *caller_new(void); /* one reference, and no flow; NULL when out of memory */
 struct caller *caller_hold(struct caller *caller);
 void caller_release(struct caller *caller); /* NULL is fine */
 

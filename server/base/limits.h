@@ -107,6 +107,7 @@ enum {
     CHECK_COPY_BYTES =
         256 << 10, /* of a body, beside which a larger block is leased: the copy takes less than new pages */
     FINISH_PIECE_NS = 10000000,     /* of verifying or measuring, after which it is somebody else's turn */
+    PIECES_AT_ONCE = 4,             /* as many as libuv has threads: what it was given leaves in order of arrival */
     FINISH_NUMBERS = 4096,          /* between two looks at the clock */
     PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
 
@@ -163,7 +164,10 @@ enum {
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
-    DEVICE_MAX_STREAMS = 8, /* batches on a device at a time, whatever it offers */
+    DEVICE_MAX_STREAMS = 16, /* batches on a device at a time, whatever it offers */
+    DEVICE_GUESTS = 6,      /* of those, kept for flows that have none there: see devices.c */
+    /* So long batches have a device for themselves. Most end sooner, and beside others each would take longer. */
+    DEVICE_GUEST_AFTER_NS = 20000000,
     DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */
     DEVICE_POLL_NS = 20000, /* between two questions to a stream: so late may its end be seen */
     /* While a batch is as young, its end is asked for without a pause: small problems and most steps of decoding. */

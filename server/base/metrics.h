@@ -52,6 +52,8 @@
     X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \
     X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op",                                       \
       "Time in kernels; processor time for small problems of the CPU")                                          \
+    X(FLOW_SECONDS, "attnd_caller_seconds_total", COUNTER, "caller,work",                                       \
+      "Time spent for each token: kernels (device), checks of bodies, verification and what else follows a run")  \
     X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention") \
     X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                          \
     X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")         \

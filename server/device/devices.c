@@ -6,8 +6,10 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
  *
  * Invariants
- * 1. No more batches are with a device than it has streams, and one more where it would be idle between two: on the
- * CPU, and where there is one stream.
+ * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two: on
+ * the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more that are kept for flows
+ * without a batch there. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS: so long batches that are
+ * short stay by themselves, and nobody waits for the end of a long one.
  * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the
  * rest is the loop's or the device's threads', as internal.h says. */
 #include "server/device/internal.h"
@@ -96,10 +98,9 @@ static attn_status device_open(const struct config *config, const char *backend,
     /* Large problems may well take minutes on a CPU, and it cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
-    const int streams = device->info.streams < 1                    ? 1
-                        : device->info.streams > DEVICE_MAX_STREAMS ? DEVICE_MAX_STREAMS
-                                                                    : device->info.streams;
-    while (device->slot_count < streams) {
+    const int most = DEVICE_MAX_STREAMS - DEVICE_GUESTS, streams = device->info.streams;
+    device->streams = streams < 1 ? 1 : streams > most ? most : streams;
+    while (device->slot_count < device->streams + DEVICE_GUESTS) {
         status = attn_stream_open(device->handle, &device->slots[device->slot_count].stream, err);
         if (status != ATTN_OK) goto fail;
         device->slot_count++;
@@ -112,7 +113,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0); /* on the page from the start, for rates */
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
     log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name,
-              device->info.backend, device->slot_count, device->info.description);
+              device->info.backend, device->streams, device->info.description);
     return ATTN_OK;
 fail:
     device_free(device);
@@ -354,10 +355,31 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Invariant 1. */
+/* Invariant 1: of one flow, and of all without the guests. */
 static int most_batches(const struct device *device)
 {
-    return device->slot_count + (device->info.unified || device->slot_count == 1);
+    return device->streams + (device->info.unified || device->streams == 1);
+}
+
+static bool is_full(const struct device *device)
+{
+    return device->outstanding >= most_batches(device) + DEVICE_GUESTS;
+}
+
+bool device_has_room(const struct device *device, const struct flow *flow, int64_t now_ns, int64_t *wait_ns)
+{
+    int own = 0;
+    int64_t youngest_ns = INT64_MIN;
+    if (is_full(device)) return false;
+    for (const struct batch *batch = device->batches; batch; batch = batch->next) {
+        own += batch->flow == flow;
+        if (batch->left_ns > youngest_ns) youngest_ns = batch->left_ns;
+    }
+    if (device->outstanding < most_batches(device)) return own < most_batches(device);
+    if (own > 0) return false;
+    const int64_t left_ns = youngest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
+    if (left_ns > 0 && left_ns < *wait_ns) *wait_ns = left_ns;
+    return left_ns <= 0;
 }
 
 struct device *devices_pick(struct devices *devices, uint64_t passed_over)
@@ -365,15 +387,20 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     struct device *best = NULL;
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
-        if ((passed_over >> i & 1) || device->disabled || device->outstanding >= most_batches(device)) continue;
+        if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
         if (best == NULL || device->flops < best->flops) best = device;
     }
     return best;
 }
 
-bool device_can_wait(const struct device *device)
+bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns)
 {
-    return device->info.unified && device->outstanding > 0 && device->flops <= QUEUE_BATCH_FLOPS;
+    int64_t oldest_ns = now_ns;
+    if (!device->info.unified || device->outstanding == 0 || device->flops > QUEUE_BATCH_FLOPS) return false;
+    for (const struct batch *batch = device->batches; batch; batch = batch->next)
+        if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
+    *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
+    return *wait_ns > 0; /* else it takes longer than its operations say */
 }
 
 bool devices_away(const struct devices *devices)
@@ -387,8 +414,9 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 {
     (void)devices;
     assert(batch->count > 0 && batch->device == NULL);
-    assert(batch->adopted || device->outstanding < most_batches(device));
+    assert(batch->adopted || !is_full(device));
     batch->device = device;
+    batch->left_ns = clock_ns();
     batch->previous = NULL;
     batch->next = device->batches;
     if (batch->next) batch->next->previous = batch;

@@ -35,6 +35,9 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
+    const struct flow *flow; /* of its first job, which holds it; NULL: nobody's. It has the device because of that */
+    int64_t left_ns;         /* when it left for the device */
+    int64_t charged_ns;      /* what it took of the device, for the flows of its jobs */
     struct batch *next, *previous; /* the loop's: those that are with the same device */
     int count;
     int waiting; /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
@@ -124,13 +127,16 @@ int devices_learn(struct devices *devices, double *seconds);
  * What it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* The device with room for another batch and the least work, but for those of `passed_over` (bits of their numbers);
+/* The device that may have room for another batch, and the least work, but for those of `passed_over` (bits of their numbers);
  * NULL when all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
+/* Has the device room for a batch that this flow leads? A flow without a batch there may have to wait until those of
+ * others have run for DEVICE_GUEST_AFTER_NS: *wait_ns (set beforehand) becomes less where that comes sooner. */
+bool device_has_room(const struct device *device, const struct flow *flow, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner
- * for being sent now, and may grow. */
-bool device_can_wait(const struct device *device);
+ * for being sent now, and may grow. *wait_ns: until when that may be said. */
+bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* A batch of one job that is late: it is on the device already, whether or not there is room. */
 void devices_submit_late(struct devices *devices, struct batch *batch);

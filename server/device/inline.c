@@ -32,6 +32,7 @@
 #include <string.h>
 
 #include "server/base/clock.h"
+#include "server/base/flow.h"
 #include "server/base/metrics.h"
 #include "server/work/regions.h"
 #include "server/work/request.h"
@@ -239,6 +240,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
     job->ran = status == ATTN_OK;
+    flow_charge(job->flow, FLOW_DEVICE, took_ns);
     batch.launch_us = own ? 0 : (double)(launched_ns - began_ns) / 1e3;
     batch.compute_us = (double)took_ns / 1e3;
     if (job->ran) batch_note_times(&batch, job);

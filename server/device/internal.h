@@ -68,10 +68,11 @@ struct device {
     int thread_count;
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-    int slot_count;
+    int streams;    /* batches that one flow may have on slots */
+    int slot_count; /* with those of guests */
     struct slot slots[DEVICE_MAX_STREAMS];
 
-    pthread_mutex_t lock; /* of what follows, and of whether slots are free */
+    pthread_mutex_t lock; /* of what follows, and of slots' `batch` and its started_ns */
     pthread_cond_t wake;
     struct message *first, **last; /* batches submitted, not yet on a stream */
     bool stop;

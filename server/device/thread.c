@@ -228,6 +228,9 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2: one of the two */
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK) note_stages(device, slot);
+    batch->charged_ns = attn_stream_spent_ns(slot->stream);
+    if (batch->charged_ns == 0 && status == ATTN_OK) batch->charged_ns = (int64_t)(batch->compute_us * 1e3);
+    if (batch->charged_ns == 0) batch->charged_ns = batch->ended_ns - batch->started_ns;
     for (int j = 0; j < batch->count; j++) {
         batch->jobs[j]->ran = status == ATTN_OK;
         if (status != ATTN_OK) batch->jobs[j]->error = *err;
@@ -314,7 +317,6 @@ static void start(struct device *device, struct slot *slot)
     attn_status status;
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
-    batch->started_ns = clock_ns();
     watch(device, slot);
     if (batch->adopted) { /* it runs already */
         inline_adopt(slot, batch->jobs[0]);
@@ -323,6 +325,7 @@ static void start(struct device *device, struct slot *slot)
     do {
         over = batches_over(device);
         attn_stream_heed(slot->stream, &batch->cancel);
+        attn_stream_serve(slot->stream, batch->flow);
         status = try_launch(device, slot, &err);
         if (status == ATTN_NO_MEMORY && give_back_workspaces(device)) status = try_launch(device, slot, &err);
         if (status == ATTN_OK || (status == ATTN_NO_MEMORY && hold(device, slot))) return;
@@ -379,25 +382,72 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its
- * memory. */
-static bool has_work(const struct device *device)
+/* The lock is held. May the batch go on a slot now? Each flow has `streams` of them at most, and beyond as many in all a
+ * guest alone, when all others have run for a while: *until_ns becomes less where that comes sooner. *flow_has: batches
+ * of its flow that are on slots. */
+static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
+                      int64_t *until_ns)
 {
-    return device->held ? device->held_may_run : device->first != NULL;
+    int running = 0, own = 0;
+    int64_t youngest_ns = 0;
+    for (int s = 0; s < device->slot_count; s++) {
+        const struct batch *other = device->slots[s].batch;
+        if (other == NULL) continue;
+        running++;
+        own += other->flow == batch->flow;
+        if (other->started_ns > youngest_ns) youngest_ns = other->started_ns;
+    }
+    *flow_has = own;
+    if (running < device->streams || batch->adopted) return true;
+    if (own > 0 || running == device->slot_count) return false;
+    const int64_t from_ns = youngest_ns + DEVICE_GUEST_AFTER_NS;
+    if (from_ns > now_ns && from_ns < *until_ns) *until_ns = from_ns;
+    return from_ns <= now_ns;
 }
 
-static struct batch *take_batch(struct device *device)
+/* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its
+ * memory. Else that of the flow which has the fewest batches on slots. NULL: none may begin, before *until_ns at least. */
+static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
-    struct batch *batch = device->held;
-    if (batch) {
-        device->held = NULL;
-        return batch;
+    *until_ns = NEVER;
+    if (device->held) return device->held_may_run ? device->held : NULL;
+    if (device->first == NULL) return NULL;
+    const int64_t now_ns = clock_ns();
+    struct batch *best = NULL;
+    int fewest = 0;
+    for (struct message *message = device->first; message; message = message->next) {
+        struct batch *const batch = (struct batch *)message; /* its first member */
+        int flow_has;
+        if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
+        best = batch;
+        fewest = flow_has;
     }
-    batch = (struct batch *)device->first; /* the message is its first member */
-    device->first = batch->message.next;
-    if (device->first == NULL) device->last = &device->first;
+    return best;
+}
+
+/* The lock is held. It is the slot's from here on. */
+static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
+{
+    slot->batch = batch;
+    batch->started_ns = clock_ns();
+    if (device->held == batch) {
+        device->held = NULL;
+        return;
+    }
+    struct message **link = &device->first;
+    while (*link != &batch->message) link = &(*link)->next;
+    *link = batch->message.next;
+    if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    return batch;
+    if (device->first) pthread_cond_signal(&device->wake); /* another thread sees to the others */
+}
+
+/* The lock is held. Until there is something new, or the time has come. */
+static void wait_for_work(struct device *device, int64_t until_ns)
+{
+    const struct timespec at = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
+    if (until_ns == NEVER) pthread_cond_wait(&device->wake, &device->lock);
+    else pthread_cond_timedwait(&device->wake, &device->lock, &at);
 }
 
 void *device_main(void *argument)
@@ -410,11 +460,14 @@ void *device_main(void *argument)
         struct slot *slot = free_slot(thread);
         const bool busy = busy_slots(thread->slots, thread->slot_count) > 0;
 
+        struct batch *next;
+        int64_t until_ns;
         pthread_mutex_lock(&device->lock);
-        while (!busy && !has_work(device) && (device->held || !device->stop))
-            pthread_cond_wait(&device->wake, &device->lock);
-        const bool begins = slot && has_work(device);
-        if (begins) slot->batch = take_batch(device);
+        while ((next = next_batch(device, &until_ns)) == NULL && !busy &&
+               (device->held || !device->stop || until_ns != NEVER))
+            wait_for_work(device, until_ns);
+        const bool begins = slot && next;
+        if (begins) take_batch(device, slot, next);
         pthread_mutex_unlock(&device->lock);
 
         if (!busy && !begins) break; /* asked to stop */

@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 
 #include "server/base/clock.h"
+#include "server/base/flow.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
@@ -84,6 +85,7 @@ static void drop(struct connections *connections, struct connection *connection)
     for (int i = 0; i < 2; i++)
         if (connection->tallies[i]) atomic_fetch_sub_explicit(connection->tallies[i], 1, memory_order_relaxed);
     atomic_fetch_sub(&connections->count, 1);
+    flow_release(connection->flow);
     free(connection);
 }
 

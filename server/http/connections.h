@@ -35,6 +35,8 @@ enum connection_phase {
         CONNECTION_PHASE_COUNT
 };
 
+struct flow;
+
 struct connection {
     int fd;     /* the web server's: never closed here, only shut down, and only while it is in the table */
     bool plain; /* not TLS: a fixed answer may be written to the socket */
@@ -46,6 +48,7 @@ struct connection {
     uint64_t inode; /* of the socket: whether fd is still this one */
     _Atomic int
         *tallies[2]; /* counters of others that count it from connections_add() to connections_remove(); may be NULL */
+    struct flow *flow;       /* the same: where there are no tokens; NULL: no request has computed on it */
     struct request *request; /* the web server's thread: what is received or answered on it, NULL between two */
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */

@@ -39,6 +39,7 @@
 #include "server/http/answer.h"
 #include "server/base/staging.h"
 #include "server/base/clock.h"
+#include "server/base/flow.h"
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
 #include "server/work/regions.h"
@@ -376,6 +377,17 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
+/* Whose share of the devices' time the request takes: its token's, or its connection's. One that finds no memory shares
+ * with others of its kind. */
+static void join_flow(struct request *request)
+{
+    struct connection *const connection = request->connection;
+    struct flow *flow = request->caller->flow;
+    if (flow == NULL && connection->flow == NULL) connection->flow = flow_new("everybody");
+    if (flow == NULL) flow = connection->flow;
+    request->flow = flow_hold(flow);
+}
+
 /* The body is complete. */
 static enum MHD_Result body_done(struct request *request)
 {
@@ -388,6 +400,7 @@ static enum MHD_Result body_done(struct request *request)
     if (request->step == STEP_DISCARD) return answer_now(request, false);
     unpack_free(request->unpacker);
     request->unpacker = NULL;
+    join_flow(request);
     if (!check_shared(request)) return answer_now(request, false);
     if (!check_takes_long(request)) {
         struct check_result result;

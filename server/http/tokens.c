@@ -13,9 +13,12 @@
 #include <string.h>
 #include <strings.h>
 
+#include "server/base/flow.h"
+
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
     struct caller *caller; /* a reference */
+    char name[METRICS_LABEL_BYTES]; /* what a new account is called: the comment behind the token, else its line */
 };
 
 struct token_list {
@@ -54,6 +57,7 @@ static bool open_accounts(struct token_list *list, const struct token_list *befo
         if (known == NULL && before) known = caller_in(before, before->count, token->text);
         token->caller = known ? caller_hold(known) : caller_new();
         if (token->caller == NULL) return false;
+        if (known == NULL && (token->caller->flow = flow_new(token->name)) == NULL) return false;
     }
     return true;
 }
@@ -67,11 +71,23 @@ static void set_shares(struct token_list *list, int share_percent)
         atomic_store_explicit(&list->tokens[i].caller->percent, several ? share_percent : 100, memory_order_relaxed);
 }
 
+/* What stands behind " #" names the token. Cuts it off and returns it; NULL: the line has none. */
+static const char *cut_comment(const char *line, size_t *length)
+{
+    const char *hash = line;
+    while ((hash = strchr(hash, '#')) && hash > line && hash[-1] != ' ' && hash[-1] != '\t') hash++;
+    if (hash == NULL || hash == line) return NULL;
+    *length = (size_t)(hash - line);
+    while (*length > 0 && strchr(" \t", line[*length - 1])) --*length;
+    hash += 1 + strspn(hash + 1, " \t");
+    return *hash ? hash : NULL;
+}
+
 static struct token_list *read_file(const char *path, char *why, size_t capacity)
 {
     struct token_list *list = NULL;
     bool good = false;
-    char line[TOKEN_MAX_BYTES + 64];
+    char line[TOKEN_MAX_BYTES + METRICS_LABEL_BYTES + 64];
     size_t room = 0, number = 0;
     FILE *file = fopen(path, "re");
 
@@ -94,7 +110,8 @@ static struct token_list *read_file(const char *path, char *why, size_t capacity
             snprintf(why, capacity, "--token-file %s: line %zu is longer than %d bytes", path, number, TOKEN_MAX_BYTES);
             goto out;
         }
-        if (strpbrk(start, " \t")) {
+        const char *const name = cut_comment(start, &length);
+        if (memchr(start, ' ', length) || memchr(start, '\t', length)) {
             snprintf(why, capacity, "--token-file %s: line %zu contains a space", path, number);
             goto out;
         }
@@ -112,8 +129,12 @@ static struct token_list *read_file(const char *path, char *why, size_t capacity
             if (list == NULL) wider->count = 0;
             list = wider;
         }
-        list->tokens[list->count] = (struct token){ .caller = NULL };
-        memcpy(list->tokens[list->count++].text, start, length);
+        struct token *const token = &list->tokens[list->count];
+        *token = (struct token){ .caller = NULL };
+        if (name) snprintf(token->name, sizeof token->name, "%s", name);
+        else snprintf(token->name, sizeof token->name, "line %zu", number);
+        memcpy(token->text, start, length);
+        list->count++;
     }
     if (ferror(file)) snprintf(why, capacity, "--token-file %s: %s", path, strerror(errno));
     else if (list == NULL) snprintf(why, capacity, "--token-file %s: no token in it", path);

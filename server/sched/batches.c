@@ -53,11 +53,12 @@ static void begin_steps(struct loop *loop)
     if (all) loop->scan++;
     else if (loop->scan_cut) return; /* they come after others that have not been looked at either */
     else
-        for (job = loop->server->queue.last; job && job->previous && !job->previous->looked;) job = job->previous;
+        for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->looked;)
+            job = job->in_queue.previous;
     for (int64_t rows = 0; job && rows < QUEUE_STEP_ROWS; job = next) {
         attn_error err = { 0 };
         bool wait = false;
-        next = job->next;
+        next = job->in_queue.next;
         job->looked = true;
         if (!job->waits) continue;
         rows += job->call->items[0].cache_count;
@@ -89,6 +90,17 @@ void batches_mark(struct batch *batch)
     }
 }
 
+struct asked {
+    const struct device *device;
+    int64_t now_ns, wait_ns;
+};
+
+static bool has_room(void *context, const struct flow *flow)
+{
+    struct asked *const asked = context;
+    return device_has_room(asked->device, flow, asked->now_ns, &asked->wait_ns);
+}
+
 void batches_dispatch(struct loop *loop)
 {
     struct server *server = loop->server;
@@ -97,10 +109,15 @@ void batches_dispatch(struct loop *loop)
     if (loop->steps_changed || loop->steps_arrived) begin_steps(loop);
     while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
-        if (device_can_wait(device) && queue_may_grow(&server->queue)) break;
-        const int64_t now = clock_ns();
-        const int count = queue_take(&server->queue, device_number(device), now, loop->batch_jobs, &wait_ns);
-        if (count == 0) { /* what waits is for another device, or for others to come */
+        struct asked asked = { .device = device, .now_ns = clock_ns(), .wait_ns = INT64_MAX };
+        if (queue_may_grow(&server->queue) && device_can_wait(device, asked.now_ns, &wait_ns)) {
+            arm_window(loop, wait_ns);
+            break;
+        }
+        const struct queue_taker taker = { device_number(device), has_room, &asked };
+        const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
+        if (count == 0) { /* what waits is for another device, for room on this one, or for others to come */
+            if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
             passed_over |= UINT64_C(1) << device_number(device);
             continue;
@@ -124,9 +141,11 @@ void batches_dispatch(struct loop *loop)
         }
         if (batch == NULL) break;
         batch->count = count;
+        batch->flow = loop->batch_jobs[0]->flow;
         batches_mark(batch);
         metrics_observe(METRIC_BATCH_SIZE, NULL, count);
         devices_submit(server->devices, batch, device);
+        queue_flow_runs(loop->batch_jobs[0]->flow, batch->left_ns);
         loop->awake_until_ns = clock_ns() + NAPS_NS;
     }
 }
@@ -190,7 +209,7 @@ static void finish(struct loop *loop, struct job *job)
     /* Once it is answered its shared memory is the client's alone. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
-    finish_start(job->finishing, &loop->uv);
+    finish_start(job->finishing, &loop->pieces);
 }
 
 /* The device is beyond repair inside this process. The others go on; without any the server is not ready from now
@@ -238,6 +257,15 @@ void batches_look_at_devices(struct loop *loop)
     end_if_failed(loop);
 }
 
+/* Each job pays for its part of the batch. */
+static void charge(const struct batch *batch)
+{
+    for (int i = 0; i < batch->count; i++) {
+        const double part = batch->flops > 0 ? batch->jobs[i]->flops / batch->flops : 1.0 / batch->count;
+        flow_charge(batch->jobs[i]->flow, FLOW_DEVICE, (int64_t)(part * (double)batch->charged_ns));
+    }
+}
+
 void batches_done(struct loop *loop, struct batch *batch)
 {
     struct server *server = loop->server;
@@ -246,6 +274,8 @@ void batches_done(struct loop *loop, struct batch *batch)
 
     devices_collect(server->devices, batch);
     batch_count(batch, batch->jobs[0]);
+    queue_flow_ran(batch->jobs[0]->flow, batch->left_ns);
+    charge(batch);
     /* When a batch fails all of it does, for the same reason. */
     if (!batch->jobs[0]->ran && batch->jobs[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->jobs[0]->error.text);

@@ -9,6 +9,7 @@
 #include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/config.h"
+#include "server/base/flow.h"
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 #include "server/work/server.h"
@@ -154,6 +155,7 @@ static attn_status make_job(struct request *request, struct check_result *result
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
     request->job->caches = server->caches;
+    request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
     request->block = NULL; /* the job's now, */
     region_uses_drop_inputs(&request->shared);

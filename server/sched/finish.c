@@ -80,26 +80,27 @@ static bool measure_step(struct finishing *finishing)
     return proto_encoder_measure(finishing->encoder, FINISH_NUMBERS);
 }
 
-static void piece(uv_work_t *work)
+static void run_piece(struct piece *piece)
 {
-    struct finishing *finishing = (struct finishing *)work; /* its first member */
+    struct finishing *finishing = (struct finishing *)piece; /* its first member */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do finishing->complete = verify_step(finishing) && write_step(finishing, until_ns) && measure_step(finishing);
     while (!finishing->complete && clock_ns() < until_ns);
 }
 
-static void after_piece(uv_work_t *work, int status)
+static void after_piece(struct piece *piece, int64_t took_ns)
 {
-    struct finishing *finishing = (struct finishing *)work;
-    (void)status;
+    struct finishing *finishing = (struct finishing *)piece;
+    (void)took_ns;
     assert(!finishing->complete || finishing->verifier == NULL);
     if (finishing->complete || finishing->cancelled) finishing->done(finishing->context, finishing);
-    else finish_start(finishing, work->loop);
+    else pieces_add(piece->pieces, piece);
 }
 
-void finish_start(struct finishing *finishing, uv_loop_t *uv)
+void finish_start(struct finishing *finishing, struct pieces *pieces)
 {
-    /* It fails only without a function to call. */
-    if (uv_queue_work(uv, &finishing->work, piece, after_piece) != 0) abort();
+    finishing->piece =
+        (struct piece){ .flow = finishing->job->flow, .work = FLOW_FINISH, .run = run_piece, .after = after_piece };
+    pieces_add(pieces, &finishing->piece);
 }

@@ -7,13 +7,12 @@
 #ifndef FINISH_H
 #define FINISH_H
 
-#include <uv.h>
-
+#include "server/sched/pieces.h"
 #include "server/work/job.h"
 #include "server/work/request.h"
 
 struct finishing {
-    uv_work_t work;
+    struct piece piece;
     struct job *job; /* a reference */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* the loop's: no piece follows */
@@ -36,7 +35,7 @@ bool finish_is_wanted(const struct job *job);
  * when out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
-void finish_start(struct finishing *finishing, uv_loop_t *uv);
+void finish_start(struct finishing *finishing, struct pieces *pieces);
 void finish_free(struct finishing *finishing);
 
 #endif

@@ -64,15 +64,15 @@ static void on_check(uv_check_t *check)
 
 /* A body that takes long to check. */
 struct checking {
-    uv_work_t work;
+    struct piece piece;
     struct request *request; /* stays the loop's meanwhile, and is not handed back */
     struct check_result result;
     bool complete;
 };
 
-static void check_work(uv_work_t *work)
+static void check_work(struct piece *piece)
 {
-    struct checking *checking = (struct checking *)work; /* its first member */
+    struct checking *checking = (struct checking *)piece; /* its first member */
     request_set_role(ROLE_DEVICE);
     checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }
@@ -85,16 +85,15 @@ static bool is_homeless(const struct loop *loop, const struct job *job)
     return job->home >= 0 && !devices_is_usable(loop->server->devices, job->home);
 }
 
-static void on_checked(uv_work_t *work, int status)
+static void on_checked(struct piece *piece, int64_t took_ns)
 {
-    heartbeat_busy(HEARTBEAT_LOOP);
-    struct checking *checking = (struct checking *)work;
-    struct loop *loop = work->loop->data;
+    struct checking *checking = (struct checking *)piece;
+    struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
-    (void)status;
+    (void)took_ns;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
     if (!checking->complete && !request->failed && !request->gone) { /* the next piece */
-        if (uv_queue_work(&loop->uv, &checking->work, check_work, on_checked) != 0) abort();
+        pieces_add(&loop->pieces, &checking->piece);
         return;
     }
     loop->finishing--;
@@ -127,12 +126,13 @@ static void check(struct loop *loop, struct request *request)
         waiting_hand_back(loop, request);
         return;
     }
+    checking->piece =
+        (struct piece){ .flow = request->flow, .work = FLOW_CHECK, .run = check_work, .after = on_checked };
     checking->request = request;
     loop->queue_changed = true;
     request->held = true;
     loop->finishing++;
-    /* It fails only without a function to call. */
-    if (uv_queue_work(&loop->uv, &checking->work, check_work, on_checked) != 0) abort();
+    pieces_add(&loop->pieces, &checking->piece);
 }
 
 /* An HTTP thread has put its job on a device, where it takes longer than was thought: from here on it is a batch like
@@ -152,11 +152,13 @@ static bool take_late(struct loop *loop, struct request *request)
     batch->jobs[0] = job_hold(job);
     batch->flops = job->flops;
     batch->count = batch->waiting = 1;
+    batch->flow = job->flow;
     job->batch = batch;
     request->held = waiting_is_used_in_place(job);
     batches_mark(batch);
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
+    queue_flow_runs(job->flow, batch->left_ns);
     loop->queue_changed = true; /* there is a deadline to be kept */
     return true;
 }
@@ -285,6 +287,7 @@ struct loop *loop_open(struct server *server)
     loop->uv.data = loop;
     loop->scan = 1;
     loop->server = server;
+    pieces_init(&loop->pieces, &loop->uv, &server->queue);
     must(mailbox_open(&loop->box, &loop->uv, on_message, loop), "mailbox");
     must(uv_check_init(&loop->uv, &loop->check), "event loop");
     must(uv_check_start(&loop->check, on_check), "event loop");

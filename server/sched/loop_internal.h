@@ -16,6 +16,7 @@
 #include "server/base/limits.h"
 #include "server/base/mailbox.h"
 #include "server/sched/loop.h"
+#include "server/sched/pieces.h"
 
 enum loop_stage { SERVING, DRAINING, STOPPING };
 
@@ -41,6 +42,7 @@ struct loop {
     uint64_t scan;      /* number of that look */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
+    struct pieces pieces;
     /* For the end of the last batch that left for a device with a processor of its own (base/naps.h). */
     int64_t awake_until_ns;
 

@@ -22,6 +22,7 @@
 struct batch;
 struct caller;
 struct finishing;
+struct flow;
 struct inline_slot;
 struct caches;
 struct contexts;
@@ -39,6 +40,10 @@ struct job_region {
 typedef uint64_t job_kind;
 #define JOB_KIND_APPEND ((job_kind)1 << 51)
 
+struct job_links {
+    struct job *next, *previous;
+};
+
 struct job {
     atomic_int references;
     struct staging_pool *staging;
@@ -54,6 +59,7 @@ struct job {
     struct job_region outputs; /* all output tensors, one after the other */
     struct contexts *contexts;
     struct caller *caller; /* on whose account it runs: a reference */
+    struct flow *flow;     /* whose share of the devices' time it takes: a reference; NULL: nobody's in particular */
     int64_t priority;      /* 1 leaves before 2, among those of its caller */
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
     struct region_uses
@@ -73,7 +79,7 @@ struct job {
     struct request *request;     /* NULL: nobody waits for it any more */
     struct finishing *finishing; /* what is done with it after it ran; NULL: nothing */
     struct batch *batch;         /* that it runs in; NULL: none */
-    struct job *next, *previous; /* in the queue */
+    struct job_links in_queue, in_flow; /* among all that wait, and among those of its flow */
     int64_t queued_ns;
     bool waits;               /* its step cannot begin yet: it may not leave the queue */
     bool looked;              /* it was asked whether it can */

@@ -1,4 +1,9 @@
-/* queue.c: first come, first served, with small jobs of one kind leaving together.
+/* queue.c: the flow that has used least time is served first, and small jobs of one kind leave together.
+ *
+ * Start-time fair queueing: a flow's virtual time is what it has used, plus what it was set ahead. The next job is that
+ * of the flow with the least. A flow that begins to wait is set ahead to the virtual time of the flow that was served
+ * last: nobody saves up time by asking for nothing. Batches that still run count with the time since they left. Without
+ * tokens all flows belong to one caller, and the more urgent job goes first.
  *
  * A batch is what waits, not what might come: when a device is free it takes what is there. Under load the jobs
  * that arrive while it works are its next batch, so batches grow by themselves as the load does, and an idle server
@@ -6,12 +11,14 @@
  * more it holds.
  *
  * Invariants
- * 1. The oldest job that this device may have is in the next batch: nobody is overtaken for ever. (One that waits for a
- * step on its cache does so for a job that runs.)
+ * 1. The first job of the flow with the least virtual time that this device may have is in the next batch. Virtual times
+ * of the others only grow, so nobody is overtaken for ever. (One that waits for a step on its cache does so for a job
+ * that runs.)
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at
  * QUEUE_SCAN_MAX jobs. Those that cannot leave now, hundreds perhaps that wait for one cache, keep nobody behind them:
- * QUEUE_PASS_MAX are passed over.
- * 3. places count requests, in whatever thread they are; count and bytes are those in the list. */
+ * QUEUE_PASS_MAX are passed over, of each flow an equal part.
+ * 3. places count requests, in whatever thread they are; count and bytes are those in the list.
+ * 4. A job is in the list of all and in that of its flow, and a flow is in the list of flows while it has such jobs. */
 #include "server/work/queue.h"
 
 #include <assert.h>
@@ -97,6 +104,12 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
     *bytes = atomic_load_explicit(&queue->waiting_bytes, memory_order_relaxed);
 }
 
+/* Jobs without a flow share one. */
+static struct flow *flow_of(struct queue *queue, const struct job *job)
+{
+    return job->flow ? job->flow : &queue->nobody;
+}
+
 /* The list has changed: other threads read these two. */
 static void publish(struct queue *queue)
 {
@@ -104,46 +117,139 @@ static void publish(struct queue *queue)
     atomic_store_explicit(&queue->waiting_bytes, queue->bytes, memory_order_relaxed);
 }
 
-/* next: NULL: at the end. */
-static void put_before(struct queue *queue, struct job *job, struct job *next)
+struct list {
+    struct job **first, **last;
+    bool of_flow; /* which links of a job it uses */
+};
+
+static struct list all_jobs(struct queue *queue)
 {
-    struct job *const previous = next ? next->previous : queue->last;
-    job->next = next;
-    job->previous = previous;
-    *(previous ? &previous->next : &queue->first) = job;
-    *(next ? &next->previous : &queue->last) = job;
+    return (struct list){ &queue->first, &queue->last, false };
+}
+static struct list jobs_of(struct flow *flow)
+{
+    return (struct list){ &flow->first, &flow->last, true };
 }
 
-static void take_out(struct queue *queue, struct job *job)
+static struct job_links *links(const struct list *list, struct job *job)
 {
-    *(job->previous ? &job->previous->next : &queue->first) = job->next;
-    *(job->next ? &job->next->previous : &queue->last) = job->previous;
-    job->next = job->previous = NULL;
+    return list->of_flow ? &job->in_flow : &job->in_queue;
+}
+
+/* next: NULL: at the end. */
+static void put_before(const struct list *list, struct job *job, struct job *next)
+{
+    struct job *const previous = next ? links(list, next)->previous : *list->last;
+    *links(list, job) = (struct job_links){ next, previous };
+    *(previous ? &links(list, previous)->next : list->first) = job;
+    *(next ? &links(list, next)->previous : list->last) = job;
+}
+
+static void take_out(const struct list *list, struct job *job)
+{
+    const struct job_links own = *links(list, job);
+    *(own.previous ? &links(list, own.previous)->next : list->first) = own.next;
+    *(own.next ? &links(list, own.next)->previous : list->last) = own.previous;
+    *links(list, job) = (struct job_links){ NULL, NULL };
+}
+
+/* job stands somewhere behind other. */
+static void change_places(const struct list *list, struct job *job, struct job *other)
+{
+    struct job *const behind = links(list, job)->next;
+    take_out(list, job);
+    put_before(list, job, other);
+    take_out(list, other);
+    put_before(list, other, behind);
 }
 
 /* The last job changes places with its caller's that are less urgent, from behind, so that the places of all callers
  * stay what they were. Steps on caches stay where they are: they are carried out in their order. */
 static void move_forward(struct queue *queue, struct job *job)
 {
+    const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
     int looks = 0;
-    for (struct job *other = job->previous, *earlier; other && looks < QUEUE_SCAN_MAX; other = earlier, looks++) {
-        earlier = other->previous;
+    for (struct job *other = job->in_queue.previous, *earlier; other && looks < QUEUE_SCAN_MAX;
+         other = earlier, looks++) {
+        earlier = other->in_queue.previous;
         if (other->caller != job->caller || other->step) continue;
         if (other->priority <= job->priority) break;
-        struct job *const behind = job->next;
-        take_out(queue, job);
-        put_before(queue, job, other);
-        take_out(queue, other);
-        put_before(queue, other, behind);
+        change_places(&all, job, other);
+        if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
         other->looked = false; /* who looks for new ones from the end on must not stop at it */
     }
 }
 
+/* ---- Flows ------------------------------------------------------------------------------------------------------- */
+
+static int64_t virtual_ns(const struct flow *flow, int64_t now_ns)
+{
+    return atomic_load_explicit(&flow->used_ns, memory_order_relaxed) + flow->ahead_ns + flow->running * now_ns -
+           flow->running_since_ns;
+}
+
+int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns)
+{
+    return virtual_ns(flow ? flow : &queue->nobody, now_ns);
+}
+
+void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns)
+{
+    if (flow == NULL) flow = &queue->nobody;
+    const int64_t behind_ns = queue->virtual_ns - virtual_ns(flow, now_ns);
+    if (behind_ns > 0) flow->ahead_ns += behind_ns;
+}
+
+void queue_flow_served(struct queue *queue, const struct flow *flow, int64_t now_ns)
+{
+    const int64_t served_ns = queue_flow_ns(queue, flow, now_ns);
+    if (served_ns > queue->virtual_ns) queue->virtual_ns = served_ns;
+}
+
+static void list_flow(struct queue *queue, struct flow *flow)
+{
+    flow->previous = queue->last_flow;
+    flow->next = NULL;
+    *(queue->last_flow ? &queue->last_flow->next : &queue->first_flow) = flow;
+    queue->last_flow = flow;
+    queue->flows++;
+}
+
+static void unlist_flow(struct queue *queue, struct flow *flow)
+{
+    *(flow->previous ? &flow->previous->next : &queue->first_flow) = flow->next;
+    *(flow->next ? &flow->next->previous : &queue->last_flow) = flow->previous;
+    flow->previous = flow->next = NULL;
+    queue->flows--;
+}
+
+void queue_flow_runs(struct flow *flow, int64_t left_ns)
+{
+    if (flow == NULL) return;
+    flow->running++;
+    flow->running_since_ns += left_ns;
+}
+
+void queue_flow_ran(struct flow *flow, int64_t left_ns)
+{
+    if (flow == NULL) return;
+    assert(flow->running > 0);
+    flow->running--;
+    flow->running_since_ns -= left_ns;
+}
+
+/* ---- In and out -------------------------------------------------------------------------------------------------- */
+
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
 {
-    assert(job->next == NULL && job->previous == NULL && queue->first != job);
+    struct flow *const flow = flow_of(queue, job);
+    const struct list all = all_jobs(queue), own = jobs_of(flow);
+    assert(job->in_queue.next == NULL && job->in_queue.previous == NULL && queue->first != job);
     job->queued_ns = now_ns;
-    put_before(queue, job, NULL);
+    put_before(&all, job, NULL);
+    put_before(&own, job, NULL);
+    queue_flow_joins(queue, flow, now_ns);
+    if (flow->waiting++ == 0) list_flow(queue, flow);
     if (job->step == NULL) move_forward(queue, job);
     queue->count++;
     queue->bytes += (int64_t)job->tensor_bytes;
@@ -152,12 +258,17 @@ void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
 
 void queue_remove(struct queue *queue, struct job *job)
 {
-    assert(job->previous ? job->previous->next == job : queue->first == job);
-    assert(job->next ? job->next->previous == job : queue->last == job);
-    take_out(queue, job);
+    struct flow *const flow = flow_of(queue, job);
+    const struct list all = all_jobs(queue), own = jobs_of(flow);
+    assert(job->in_queue.previous ? job->in_queue.previous->in_queue.next == job : queue->first == job);
+    assert(job->in_queue.next ? job->in_queue.next->in_queue.previous == job : queue->last == job);
+    take_out(&all, job);
+    take_out(&own, job);
+    if (--flow->waiting == 0) unlist_flow(queue, flow);
     queue->count--;
     queue->bytes -= (int64_t)job->tensor_bytes;
     assert(queue->count >= 0 && queue->bytes >= 0 && (queue->count == 0) == (queue->first == NULL));
+    assert((queue->flows == 0) == (queue->first == NULL) && (flow->waiting == 0) == (flow->first == NULL));
     publish(queue);
 }
 
@@ -166,35 +277,70 @@ static bool may_leave(const struct job *job, int device)
     return !job->waits && (job->home < 0 || job->home == device);
 }
 
-static double most_flops(const struct job *first)
+static double most_flops(const struct job *leader)
 {
-    return first->wide ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
+    return leader->wide ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-int queue_take(struct queue *queue, int device, int64_t now_ns, struct job **jobs, int64_t *wait_ns)
+/* The first job of the flow that may leave; NULL: none among the first `most` of them. */
+static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
-    int count = 0, scanned = 0, passed = 0;
-    double flops = 0;
-    struct job *first = queue->first;
+    struct job *job = flow->first;
+    while (job && !may_leave(job, device)) job = --most > 0 ? job->in_flow.next : NULL;
+    return job;
+}
+
+/* Does a leave before b? Urgency counts among the jobs of one caller alone. */
+static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
+{
+    if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;
+    return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
+}
+
+/* The job that leads the next batch; NULL: none may leave for the device. */
+static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
+{
+    struct job *best = NULL;
+    int64_t best_ns = 0;
+    const int64_t most = QUEUE_PASS_MAX / (queue->flows > 0 ? queue->flows : 1) + 1;
+    for (struct flow *flow = queue->first_flow; flow; flow = flow->next) {
+        if (taker->has_room && !taker->has_room(taker->context, flow == &queue->nobody ? NULL : flow)) continue;
+        struct job *const job = first_that_may_leave(flow, taker->device, most);
+        if (job == NULL) continue;
+        const int64_t at_ns = virtual_ns(flow, now_ns);
+        if (best && !goes_first(job, at_ns, best, best_ns)) continue;
+        best = job;
+        best_ns = at_ns;
+    }
+    return best;
+}
+
+int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
+               int64_t *wait_ns)
+{
+    int count = 0, scanned = 0;
     *wait_ns = 0;
-    while (first && !may_leave(first, device) && ++passed < QUEUE_PASS_MAX) first = first->next;
-    if (first == NULL || !may_leave(first, device)) return 0;
-    const job_kind kind = first->kind;
-    jobs[count++] = first;
-    flops = first->flops;
+    struct job *const leader = next_leader(queue, taker, now_ns);
+    if (leader == NULL) return 0;
+    const job_kind kind = leader->kind;
+    double flops = leader->flops;
+    jobs[count++] = leader;
     if (kind != 0)
-        for (struct job *job = first->next; job && count < queue->max_batch && scanned < QUEUE_SCAN_MAX;
-             job = job->next, scanned++) {
-            if (job->kind != kind || flops + job->flops > most_flops(first) || !may_leave(job, device)) continue;
+        for (struct job *job = queue->first; job && count < queue->max_batch && scanned < QUEUE_SCAN_MAX;
+             job = job->in_queue.next, scanned++) {
+            if (job == leader || job->kind != kind || flops + job->flops > most_flops(leader) ||
+                !may_leave(job, taker->device))
+                continue;
             flops += job->flops;
             jobs[count++] = job;
         }
-    const int64_t age = now_ns - first->queued_ns;
+    const int64_t age = now_ns - leader->queued_ns;
     if (kind != 0 && count < queue->max_batch && age < queue->window_ns) {
         *wait_ns = queue->window_ns - age;
         return 0;
     }
     assert(count <= queue->max_batch);
+    queue_flow_served(queue, leader->flow, now_ns);
     for (int i = 0; i < count; i++) queue_remove(queue, jobs[i]);
     return count;
 }

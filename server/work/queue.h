@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "server/base/caller.h"
+#include "server/base/flow.h"
 #include "server/work/job.h"
 
 struct queue {
@@ -22,8 +23,12 @@ struct queue {
     /* The loop's. */
     int max_batch;
     int64_t window_ns;
-    struct job *first, *last;
+    struct job *first, *last; /* linked by in_queue, in order of arrival but for priority */
     int count;
+    struct flow *first_flow, *last_flow; /* those with jobs that wait */
+    int flows;
+    struct flow nobody; /* of jobs without a flow */
+    int64_t virtual_ns; /* of the flow that was served last */
     int64_t bytes;
     double seconds_per_job;                 /* moving average of what a job costs a device; for Retry-After */
     _Atomic int64_t waiting, waiting_bytes; /* count and bytes for other threads */
@@ -47,15 +52,35 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 
-/* To the end, and from there before its caller's jobs that are less urgent, up to QUEUE_SCAN_MAX of all back. */
+/* To the end, and from there before its caller's jobs that are less urgent, up to QUEUE_SCAN_MAX of all back. The job's
+ * flow must outlive its stay here. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The next batch for the device of this number: the first job that may leave for it and those behind it that may run
- * with it, at most `max_batch` problems. Fills jobs[] (room for max_batch) and returns how many. With a window, none
+/* Who asks for a batch. has_room: may a batch that this flow leads leave for the device now? NULL: any may. */
+struct queue_taker {
+    int device; /* its number */
+    bool (*has_room)(void *context, const struct flow *flow);
+    void *context;
+};
+
+/* The next batch for a device: the job that leads it (queue.c says which), and others that may run with it, at most
+ * `max_batch` problems. Fills jobs[] (room for max_batch) and returns how many. With a window, none
  * while the first has waited less than that and the batch is not full: *wait_ns then says how long that will be,
  * and is 0 otherwise. */
-int queue_take(struct queue *queue, int device, int64_t now_ns, struct job **jobs, int64_t *wait_ns);
+int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
+               int64_t *wait_ns);
+
+/* The flow's virtual time (queue.c), for others who choose by it; NULL: of jobs that have none. */
+int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
+/* It has something that waits, and is not behind the flow that was served last. */
+void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
+/* What waited longest of it leaves. */
+void queue_flow_served(struct queue *queue, const struct flow *flow, int64_t now_ns);
+
+/* A batch that this flow leads (NULL: nobody's) has left for a device at this time, and is back. */
+void queue_flow_runs(struct flow *flow, int64_t left_ns);
+void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
 /* Could the next batch still gain members by waiting? */
 bool queue_may_grow(const struct queue *queue);

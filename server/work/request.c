@@ -11,6 +11,7 @@
 
 #include "server/base/caller.h"
 #include "server/base/clock.h"
+#include "server/base/flow.h"
 #include "server/work/prepare.h"
 #include "server/work/queue.h"
 #include "server/work/regions.h"
@@ -147,6 +148,7 @@ void request_free(struct request *request)
     if (request->job)
         prepare_finish_contexts(request->job, false); /* the connection broke before there was an answer */
     job_release(request->job);
+    flow_release(request->flow);
     caller_release(request->caller);
     request_move(request, REQUEST_FREED);
     free(request);

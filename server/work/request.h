@@ -23,6 +23,7 @@ struct region_uses;
 struct route;
 struct route_body;
 struct server;
+struct flow;
 struct hangup_watch;
 struct unpacker;
 
@@ -121,6 +122,7 @@ struct request {
     unsigned methods;          /* that its path answers: bits of enum route_method */
     struct slice parameters[REQUEST_PARAMETERS]; /* of its path, in the order of the pattern */
     struct caller *caller;                       /* a reference; NULL: not looked at yet, or refused */
+    struct flow *flow;                           /* a reference; NULL: it has asked for no device's time yet */
     char id[REQUEST_ID_BYTES];
     char trace_id[33], span_id[17]; /* of traceparent; empty: none */
     const char *method, *path;      /* libmicrohttpd's, until the request is completed */

@@ -21,10 +21,10 @@ def inference(priority, rows):
     return INFER, json.dumps({'inputs': inputs, 'outputs': [{'name': 'lse'}], 'parameters': {'priority': priority, 'softcap': 30.0}}).encode()
 
 
-def test_the_most_urgent_of_a_token_leaves_first_and_others_keep_their_place(serve, tmp_path):
-    """None of them ever ends; their clients leave in the order in which they ought to run. Who leaves while he runs
-    is counted so, and the next of the queue follows only where the device has come to him: it has two, and computes
-    the first."""
+def test_the_most_urgent_of_a_token_leaves_first_and_others_wait_for_none_of_them(serve, tmp_path):
+    """None of the problems ever ends. Their clients leave in the order in which the problems ought to run. A client that
+    leaves while its problem runs is counted as such, and the next of the queue follows only where the device has come to
+    that problem: it has Bob's and one of Alice's."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('alice\nbob\n')
     server = serve('--cpu-threads', '1', '--max-batch', '1', '--token-file', tokens)
@@ -44,7 +44,7 @@ def test_the_most_urgent_of_a_token_leaves_first_and_others_keep_their_place(ser
     def queue():
         return server.metric('attnd_queue_requests')
     rows = endless['q']['shape'][1]
-    # Bob's stays the third; the last two are there to be waited for.
+    # Bob's leaves for the device at once, beside Alice's.
     asked = [('alice', problem(0)), ('alice', problem(0)), ('bob', problem(200)), ('alice', problem(127)), ('alice', inference(1, rows))]
     with contextlib.ExitStack() as stack:
         clients = []
@@ -52,9 +52,10 @@ def test_the_most_urgent_of_a_token_leaves_first_and_others_keep_their_place(ser
             for n, (token, (path, body)) in enumerate(asked):
                 clients.append(stack.enter_context(server.raw()))
                 clients[n].sendall(request_bytes(path, body, headers=head(token)))
-                assert eventually(lambda: queue() == n + 1), server.metrics()
+                wanted = sum(token == 'alice' for token, _ in asked[:n + 1])
+                assert eventually(lambda: server.inflight() == n + 3 and queue() == wanted), server.metrics()
         assert eventually(lambda: queue() == 3)
-        for n, left in zip([4, 3, 2], [2, 1, 0]):
+        for n, left in zip([4, 3], [2, 1]):
             running = server.metric('attnd_cancelled_total', state='running')
             clients[n].close()
             assert eventually(lambda: queue() == left, 10 / service.SLOWER), f'the device is not at {asked[n][0]}, {n}'

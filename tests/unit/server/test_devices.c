@@ -241,6 +241,20 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     close_bench(&b);
 }
 
+static bool can_wait(const struct device *device)
+{
+    int64_t wait_ns;
+    return device_can_wait(device, clock_ns(), &wait_ns);
+}
+
+/* Would the device with the least work take a batch of this flow? */
+static bool has_room(const struct bench *b, const struct flow *flow)
+{
+    int64_t wait_ns = INT64_MAX;
+    const struct device *device = devices_pick(b->server.devices, 0);
+    return device && device_has_room(device, flow, clock_ns(), &wait_ns);
+}
+
 /* ---- Which device ------------------------------------------------------------------------------------------------ */
 
 static void test_the_device_with_the_least_work_is_picked_until_all_are_full(void **state)
@@ -262,10 +276,10 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         struct device *device = devices_pick(b.server.devices, 0);
         assert_non_null(device);
         assert_string_equal(device_name(device), picks[i].device);
-        assert_false(device_can_wait(device));
+        assert_false(can_wait(device));
         submit_one(&b, device, picks[i].flops);
     }
-    assert_null(devices_pick(b.server.devices, 0));
+    assert_false(has_room(&b, NULL));
     assert_int_equal(state_of(&b, 0).running_requests, 4);
     gate_open(&gate);
     for (int i = 0; i < 8; i++) {
@@ -578,10 +592,10 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(device_can_wait(cpu)); /* nobody shall be kept for company until that is over */
+    assert_false(can_wait(cpu)); /* nobody shall be kept for company until that is over */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* no thread has to wait for it */
-    assert_null(devices_pick(b.server.devices, 0));
+    assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
     assert_ptr_equal(next_back(&b), next);
     assert_ran(shorter);
@@ -595,6 +609,52 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
+/* A batch that this flow leads. */
+static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
+{
+    struct job *job = ready_forward(b, rows);
+    struct batch *batch = batch_of(&job, 1, job->flops);
+    job->flow = flow_hold(flow);
+    batch->flow = flow;
+    devices_submit(b->server.devices, batch, devices_pick(b->server.devices, 0));
+    return batch;
+}
+
+/* One flow has both streams, and a third batch waits. Another flow's is computed all the same. */
+static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct flow *busy = flow_new("busy"), *other = flow_new("other");
+    struct batch *longer[3];
+    begin(&b);
+    b.config.devices = "cpu";
+    b.config.cpu_threads = 2;
+    open_devices(&b, 1, "");
+    for (int i = 0; i < 3; i++) {
+        assert_true(has_room(&b, busy));
+        longer[i] = submit_for(&b, busy, 100000);
+    }
+    assert_false(has_room(&b, busy));
+    int64_t wait_ns = INT64_MAX;
+    const struct device *cpu = devices_pick(b.server.devices, 0);
+    assert_false(device_has_room(cpu, other, longer[2]->left_ns, &wait_ns)); /* they may be over soon */
+    assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
+    assert_true(device_has_room(cpu, other, longer[2]->left_ns + wait_ns, &wait_ns));
+    assert_false(device_has_room(cpu, busy, longer[2]->left_ns + wait_ns, &wait_ns));
+    struct batch *shorter = submit_for(&b, other, 5);
+    assert_ptr_equal(next_back(&b), shorter);
+    assert_ran(shorter);
+    assert_true(shorter->charged_ns > 0);
+    for (int i = 0; i < 3; i++) attn_cancel(&longer[i]->cancel);
+    for (int i = 0; i < 3; i++) assert_failed(next_back(&b), ATTN_CANCELLED);
+    for (int i = 0; i < 3; i++) forget(longer[i]);
+    forget(shorter);
+    close_bench(&b);
+    flow_release(busy);
+    flow_release(other);
+}
+
 static void test_a_short_batch_of_the_cpu_is_worth_waiting_for(void **state)
 {
     (void)state;
@@ -603,11 +663,11 @@ static void test_a_short_batch_of_the_cpu_is_worth_waiting_for(void **state)
     b.config.devices = "cpu";
     open_devices(&b, 1, "");
     struct device *cpu = devices_pick(b.server.devices, 0);
-    assert_false(device_can_wait(cpu));
+    assert_false(can_wait(cpu));
     struct batch *batch = submit_one(&b, cpu, QUEUE_BATCH_FLOPS);
-    assert_true(device_can_wait(cpu));
+    assert_true(can_wait(cpu));
     next_back(&b);
-    assert_false(device_can_wait(cpu));
+    assert_false(can_wait(cpu));
     forget(batch);
     close_bench(&b);
 }
@@ -904,6 +964,7 @@ int main(void)
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
         cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
         cmocka_unit_test(test_what_takes_the_cpu_long_does_not_keep_others_waiting),
+        cmocka_unit_test(test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams),
         cmocka_unit_test(test_a_short_batch_of_the_cpu_is_worth_waiting_for),
         cmocka_unit_test(test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them),
         cmocka_unit_test(test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory),

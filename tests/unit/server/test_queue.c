@@ -16,6 +16,7 @@ static struct job make(job_kind kind, double flops)
 }
 
 static struct caller everybody = CALLER_EVERYBODY;
+static const struct queue_taker any = { .device = 0 };
 
 static bool enter(struct queue *q)
 {
@@ -133,7 +134,7 @@ static void test_batches(void **state)
             queue_push(&q, &jobs[i], 0);
         }
         int64_t wait_ns;
-        for (int count; (count = queue_take(&q, 0, 0, batch, &wait_ns)) > 0;) {
+        for (int count; (count = queue_take(&q, &any, 0, batch, &wait_ns)) > 0;) {
             if (*text) strcat(text, " ");
             for (int i = 0; i < count; i++)
                 strncat(text, batch[i]->kind ? (char[]){ (char)batch[i]->kind, 0 } : "-", 2);
@@ -155,7 +156,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    assert_int_equal(queue_take(&q, 0, 0, batch, &wait_ns), 3); /* 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
+    assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3); /* 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
 }
 
 static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **state)
@@ -167,16 +168,16 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     queue_init(&q, 100, 100, 3, 1000);
     for (int i = 0; i < 4; i++) jobs[i] = make(1, 1);
     queue_push(&q, &jobs[0], 100);
-    assert_int_equal(queue_take(&q, 0, 300, batch, &wait_ns), 0);
+    assert_int_equal(queue_take(&q, &any, 300, batch, &wait_ns), 0);
     assert_int_equal(wait_ns, 800);
     queue_push(&q, &jobs[1], 400);
-    assert_int_equal(queue_take(&q, 0, 1100, batch, &wait_ns), 2); /* old enough */
+    assert_int_equal(queue_take(&q, &any, 1100, batch, &wait_ns), 2); /* old enough */
     assert_int_equal(wait_ns, 0);
     for (int i = 0; i < 3; i++) queue_push(&q, &jobs[i], 2000);
-    assert_int_equal(queue_take(&q, 0, 2001, batch, &wait_ns), 3); /* full */
+    assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    assert_int_equal(queue_take(&q, 0, 3000, batch, &wait_ns), 1); /* nobody could join it */
+    assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1); /* nobody could join it */
 }
 
 /* Jobs in the order in which they come: whose it is (S: a step on caches of a's), and its priority;
@@ -208,8 +209,8 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
             jobs[count].priority = at[1] - '0';
             queue_push(&q, &jobs[count++], 0);
         }
-        for (struct job *job = q.last; job; job = job->previous)
-            assert_ptr_equal(job->previous ? job->previous->next : q.first, job);
+        for (struct job *job = q.last; job; job = job->in_queue.previous)
+            assert_ptr_equal(job->in_queue.previous ? job->in_queue.previous->in_queue.next : q.first, job);
         for (int i = 0; q.first; i++) {
             struct job *const first = q.first;
             left[i] = (char)('0' + (first - jobs));
@@ -217,6 +218,168 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         }
         assert_string_equal(left, cases[c].leave);
         assert_null(q.last);
+    }
+    caller_release(callers[0]);
+    caller_release(callers[1]);
+}
+
+/* ---- Flows ------------------------------------------------------------------------------------------------------- */
+
+enum { FLOWS = 3, SECOND = 1000000000 };
+
+/* Flows a, b, c and jobs of theirs; each takes a device for some seconds. */
+struct fair {
+    struct queue q;
+    struct flow *flows[FLOWS];
+    struct job jobs[64];
+    int count;
+    int64_t now_ns;
+};
+
+static void fair_begin(struct fair *fair)
+{
+    *fair = (struct fair){ 0 };
+    queue_init(&fair->q, 100, 100, 1, 0);
+    for (int i = 0; i < FLOWS; i++) fair->flows[i] = flow_new((char[]){ (char)('a' + i), 0 });
+}
+
+static void fair_end(struct fair *fair)
+{
+    assert_null(fair->q.first);
+    assert_null(fair->q.first_flow);
+    for (int i = 0; i < FLOWS; i++) flow_release(fair->flows[i]);
+}
+
+static void fair_push(struct fair *fair, const char *whose)
+{
+    for (; *whose; whose++) {
+        struct job *job = &fair->jobs[fair->count++];
+        *job = make(0, 1);
+        job->flow = fair->flows[*whose - 'a'];
+        queue_push(&fair->q, job, fair->now_ns);
+    }
+}
+
+/* The next job leaves; '-': none may. */
+static char fair_take(struct fair *fair, const struct queue_taker *taker)
+{
+    struct job *batch[1];
+    int64_t wait_ns;
+    if (queue_take(&fair->q, taker, fair->now_ns, batch, &wait_ns) == 0) return '-';
+    return batch[0]->flow->name[0];
+}
+
+/* The next job runs alone for a second. */
+static char fair_run(struct fair *fair)
+{
+    const char who = fair_take(fair, &any);
+    fair->now_ns += SECOND;
+    if (who != '-') flow_charge(fair->flows[who - 'a'], FLOW_DEVICE, SECOND);
+    return who;
+}
+
+static void fair_run_all(struct fair *fair, const char *expected)
+{
+    char order[64] = "";
+    for (size_t i = 0; i < strlen(expected); i++) order[i] = fair_run(fair);
+    assert_string_equal(order, expected);
+}
+
+static void test_flows_are_served_in_turns_however_many_jobs_each_has_queued(void **state)
+{
+    struct fair fair;
+    (void)state;
+    fair_begin(&fair);
+    fair_push(&fair, "bbbbbb");
+    fair_run_all(&fair, "b");
+    fair_push(&fair, "aac");
+    fair_run_all(&fair, "acbabbbb-");
+    fair_end(&fair);
+}
+
+static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state)
+{
+    struct fair fair;
+    (void)state;
+    fair_begin(&fair);
+    fair_push(&fair, "bbbbbbbb");
+    fair_run_all(&fair, "bbbb");
+    fair_push(&fair, "aaaa"); /* not four in a row for the four that it did not want before */
+    fair_run_all(&fair, "abababab-");
+    fair_end(&fair);
+}
+
+static void test_long_jobs_count_as_long_as_they_are(void **state)
+{
+    struct fair fair;
+    (void)state;
+    fair_begin(&fair);
+    fair_push(&fair, "bb");
+    assert_int_equal(fair_take(&fair, &any), 'b');
+    flow_charge(fair.flows[1], FLOW_DEVICE, INT64_C(3) * SECOND + 1);
+    fair_push(&fair, "aaaaa");
+    fair_run_all(&fair, "aaaab");
+    (void)fair_run(&fair);
+    fair_end(&fair);
+}
+
+static void test_a_batch_that_still_runs_counts_with_the_time_since_it_left(void **state)
+{
+    struct fair fair;
+    (void)state;
+    fair_begin(&fair);
+    fair_push(&fair, "b");
+    assert_int_equal(fair_take(&fair, &any), 'b');
+    const int64_t left_ns = fair.now_ns;
+    queue_flow_runs(fair.flows[1], left_ns);
+    fair.now_ns += SECOND;
+    fair_push(&fair, "ba");
+    assert_int_equal(fair_take(&fair, &any), 'a');
+    assert_int_equal(fair_take(&fair, &any), 'b');
+    queue_flow_ran(fair.flows[1], left_ns);
+    fair_end(&fair);
+}
+
+static bool only_of_a(void *context, const struct flow *flow)
+{
+    (void)context;
+    return flow->name[0] == 'a';
+}
+
+static void test_a_flow_for_which_the_device_has_no_room_is_passed_over(void **state)
+{
+    const struct queue_taker taker = { 0, only_of_a, NULL };
+    struct fair fair;
+    (void)state;
+    fair_begin(&fair);
+    fair_push(&fair, "bba");
+    assert_int_equal(fair_take(&fair, &taker), 'a');
+    assert_int_equal(fair_take(&fair, &taker), '-');
+    fair_run_all(&fair, "bb");
+    fair_end(&fair);
+}
+
+static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alone(void **state)
+{
+    struct caller *callers[2] = { caller_new(), caller_new() };
+    (void)state;
+    for (int several = 0; several < 2; several++) {
+        struct fair fair;
+        fair_begin(&fair);
+        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* b has used more, */
+        fair_push(&fair, "c");
+        fair_run_all(&fair, "c");
+        fair.count = 0;
+        for (int i = 0; i < 2; i++) {
+            fair.jobs[i] = make(0, 1);
+            fair.jobs[i].flow = fair.flows[i];
+            fair.jobs[i].caller = callers[several ? i : 0];
+            fair.jobs[i].priority = 2 - i; /* and is more urgent */
+            queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
+        }
+        assert_int_equal(fair_take(&fair, &any), several ? 'a' : 'b');
+        assert_int_equal(fair_take(&fair, &any), several ? 'b' : 'a');
+        fair_end(&fair);
     }
     caller_release(callers[0]);
     caller_release(callers[1]);
@@ -237,7 +400,7 @@ static void test_a_job_can_be_taken_out_anywhere(void **state)
         queue_remove(&q, &jobs[out]);
         assert_int_equal(q.count, 2);
         assert_int_equal(q.bytes, 200);
-        assert_int_equal(queue_take(&q, 0, 0, batch, &wait_ns), 2);
+        assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 2);
         assert_ptr_equal(batch[0], &jobs[out == 0 ? 1 : 0]);
         assert_ptr_equal(batch[1], &jobs[out == 2 ? 1 : 2]);
     }
@@ -268,6 +431,12 @@ int main(void)
         cmocka_unit_test(test_the_work_of_a_batch_is_bounded),
         cmocka_unit_test(test_a_window_holds_a_batch_back_until_it_is_full_or_old),
         cmocka_unit_test(test_priority_is_among_the_jobs_of_one_caller),
+        cmocka_unit_test(test_flows_are_served_in_turns_however_many_jobs_each_has_queued),
+        cmocka_unit_test(test_a_flow_that_asked_for_nothing_has_saved_up_nothing),
+        cmocka_unit_test(test_long_jobs_count_as_long_as_they_are),
+        cmocka_unit_test(test_a_batch_that_still_runs_counts_with_the_time_since_it_left),
+        cmocka_unit_test(test_a_flow_for_which_the_device_has_no_room_is_passed_over),
+        cmocka_unit_test(test_priority_goes_before_fairness_among_the_flows_of_one_caller_alone),
         cmocka_unit_test(test_a_job_can_be_taken_out_anywhere),
         cmocka_unit_test(test_retry_after_is_between_1_and_30_seconds),
     };

@@ -1,0 +1,78 @@
+/* pieces.c: see pieces.h.
+ *
+ * libuv would take the pieces in order of arrival. So it is given no more than it has threads, and the others wait
+ * here. Their number is bounded by the requests that may wait (--queue-depth), and each search looks at all of them:
+ * 1024 take some microseconds. */
+#include "server/sched/pieces.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "server/base/clock.h"
+#include "server/base/heartbeat.h"
+#include "server/base/limits.h"
+#include "server/work/queue.h"
+
+static void give_to_libuv(struct pieces *pieces);
+
+static void run(uv_work_t *uv)
+{
+    struct piece *piece = (struct piece *)uv; /* its first member */
+    const int64_t began_ns = clock_ns();
+    piece->run(piece);
+    piece->took_ns = clock_ns() - began_ns;
+}
+
+static void after(uv_work_t *uv, int status)
+{
+    heartbeat_busy(HEARTBEAT_LOOP);
+    struct piece *piece = (struct piece *)uv;
+    struct pieces *pieces = piece->pieces;
+    (void)status;
+    assert(pieces->running > 0);
+    pieces->running--;
+    flow_charge(piece->flow, piece->work, piece->took_ns);
+    piece->after(piece, piece->took_ns);
+    give_to_libuv(pieces);
+}
+
+/* Takes out the piece whose flow has used least; of several, the oldest. */
+static struct piece *take_next(struct pieces *pieces)
+{
+    struct piece **best = &pieces->first;
+    const int64_t now_ns = clock_ns();
+    for (struct piece **link = &pieces->first; *link; link = &(*link)->next)
+        if (queue_flow_ns(pieces->queue, (*link)->flow, now_ns) < queue_flow_ns(pieces->queue, (*best)->flow, now_ns))
+            best = link;
+    struct piece *piece = *best;
+    queue_flow_served(pieces->queue, piece->flow, now_ns);
+    *best = piece->next;
+    if (*best == NULL) pieces->last = best;
+    return piece;
+}
+
+static void give_to_libuv(struct pieces *pieces)
+{
+    while (pieces->first && pieces->running < PIECES_AT_ONCE) {
+        struct piece *piece = take_next(pieces);
+        pieces->running++;
+        /* It fails only without a function to call. */
+        if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
+    }
+}
+
+void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue)
+{
+    *pieces = (struct pieces){ .loop = loop, .queue = queue };
+    pieces->last = &pieces->first;
+}
+
+void pieces_add(struct pieces *pieces, struct piece *piece)
+{
+    piece->pieces = pieces;
+    piece->next = NULL;
+    queue_flow_joins(pieces->queue, piece->flow, clock_ns());
+    *pieces->last = piece;
+    pieces->last = &piece->next;
+    give_to_libuv(pieces);
+}
