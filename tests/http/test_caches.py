@@ -16,6 +16,7 @@ import wire
 from caches import CACHES, DECODE, Cache, Gone, assert_close, assert_right, attention, bits, decode, walk
 from service import eventually
 from test_safetensors import MEDIA, read, write
+from under_way import GUESTS
 
 ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
 
@@ -571,15 +572,15 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
 
     alone = filled(serve('--cpu-threads', 1))
     caches = filled(together)
-    before = [Cache(together, **shape) for _ in range(4)]
+    before = [Cache(together, **shape) for _ in range(4 + GUESTS)]
     for turn in 0, 1:  # the second finds what the first has appended
         open(gate, 'w').close()
-        with concurrent.futures.ThreadPoolExecutor(10) as pool:
+        with concurrent.futures.ThreadPoolExecutor(10 + GUESTS) as pool:
             try:
                 held = []
-                for n in range(1, 5):  # a batch each: all four streams, so that what comes now has to wait
-                    held.append(pool.submit(step, before[n - 1], n, turn))
-                    assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n)
+                for n in range(len(before)):  # a batch each: all four streams and the guests', so that what comes now has to wait
+                    held.append(pool.submit(step, before[n], n % 6, turn))
+                    assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n + 1)
                 batches = together.metric('attnd_batch_size_count')
                 steps = [pool.submit(step, caches[i], i, turn) for i in range(6)]
                 assert eventually(lambda: together.metric('attnd_queue_requests') == 6)

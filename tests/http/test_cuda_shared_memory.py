@@ -19,7 +19,7 @@ from service import eventually
 from test_kserve import INFER
 from test_operations import find_schemathesis
 from test_shared_memory import SHM, Asking, Object, by_json, infer, outputs_of, outputs_of_some, place, problem, refused, body, running, shm  # noqa: F401
-from under_way import dies
+from under_way import GUESTS, dies
 
 ALLOW = ('--allow-cuda-shm',)
 BOTH = (*ALLOW, '--allow-shm', 'attn_')
@@ -422,7 +422,7 @@ def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, S
     for id_ in ids:
         assert server.post(f'/v1/caches/{id_}/append', {'k': keys, 'v': keys}).status == 200
     first = []
-    for n in range(4):  # as many as the device takes at a time
+    for n in range(4 + GUESTS):  # as many as the device takes at a time
         first.append(Asking(server, body(problem()[0], shared=())))
         running(server, n + 1)
     before = server.metric('attnd_batch_size_count')
