@@ -1,53 +1,133 @@
-/* machine.c: how many cores and how much memory this process may use. See machine.h. */
+/* machine.c: how many cores, how much memory and how many threads this process may use. See machine.h.
+ *
+ * /proc/self/cgroup has a line for each hierarchy: "0::/a/b" is that of version 2, "4:memory:/a/b" one of version 1 with
+ * its controllers. Every group from ours up to the root may set a limit, and the least of them counts.
+ *
+ * The path is as seen from the root of our cgroup namespace. In a container of version 1 without a namespace it is the
+ * host's path, while our own group is mounted as the root: the folders of the path are not there then, and the root's
+ * files are ours. */
 #include "machine.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static bool read_line(const char *path, char *line, size_t capacity)
+/* The beginning of a file, a line at most; "" when there is none. */
+static const char *read_line(const char *directory, const char *name, char line[128])
 {
+    char path[PATH_MAX];
+    line[0] = '\0';
+    if (snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path) return line;
     FILE *f = fopen(path, "re");
-    bool ok = f != NULL && fgets(line, (int)capacity, f) != NULL;
+    if (f != NULL && fgets(line, 128, f) == NULL) line[0] = '\0';
     if (f != NULL) fclose(f);
-    return ok;
+    return line;
 }
 
-/* cgroup v2, one directory: "max 100000" or "150000 100000". */
-static void limit_by_v2(const char *directory, struct attn_machine *machine)
+/* The number in a file; `fallback` when there is none ("max", or no such file) or it is not positive. */
+static int64_t read_number(const char *directory, const char *name, int64_t fallback)
 {
-    char path[640], line[128];
-    long long quota, period, bytes;
-    snprintf(path, sizeof path, "%.600s/cpu.max", directory);
-    if (read_line(path, line, sizeof line) && sscanf(line, "%lld %lld", &quota, &period) == 2 && quota > 0 &&
-        period > 0) {
-        const long long cores = (quota + period - 1) / period;
-        if (cores < machine->cores) machine->cores = (int)cores;
-    }
-    snprintf(path, sizeof path, "%.600s/memory.max", directory);
-    if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &bytes) == 1 && bytes > 0 &&
-        bytes < machine->memory_bytes)
-        machine->memory_bytes = bytes;
+    char line[128];
+    long long number;
+    return sscanf(read_line(directory, name, line), "%lld", &number) == 1 && number > 0 ? number : fallback;
 }
 
-static void limit_by_v1(const char *root, struct attn_machine *machine)
+static int64_t least(int64_t a, int64_t b)
 {
-    char path[640], line[128];
-    long long quota, period, bytes;
-    snprintf(path, sizeof path, "%.500s/sys/fs/cgroup/cpu/cpu.cfs_quota_us", root);
-    if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &quota) == 1 && quota > 0) {
-        snprintf(path, sizeof path, "%.500s/sys/fs/cgroup/cpu/cpu.cfs_period_us", root);
-        if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &period) == 1 && period > 0) {
-            const long long cores = (quota + period - 1) / period;
-            if (cores < machine->cores) machine->cores = (int)cores;
-        }
+    return a < b ? a : b;
+}
+
+static void limit_cores(struct attn_machine *machine, int64_t quota, int64_t period)
+{
+    if (quota <= 0 || period <= 0) return;
+    machine->cores = (int)least(machine->cores, quota / period + (quota % period > 0));
+}
+
+/* What one group's folder says. In the files of a limit that is not set stands "max" (version 2), -1 or a number beyond
+ * all memory (version 1). */
+static void read_cpu_v1(const char *directory, struct attn_machine *machine)
+{
+    limit_cores(machine, read_number(directory, "cpu.cfs_quota_us", 0), read_number(directory, "cpu.cfs_period_us", 0));
+}
+
+static void read_memory_v1(const char *directory, struct attn_machine *machine)
+{
+    machine->memory_bytes = least(machine->memory_bytes, read_number(directory, "memory.limit_in_bytes", INT64_MAX));
+}
+
+static void read_pids(const char *directory, struct attn_machine *machine)
+{
+    machine->threads = least(machine->threads, read_number(directory, "pids.max", INT64_MAX));
+}
+
+static void read_v2(const char *directory, struct attn_machine *machine)
+{
+    char line[128];
+    long long quota, period;
+    if (sscanf(read_line(directory, "cpu.max", line), "%lld %lld", &quota, &period) == 2)
+        limit_cores(machine, quota, period);
+    machine->memory_bytes = least(machine->memory_bytes, read_number(directory, "memory.max", INT64_MAX));
+    read_pids(directory, machine);
+}
+
+/* Where each controller's hierarchy is mounted, and what is read there. Version 2 has all controllers in one, which is
+ * "unified" where the others are of version 1. */
+static const struct {
+    const char *controller, *mounted;
+    void (*read)(const char *directory, struct attn_machine *machine);
+} hierarchies[] = {
+    { "", "", read_v2 },
+    { "", "/unified", read_v2 },
+    { "cpu", "/cpu", read_cpu_v1 },
+    { "memory", "/memory", read_memory_v1 },
+    { "pids", "/pids", read_pids },
+};
+
+/* Is the word in a list with commas? The list of version 2 is empty. */
+static bool has_word(const char *list, size_t length, const char *word)
+{
+    const size_t size = strlen(word);
+    if (size == 0) return length == 0;
+    for (size_t at = 0; at + size <= length; at++)
+        if (memcmp(list + at, word, size) == 0 && (at == 0 || list[at - 1] == ',') &&
+            (at + size == length || list[at + size] == ','))
+            return true;
+    return false;
+}
+
+/* Reads every group from base + path up to base itself. */
+static void walk_up(const char *base, const char *path, void (*read)(const char *, struct attn_machine *),
+                    struct attn_machine *machine)
+{
+    char directory[PATH_MAX];
+    const size_t root = strlen(base);
+    if (strstr(path, "/..") != NULL) path = ""; /* our group is outside of what our namespace shows */
+    if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
+    for (;;) {
+        read(directory, machine);
+        char *const end = strrchr(directory + root, '/');
+        if (end == NULL) break;
+        *end = '\0';
     }
-    snprintf(path, sizeof path, "%.500s/sys/fs/cgroup/memory/memory.limit_in_bytes", root);
-    if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &bytes) == 1 && bytes > 0 &&
-        bytes < machine->memory_bytes)
-        machine->memory_bytes = bytes;
+}
+
+/* A line of /proc/self/cgroup: number, controllers and path, with colons between. */
+static void look_at_line(const char *root, char *line, struct attn_machine *machine)
+{
+    line[strcspn(line, "\n")] = '\0';
+    const char *list = strchr(line, ':'), *path = list ? strchr(list + 1, ':') : NULL;
+    if (path == NULL) return;
+    list++;
+    for (size_t i = 0; i < sizeof hierarchies / sizeof *hierarchies; i++) {
+        char base[PATH_MAX];
+        if (!has_word(list, (size_t)(path - list), hierarchies[i].controller)) continue;
+        if (snprintf(base, sizeof base, "%s/sys/fs/cgroup%s", root, hierarchies[i].mounted) < (int)sizeof base)
+            walk_up(base, path + 1, hierarchies[i].read, machine);
+    }
 }
 
 void attn_machine_look(const char *root, struct attn_machine *machine)
@@ -60,28 +140,14 @@ void attn_machine_look(const char *root, struct attn_machine *machine)
 
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     machine->memory_bytes = pages > 0 && page > 0 ? (int64_t)pages * page : (INT64_C(4) << 30);
+    machine->threads = INT64_MAX;
 
-    /* Each cgroup from ours up to the root may set a limit. In a container with a cgroup namespace ours is "/". */
-    char path[512], line[512];
+    char path[PATH_MAX], *line = NULL;
+    size_t capacity = 0;
     snprintf(path, sizeof path, "%.256s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");
-    if (f != NULL) {
-        while (fgets(line, sizeof line, f) != NULL) {
-            if (strncmp(line, "0::/", 4) != 0) continue;
-            line[strcspn(line, "\n")] = '\0';
-            char directory[600];
-            const int base = snprintf(directory, sizeof directory, "%.64s/sys/fs/cgroup", root);
-            snprintf(directory + base, sizeof directory - (size_t)base, "%s", line + 3);
-            for (char *end = directory + strlen(directory); end > directory + base;) {
-                limit_by_v2(directory, machine);
-                *end = '\0';
-                end = strrchr(directory + base, '/');
-                if (end == NULL) break;
-                *end = '\0';
-            }
-            limit_by_v2(directory, machine);
-        }
-        fclose(f);
-    }
-    limit_by_v1(root, machine);
+    if (f == NULL) return;
+    while (getline(&line, &capacity, f) > 0) look_at_line(root, line, machine);
+    free(line);
+    fclose(f);
 }

@@ -1,5 +1,5 @@
-/* machine.h: how many cores and how much memory this process may use. The server's defaults and the device "cpu" come
- * from here, so that a limit holds for both or for neither. */
+/* machine.h: how many cores, how much memory and how many threads this process may use. The server's defaults and the
+ * device "cpu" come from here, so that a limit holds for both or for neither. */
 #ifndef ATTN_MACHINE_H
 #define ATTN_MACHINE_H
 
@@ -10,6 +10,7 @@
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
+    int64_t threads; /* of all processes together in the narrowest of these cgroups; INT64_MAX: no cgroup says */
 };
 
 /* `root` is put before /proc and /sys paths; "" outside tests. */

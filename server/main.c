@@ -1,6 +1,6 @@
 /* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 71
+ * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread cannot be had; 70 the last device failed; 71
  * told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong. Whatever is refused is
  * refused with one line on standard error, before anything is served. */
 #include <fcntl.h>
@@ -23,6 +23,7 @@
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/signals.h"
+#include "server/base/threads.h"
 #include "server/sched/loop.h"
 #include "server/work/regions.h"
 #include "server/work/server.h"
@@ -97,6 +98,15 @@ static const char *first_url(const struct config *config, const struct listener 
     return text;
 }
 
+/* Why nothing is served. */
+static void complain_of_start(const attn_error *err)
+{
+    char space[THREADS_SPACE_BYTES] = "";
+    if (err->status == ATTN_NO_MEMORY || err->status == ATTN_INTERNAL || err->status == ATTN_DEVICE)
+        (void)threads_space(space);
+    fprintf(stderr, "attnd: %s%s%s\n", err->text, *space ? "; " : "", space);
+}
+
 static int serve(const struct config *config, struct listener *listeners, int count)
 {
     struct server server = {
@@ -115,8 +125,12 @@ static int serve(const struct config *config, struct listener *listeners, int co
                config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     server.caches = caches_new(CACHES_MAX_COUNT);
-    if (config_shares_memory(config)) server.regions = regions_new(config->allow_shm, config->allow_shm_count);
     server.loop = loop_open(&server);
+    if (config_shares_memory(config) &&
+        (server.regions = regions_new(config->allow_shm, config->allow_shm_count)) == NULL) {
+        attn_fail(&err, ATTN_NO_MEMORY, NULL, "no memory or no thread for the table of shared memory");
+        goto out;
+    }
     if (!signals_start(on_signal, server.loop, config->drain_ms + AGAIN_MS, AGAIN_MS)) {
         attn_fail(&err, ATTN_NO_MEMORY, NULL, "no thread for signals could be started");
         goto out;
@@ -157,7 +171,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     const struct loop_front for_loop = front_for_loop(&front);
     status = loop_run(server.loop, &for_loop);
 out:
-    if (err.text[0]) fprintf(stderr, "attnd: %s\n", err.text);
+    if (err.text[0]) complain_of_start(&err);
     front_close(&front);
     if (server.devices) stopped = devices_stop(server.devices, MAIN_STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
@@ -206,6 +220,10 @@ int main(int argc, char **argv)
         for (int i = 0; i < count; i++) listener_close(&listeners[i]);
         log_close();
         return status;
+    }
+    if (threads_try(threads_needed(&config), &err) != ATTN_OK) {
+        for (int i = 0; i < count; i++) listener_close(&listeners[i]);
+        return complain(EXIT_UNAVAILABLE, err.text);
     }
     return serve(&config, listeners, count);
 }

@@ -255,9 +255,12 @@ enum {
     LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
 };
 
-/* ---- Threads that are stuck, and ends ---------------------------------------------------------------------------- */
+/* ---- Threads: their start, being stuck, and ends ------------------------------------------------------------------ */
 
 enum {
+    THREADS_STACK_BYTES = 8 << 20, /* of libuv's threads from 1.46 on; others have no more, or what `ulimit -s` says */
+    THREADS_END_MS = 1000,         /* for threads that were joined to be gone: a millisecond is usual */
+
     HEARTBEAT_LIMIT_MS = 5000, /* at one piece of work: milliseconds are usual, a busy machine explains no seconds */
     HEARTBEAT_THREADS = 1024,  /* that are looked at: --http-threads, the loop, devices, and room */
 

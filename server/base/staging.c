@@ -4,13 +4,16 @@
  * decoding into it. And whatever a client may ask for must be bounded. The idea: blocks of a few sizes, eight to a
  * doubling (at most 12.5 % is wasted, and of that only address space). A released block goes to the list of its
  * size and is the next to be leased there, by the same core where there is one, whose cache may still have it.
- * Large ones are aligned to huge pages.
+ * Large ones are aligned to huge pages. Only the huge pages that lie in a block as a whole are asked for: the kernel
+ * fills one at its first byte, and the end of a block of 2.25 MiB would take 2 MiB that nobody has counted.
  *
  *   classes[c]   warm blocks of size class c, the most recently used first
  *   oldest ...   all warm blocks by age: what is evicted when the bound is reached, and what staging_trim() gives back
  *
  * Invariants
- * 1. leased + warm <= limit, counted in whole blocks, at every moment; memory is counted before it is mapped.
+ * 1. leased + warm <= limit, counted in whole blocks, at every moment; memory is counted before it is mapped, and what
+ * is resident is no more than was counted, but for the rest of a last page (half of one in every second class below
+ * 32 KiB, none in larger classes).
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
  * 4. ahead <= limit / STAGING_AHEAD_SHARE, and a caller's blocks together <= its share.
@@ -45,6 +48,7 @@ enum {
     LOOK = 16, /* blocks of a class that are asked whether this core released them */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
+#define PAGE      ((size_t)4096)
 #define HUGE_PAGE ((size_t)2 << 20)
 
 struct staging_pool {
@@ -60,8 +64,7 @@ struct staging_pool {
 
 static size_t page_round(size_t bytes)
 {
-    const size_t unit = bytes >= HUGE_PAGE ? HUGE_PAGE : 4096;
-    return (bytes + unit - 1) / unit * unit;
+    return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
 /* Address space for `bytes`, aligned so that huge pages fit. */
@@ -81,12 +84,18 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
+/* For the huge pages that are inside. Refused on kernels without transparent huge pages: then small ones do. */
+static void want_huge_pages(void *memory, size_t bytes)
+{
+    const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
+    if (whole > 0) (void)madvise(memory, whole, MADV_HUGEPAGE);
+}
+
 static void *anonymous_map(void *context, size_t bytes)
 {
     (void)context;
     void *memory = reserve(bytes);
-    /* Refused on kernels without transparent huge pages: then small ones do. */
-    if (memory && bytes >= HUGE_PAGE) (void)madvise(memory, page_round(bytes), MADV_HUGEPAGE);
+    if (memory) want_huge_pages(memory, bytes);
     return memory;
 }
 
@@ -103,7 +112,7 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
     if (place == NULL) return NULL;
     void *moved = mremap(memory, page_round(bytes), page_round(new_bytes), MREMAP_MAYMOVE | MREMAP_FIXED, place);
     if (moved != MAP_FAILED) {
-        if (new_bytes >= HUGE_PAGE) (void)madvise(moved, page_round(new_bytes), MADV_HUGEPAGE);
+        want_huge_pages(moved, new_bytes);
         return moved;
     }
     memcpy(place, memory, bytes);

@@ -215,7 +215,7 @@ static struct MHD_Response *handler_response(struct request *request, const char
         free(answer.body);
         return NULL;
     }
-    request->done = strcmp(request->method, "GET") != 0 && strcmp(request->method, "HEAD") != 0;
+    request->done = request->route->method != ROUTE_GET && !request->route->only_reads;
     if (answer.body == NULL && answer.status != 204) {
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;

@@ -398,7 +398,7 @@ static const struct route routes[] = {
     KSERVE(GET, "/v2/models", answer_kserve_models, "KServe: the models", "The names of all models.", "ModelList", false),
     KSERVE(GET, "/v2/models/stats", answer_kserve_stats, "KServe: statistics", "Statistics of all models.", "Statistics", false),
     { ROUTE_POST, "/v2/repository/index", "kserve", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .optional_body = true,
-      .answer = answer_kserve_index,
+      .only_reads = true, .answer = answer_kserve_index,
       .doc = { "kserve", "KServe: the models and their state", "All models, or those that are ready.", .body = "IndexRequest",
                .answer = "The models", .media = "application/json", .schema = SCHEMA("ModelIndex") } },
     OF_MODEL("kserve", "", answer_kserve_metadata, "KServe: a model", "The tensors that it needs, and gives.", "ModelMetadata"),

@@ -11,10 +11,12 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -276,6 +278,28 @@ static void must(int error, const char *what)
     abort();
 }
 
+/* libuv starts its threads with the first piece of work, and aborts where the system refuses one: here, where
+ * threads_try() has just found that there are as many, and not at a request. */
+static void nothing(uv_work_t *work)
+{
+    (void)work;
+}
+
+/* libuv has an array of watchers by descriptor, and aborts where it grows and there is no memory. So it grows to its
+ * end here: a watcher stays at the highest number that a descriptor of this process may have. */
+static int highest_number(int fd, const struct config *config)
+{
+    const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +
+                     LINGER_MOST;
+    struct rlimit files;
+    if (fd < 0 || getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == 0) return fd;
+    const int number = files.rlim_cur < (rlim_t)most ? (int)files.rlim_cur - 1 : most;
+    const int high = fcntl(fd, F_DUPFD_CLOEXEC, number);
+    if (high < 0) return fd;
+    close(fd);
+    return high;
+}
+
 struct loop *loop_open(struct server *server)
 {
     struct loop *loop = calloc(1, sizeof *loop);
@@ -299,10 +323,12 @@ struct loop *loop_open(struct server *server)
     must(uv_timer_init(&loop->uv, &loop->sweep_timer), "event loop");
     loop->window_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     must(loop->window_fd < 0 ? -errno : 0, "timerfd");
+    loop->window_fd = highest_number(loop->window_fd, server->config);
     must(uv_poll_init(&loop->uv, &loop->window_poll, loop->window_fd), "timerfd");
     must(uv_poll_start(&loop->window_poll, UV_READABLE, batches_window), "timerfd");
     must(uv_async_init(&loop->uv, &loop->signalled, on_signalled), "signals");
     must(uv_async_init(&loop->uv, &loop->step_ended, on_step_ended), "event loop");
+    must(uv_queue_work(&loop->uv, &loop->first_work, nothing, NULL), "event loop");
     return loop;
 }
 

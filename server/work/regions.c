@@ -35,22 +35,19 @@ const char *region_kind_label(enum region_kind kind)
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
-static void *must(void *memory)
-{
-    if (memory != NULL) return memory;
-    fprintf(stderr, "attnd: out of memory for the table of shared memory\n");
-    abort();
-}
-
 struct regions *regions_new(const char *const *prefixes, int prefix_count)
 {
-    struct regions *const regions = must(calloc(1, sizeof *regions));
+    struct regions *const regions = calloc(1, sizeof *regions);
+    if (regions == NULL) return NULL;
     regions->prefixes = prefixes;
     regions->prefix_count = prefix_count;
     pthread_mutex_init(&regions->lock, NULL);
     pthread_cond_init(&regions->wake, NULL);
-    if (pthread_create(&regions->keeper, NULL, region_keeper, regions) != 0) (void)must(NULL);
-    return regions;
+    if (pthread_create(&regions->keeper, NULL, region_keeper, regions) == 0) return regions;
+    pthread_cond_destroy(&regions->wake);
+    pthread_mutex_destroy(&regions->lock);
+    free(regions);
+    return NULL;
 }
 
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes)

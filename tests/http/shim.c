@@ -12,11 +12,15 @@
  *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not: the start
  *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a socket that listens does not: the end
  *
+ *   SHIM_THREADS=N            the process may have N threads, as in a cgroup with such a pids.max
+ *
  * Of SHIM_NO_CONNECTION and SHIM_NO_POOL only calls that come from libmicrohttpd itself fail. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -130,6 +134,25 @@ void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t off
     if (real == NULL) real = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
     if (is_library(__builtin_return_address(0)) && wanted("SHIM_NO_POOL")) return MAP_FAILED;
     return real(at, length, protection, flags, fd, offset);
+}
+
+static int threads_now(void)
+{
+    struct dirent *entry;
+    int count = 0;
+    DIR *folder = opendir("/proc/self/task");
+    while (folder && (entry = readdir(folder)) != NULL) count += entry->d_name[0] != '.';
+    if (folder) closedir(folder);
+    return count;
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start_at)(void *), void *context)
+{
+    typedef int function(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    function *real = (function *)dlsym(RTLD_NEXT, "pthread_create");
+    const char *most = getenv("SHIM_THREADS");
+    if (most && threads_now() >= atoi(most)) return EAGAIN;
+    return real(thread, attributes, start_at, context);
 }
 
 void MHD_stop_daemon(struct MHD_Daemon *daemon)

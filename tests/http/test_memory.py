@@ -203,6 +203,27 @@ def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
     assert eventually(lambda: idle(server)), server.metrics()
 
 
+def test_a_post_that_changes_nothing_is_answered_503_for_want_of_memory(serve, tmp_path):
+    """Whichever allocation fails of POST /v2/repository/index: it was not carried out, for there is nothing to carry
+    out. Only without memory for the request itself is the connection closed."""
+    file = tmp_path / 'countdown'
+    file.write_bytes(bytes(4096))
+    server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
+    answers, spent = [], True
+    with open(file, 'r+b') as f, mmap.mmap(f.fileno(), 4) as countdown:
+        for n in range(1, 200):
+            starve(countdown, n)
+            try:
+                answers.append(server.post('/v2/repository/index', {}).status)
+            except (ConnectionError, http.client.HTTPException):
+                answers.append('closed')
+            spent = is_spent(countdown)
+            if not spent:
+                break
+    assert not spent and 503 in answers and answers[-1] == 200 and set(answers) <= {200, 503, 'closed'}, answers
+    assert 'no_answer' not in server.log(), server.log()
+
+
 def test_an_error_for_want_of_memory_has_used_no_context_up(serve, tmp_path):
     """Whichever allocation of a backward fails, or of a forward that saves: after a 503 the context is there for
     another try, and none that nobody knows of."""

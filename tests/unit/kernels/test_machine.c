@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -12,7 +13,7 @@
 
 static void write_file(const char *root, const char *path, const char *text)
 {
-    char full[512], command[600];
+    char full[4096], command[4200];
     snprintf(full, sizeof full, "%s%s", root, path);
     snprintf(command, sizeof command, "mkdir -p $(dirname '%s')", full);
     assert_int_equal(system(command), 0);
@@ -57,6 +58,85 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_int_equal(system(command), 0);
 }
 
+/* Opens a folder in place of the root. */
+static void make_root(char root[32])
+{
+    strcpy(root, "/tmp/test_machine_XXXXXX");
+    assert_non_null(mkdtemp(root));
+}
+
+static void remove_root(const char *root)
+{
+    char command[64];
+    snprintf(command, sizeof command, "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
+static void test_a_slice_of_version_1_without_a_namespace_is_seen_with_all_groups_above_it(void **state)
+{
+    (void)state;
+    struct attn_machine m;
+    char root[32];
+    make_root(root);
+    write_file(root, "/proc/self/cgroup",
+               "9:name=systemd:/system.slice/attnd.service\n8:pids:/system.slice/attnd.service\n"
+               "4:memory:/system.slice/attnd.service\n3:cpu,cpuacct:/system.slice/attnd.service\n2:cpuset:/\n0::/\n");
+    write_file(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    write_file(root, "/sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", "536870912\n");
+    write_file(root, "/sys/fs/cgroup/memory/system.slice/attnd.service/memory.limit_in_bytes", "268435456\n");
+    write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+    write_file(root, "/sys/fs/cgroup/cpu/system.slice/attnd.service/cpu.cfs_quota_us", "90000\n");
+    write_file(root, "/sys/fs/cgroup/cpu/system.slice/attnd.service/cpu.cfs_period_us", "100000\n");
+    write_file(root, "/sys/fs/cgroup/pids/system.slice/pids.max", "24\n");
+    write_file(root, "/sys/fs/cgroup/pids/system.slice/attnd.service/pids.max", "max\n");
+    attn_machine_look(root, &m);
+    assert_int_equal(m.memory_bytes, 268435456);
+    assert_int_equal(m.cores, 1);
+    assert_int_equal(m.threads, 24);
+
+    /* The group above may be the narrower one. */
+    write_file(root, "/sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", "134217728\n");
+    attn_machine_look(root, &m);
+    assert_int_equal(m.memory_bytes, 134217728);
+    remove_root(root);
+}
+
+static void test_a_container_of_version_1_has_its_own_group_as_the_root(void **state)
+{
+    (void)state;
+    struct attn_machine m;
+    char root[32];
+    make_root(root);
+    write_file(root, "/proc/self/cgroup", "4:memory:/docker/0123456789abcdef\n8:pids:/docker/0123456789abcdef\n");
+    write_file(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "268435456\n");
+    write_file(root, "/sys/fs/cgroup/pids/pids.max", "100\n");
+    attn_machine_look(root, &m);
+    assert_int_equal(m.memory_bytes, 268435456);
+    assert_int_equal(m.threads, 100);
+    remove_root(root);
+}
+
+static void test_paths_of_cgroups_may_be_long_and_lead_out_of_the_namespace(void **state)
+{
+    (void)state;
+    struct attn_machine m;
+    char root[32], line[3000], path[3100];
+    make_root(root);
+    int used = snprintf(line, sizeof line, "0::");
+    for (int i = 0; i < 10; i++) used += snprintf(line + used, sizeof line - (size_t)used, "/%0200d", i);
+    snprintf(path, sizeof path, "/sys/fs/cgroup%.201s/memory.max", line + 3);
+    write_file(root, path, "1048576\n");
+    write_file(root, "/proc/self/cgroup", line);
+    attn_machine_look(root, &m);
+    assert_int_equal(m.memory_bytes, 1048576);
+
+    write_file(root, "/sys/fs/cgroup/memory.max", "2097152\n");
+    write_file(root, "/proc/self/cgroup", "0::/../other\n");
+    attn_machine_look(root, &m);
+    assert_int_equal(m.memory_bytes, 2097152);
+    remove_root(root);
+}
+
 static void test_the_cpu_device_has_the_memory_that_the_server_counts_with(void **state)
 {
     struct attn_machine machine;
@@ -76,6 +156,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cores_and_memory_are_those_the_cgroup_allows),
+        cmocka_unit_test(test_a_slice_of_version_1_without_a_namespace_is_seen_with_all_groups_above_it),
+        cmocka_unit_test(test_a_container_of_version_1_has_its_own_group_as_the_root),
+        cmocka_unit_test(test_paths_of_cgroups_may_be_long_and_lead_out_of_the_namespace),
         cmocka_unit_test(test_the_cpu_device_has_the_memory_that_the_server_counts_with),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,8 +4,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -30,6 +32,53 @@ static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most
     }
     assert_int_equal(staging_leased_bytes(staging), 0);
     staging_free(staging);
+}
+
+/* Of this process; of shared objects nothing changes meanwhile. */
+static size_t resident_bytes(void)
+{
+    unsigned long pages = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%lu %lu", &pages, &resident), 2);
+    fclose(f);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Fills the pool with blocks of `bytes`, each grown from half of that where `grown`, and touches every byte. */
+static void fill_and_measure(size_t bytes, bool grown)
+{
+    const size_t limit = 256 * MIB;
+    struct staging_pool *staging = staging_new((int64_t)limit, 0, NULL);
+    struct staging_block *held[256] = { NULL };
+    int count = 0;
+    const size_t before = resident_bytes();
+    while (count < 256 && staging_lease(staging, NULL, grown ? bytes / 2 : bytes, &held[count], NULL) == ATTN_OK) {
+        struct staging_block **last = &held[count++];
+        if (grown) {
+            memset((*last)->memory, 1, (*last)->bytes);
+            if (staging_grow(staging, last, (*last)->bytes, bytes, NULL) != ATTN_OK) break;
+        }
+        memset((*last)->memory, 1, (*last)->bytes);
+    }
+    const size_t more = resident_bytes() - before;
+    assert_true(staging_leased_bytes(staging) > (int64_t)(limit / 2) && count < 256);
+    if (more > limit + limit / 20) fail_msg("%zu KiB a block: %zu MiB are resident", bytes / KIB, more / MIB);
+    while (count > 0) staging_release(staging, held[--count]);
+    staging_free(staging);
+}
+
+static void test_what_is_resident_is_no_more_than_the_limit_whatever_the_size_of_blocks(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* the sanitizer's own memory grows with ours */
+#endif
+    static const size_t sizes[] = { 1300 * KIB, 2200 * KIB, 2304 * KIB, 4608 * KIB, 9216 * KIB };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        fill_and_measure(sizes[i], false);
+        fill_and_measure(sizes[i], true);
+    }
 }
 
 static void test_what_was_released_last_is_leased_next(void **state)
@@ -282,6 +331,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most),
+        cmocka_unit_test(test_what_is_resident_is_no_more_than_the_limit_whatever_the_size_of_blocks),
         cmocka_unit_test(test_what_was_released_last_is_leased_next),
         cmocka_unit_test(test_the_bound_holds_and_says_why),
         cmocka_unit_test(test_a_pool_that_is_no_class_can_be_leased_whole),

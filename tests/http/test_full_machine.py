@@ -1,0 +1,75 @@
+"""A machine that is full: no threads, no address space. A server that cannot have what it needs says so and does not
+start; one that has started answers 503, and lives."""
+import json
+import resource
+import subprocess
+
+import numpy as np
+import pytest
+
+import service
+import wire
+from service import Server
+
+FORWARD = '/v1/attention/forward'
+FEW = ('--http-threads', '2', '--cpu-threads', '2', '--devices', 'cpu')
+# The least body that is checked by a thread of libuv (CHECK_LONG_BODY_BYTES).
+LONG = json.dumps({n: wire.tensor(np.ones((1, 2100, 8, 64)), 'float16') for n in 'qkv'}).encode()
+assert len(LONG) > 8 << 20
+
+
+def start(*options, env=None, limit=None):
+    """A server under a limit, or (status, what it said) where it did not start."""
+    server = Server(*options, env=env)
+    server.port = service.free_port()
+    server.address = ('127.0.0.1', server.port)
+    args = [service.BINARY, '--listen', f'127.0.0.1:{server.port}', *map(str, options)]
+    if limit:
+        args = ['prlimit', f'--as={limit}', *args]
+    server.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=server.log_file, stderr=server.log_file,
+                                      env={**service.os.environ, **(env or {})})
+    if server._wait_until_up():
+        return server, None
+    status, server.process = server.process.returncode, None
+    return None, (status, server.log())
+
+
+def refused(ended, *says):
+    """It has ended by itself, with one sentence."""
+    status, log = ended
+    sentence = [line for line in log.splitlines() if line.startswith('attnd: ')]
+    assert status == 69 and len(sentence) == 1 and all(text in sentence[0] for text in says), (status, log)
+
+
+def serves(server):
+    """What it answers; it ends well afterwards."""
+    try:
+        answers = [server.post(FORWARD, LONG).status, server.post(FORWARD, wire.small_bytes()).status]
+        assert server.process.poll() is None, (server.process.returncode, server.log())
+    except OSError as gone:
+        raise AssertionError(f'{gone}: status {server.process.wait()}: {server.log()}')
+    server.stop()
+    return answers
+
+
+def test_a_server_begins_with_all_its_threads_or_not_at_all():
+    """As in a cgroup of so many pids: libuv would abort the process at the first long body."""
+    started = []
+    for threads in range(2, 16):
+        server, ended = start(*FEW, env=service.shimmed(THREADS=threads))
+        started.append(server is not None)
+        if server:
+            assert serves(server) == [200, 200], threads
+        else:
+            refused(ended, 'thread')
+    assert started == sorted(started) and True in started and False in started, started
+
+
+@pytest.mark.skipif(service.SLOWER > 1, reason='a sanitizer needs all of the address space')
+@pytest.mark.parametrize('megabytes', range(40, 700, 60))
+def test_under_a_limit_of_address_space_nothing_dies(megabytes):
+    server, ended = start(*FEW, limit=megabytes * 1000000)
+    if server:
+        assert set(serves(server)) <= {200, 503}
+    else:
+        refused(ended, f'address space is limited to {megabytes}000000 bytes (RLIMIT_AS, ulimit -v)')
