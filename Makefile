@@ -192,10 +192,10 @@ LD_test_answer := $(addprefix -Wl$(comma)--wrap=,MHD_queue_response MHD_create_r
 
 # They say when there is no memory, and how late it is.
 LD_test_loop   := -Wl$(comma)--wrap=calloc
-LD_test_caches := -Wl$(comma)--wrap=clock_gettime
+LD_test_caches := -Wl$(comma)--wrap=calloc -Wl$(comma)--wrap=clock_gettime
 
 # With devices that fail as they are told.
-UNIT_FAKE := kernels/test_fake server/test_devices server/test_loop server/test_prepare server/test_regions
+UNIT_FAKE := kernels/test_fake server/test_devices server/test_loop server/test_memory server/test_prepare server/test_regions
 $(UNIT_FAKE:%=$B/tests/unit/%): $B/tests/unit/%: $B/tests/unit/%.o $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
 

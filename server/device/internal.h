@@ -40,7 +40,8 @@ struct slot {
     attn_move *moves; /* of a job, with the addresses that the device knows */
     int64_t move_room;
     struct mirror *mirrors;
-    int mirror_count, mirror_room;
+    int *regions; /* the mirrors of regions, by the address of the region */
+    int mirror_count, mirror_room, region_count;
 
     /* By the batch's jobs: */
     int16_t leader[CONFIG_MAX_BATCH];  /* the job whose problem it joins; its own number: none */

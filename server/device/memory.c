@@ -4,10 +4,15 @@
  * own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored by one block of device memory,
  * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a
  * client's regions (work/regions.h): in the device's own memory they have no mirror, for their pointers are right
- * already; in pinned memory of this machine each has its own, for a client's tensors may overlap. */
+ * already; in pinned memory of this machine each has its own, for a client's tensors may overlap.
+ *
+ * A batch may have thousands of regions, and each of its tensors is looked for among them. Regions of jobs do not
+ * overlap, so slot->regions lists their mirrors by address, and a search halves it. */
 #include "server/device/internal.h"
 
+#include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "server/work/regions.h"
 #include "server/work/steps.h"
@@ -15,19 +20,26 @@
 void device_drop_mirrors(struct device *device, struct slot *slot)
 {
     for (int i = 0; i < slot->mirror_count; i++) attn_device_free(device->handle, slot->mirrors[i].device);
-    slot->mirror_count = 0;
+    slot->mirror_count = slot->region_count = 0;
+}
+
+/* Makes room for more mirrors; false: out of memory. */
+static bool widen(struct slot *slot)
+{
+    const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
+    struct mirror *const mirrors = realloc(slot->mirrors, (size_t)room * sizeof *mirrors);
+    if (mirrors) slot->mirrors = mirrors;
+    int *const regions = mirrors ? realloc(slot->regions, (size_t)room * sizeof *regions) : NULL;
+    if (regions) slot->regions = regions;
+    if (regions) slot->mirror_room = room;
+    return regions != NULL;
 }
 
 static attn_status add_mirror(struct device *device, struct slot *slot, struct mirror one, size_t bytes, void **memory,
                               attn_error *err)
 {
-    if (slot->mirror_count == slot->mirror_room) {
-        const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
-        struct mirror *wider = realloc(slot->mirrors, (size_t)room * sizeof *wider);
-        if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
-        slot->mirrors = wider;
-        slot->mirror_room = room;
-    }
+    if (slot->mirror_count == slot->mirror_room && !widen(slot))
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     const attn_status status = attn_device_alloc(device->handle, bytes, memory, err);
     if (status != ATTN_OK) return status;
     one.device = *memory;
@@ -35,14 +47,39 @@ static attn_status add_mirror(struct device *device, struct slot *slot, struct m
     return ATTN_OK;
 }
 
+static const struct mirror *region_at(const struct slot *slot, int place)
+{
+    return &slot->mirrors[slot->regions[place]];
+}
+
+/* How many of slot->regions begin at this address or before it: the last of them is the only one that may hold it. */
+static int regions_up_to(const struct slot *slot, const char *address)
+{
+    int low = 0, high = slot->region_count;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (region_at(slot, middle)->host.memory <= address) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
 /* Device memory for a region, to be copied there if `copy`. A region that has a mirror already keeps it. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;
     if (host.bytes == 0) return ATTN_OK;
-    for (int i = 0; i < slot->mirror_count; i++)
-        if (slot->mirrors[i].host.memory == host.memory) return ATTN_OK;
-    return add_mirror(device, slot, (struct mirror){ host, NULL, copy }, host.bytes, &memory, err);
+    const int place = regions_up_to(slot, host.memory);
+    const struct mirror *const before = place > 0 ? region_at(slot, place - 1) : NULL;
+    if (before && before->host.memory == host.memory) return ATTN_OK;
+    assert(before == NULL || before->host.memory + before->host.bytes <= host.memory);
+    assert(place == slot->region_count || host.memory + host.bytes <= region_at(slot, place)->host.memory);
+    const attn_status status = add_mirror(device, slot, (struct mirror){ host, NULL, copy }, host.bytes, &memory, err);
+    if (status != ATTN_OK) return status;
+    memmove(slot->regions + place + 1, slot->regions + place,
+            (size_t)(slot->region_count++ - place) * sizeof *slot->regions);
+    slot->regions[place] = slot->mirror_count - 1;
+    return ATTN_OK;
 }
 
 attn_status device_take_memory(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
@@ -53,11 +90,9 @@ attn_status device_take_memory(struct device *device, struct slot *slot, size_t 
 /* A host address inside a mirrored region, as the device knows it. */
 void *device_address(const struct slot *slot, void *address)
 {
-    for (int i = 0; i < slot->mirror_count; i++) {
-        const struct mirror *m = &slot->mirrors[i];
-        if ((char *)address >= m->host.memory && (char *)address < m->host.memory + m->host.bytes)
-            return m->device + ((char *)address - m->host.memory);
-    }
+    const int count = regions_up_to(slot, address);
+    const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
+    if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
     /* Of tensors without elements, and of what is on the device already: pages of caches, clients' memory. */
     return address;
 }
@@ -196,5 +231,6 @@ void slot_close(attn_device *handle, struct slot *slot)
     free(slot->problems);
     free(slot->plans);
     free(slot->mirrors);
+    free(slot->regions);
     free(slot->moves);
 }

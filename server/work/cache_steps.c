@@ -141,7 +141,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
     if (status != ATTN_OK) return status;
     step->shape = first->shape;
     step->device = first->pool;
-    step->pool = pages_base(step->caches->pools[first->pool].pages);
+    step->pool = step->caches->pools[first->pool].memory;
     step->pool_bytes = pages_bytes(step->caches->pools[first->pool].pages);
     step->page_bytes = first->page_bytes;
     step->granule = pages_granule(step->caches->pools[first->pool].pages);
@@ -216,8 +216,9 @@ static int64_t count_pages(struct cache_step *step, int index)
     struct cache_row *const row = &step->row[index];
     const struct cache *const cache = row->cache;
     const bool partial = row->before % cache->shape.page_size != 0;
-    row->copied = partial && pages_is_shared(cache_pages_of(step->caches, cache), cache->pages[cache->count - 1]);
-    row->first = cache->count - row->copied;
+    row->copied = partial && pages_is_shared(cache_pages_of(step->caches, cache),
+                                             page_list_at(&cache->list, cache->list.count - 1));
+    row->first = cache->list.count - row->copied;
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
@@ -279,7 +280,7 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     struct pages *const pages = cache_pages_of(caches, cache);
     const int64_t after = cache_pages_for(cache, row->before + step->append);
     row->pages = malloc((size_t)(after - row->first + 1) * sizeof *row->pages);
-    if (row->pages == NULL || !cache_reserve(cache, after))
+    if (row->pages == NULL || !page_list_reserve(&cache->list, after))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     for (int64_t i = row->first; i < after; i++) {
         int32_t page = pages_take(pages, cache->run);
@@ -288,7 +289,7 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
             page = pages_take(pages, cache->run);
         }
         if (page < 0) return ATTN_FULL;
-        cache->caller->cache_bytes += cache_run_bytes(caches, cache);
+        cache_charge(caches, cache, 1);
         row->pages[row->count++] = page;
     }
     return ATTN_OK;
@@ -311,7 +312,10 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
         status = take_row(step, row, err);
         if (status == ATTN_FULL) (void)in_pieces(step, count, err);
     }
-    for (int row = 0; row < step->rows; row++) step->row[row].cache->users--;
+    for (int row = 0; row < step->rows; row++) {
+        step->row[row].cache->users--;
+        cache_note_expiry(step->caches, step->row[row].cache);
+    }
     return status;
 }
 
@@ -349,8 +353,9 @@ static void plan_moves(struct cache_step *step, int index)
         const int64_t number = at / page_size, kept = at % page_size, done = at - row->before;
         const int64_t end = kept + (step->append - done) < page_size ? kept + (step->append - done) : page_size;
         const bool fresh = number >= row->first;
-        const char *const old = row->copied && number == row->first ? page_at(step, cache->pages[number]) : NULL;
-        char *const page = page_at(step, fresh ? row->pages[number - row->first] : cache->pages[number]);
+        const char *const old = row->copied && number == row->first ? page_at(step, page_list_at(&cache->list, number))
+                                                                    : NULL;
+        char *const page = page_at(step, fresh ? row->pages[number - row->first] : page_list_at(&cache->list, number));
         fill_part(step, page, old, fresh, k + done * k_bytes, kept, end, k_bytes);
         if (v)
             fill_part(step, page + page_size * k_bytes, old ? old + page_size * k_bytes : NULL, fresh,
@@ -364,8 +369,8 @@ static void write_table(struct cache_step *step, int index)
     const struct cache_row *const row = &step->row[index];
     const struct cache *const cache = row->cache;
     int32_t *const table = step->table + (int64_t)index * step->most;
-    const int64_t old = step->append > 0 ? row->first : cache->count;
-    if (old > 0) memcpy(table, cache->pages, (size_t)old * sizeof *table);
+    const int64_t old = step->append > 0 ? row->first : cache->list.count;
+    page_list_copy(&cache->list, old, table);
     if (row->count > 0) memcpy(table + old, row->pages, (size_t)row->count * sizeof *table);
     for (int64_t i = old + row->count; i < step->most; i++) table[i] = 0;
     step->lengths[index] = (int32_t)(row->before + step->append);
@@ -385,15 +390,15 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* What a step had taken goes back. */
-static void give_back(struct cache_step *step)
+/* What a row had taken goes back. */
+static void give_back(const struct caches *caches, struct cache_row *row)
 {
-    for (int row = 0; row < step->rows; row++) {
-        struct cache_row *const r = &step->row[row];
-        for (int64_t i = 0; i < r->count; i++) cache_drop_page(step->caches, r->cache, r->pages[i]);
-        free(r->pages);
-        *r = (struct cache_row){ 0 };
-    }
+    for (int64_t i = 0; i < row->count; i++)
+        (void)pages_drop(cache_pages_of(caches, row->cache), row->pages[i], row->cache->run, NULL);
+    if (row->count > 0) cache_charge(caches, row->cache, -row->count);
+    free(row->pages);
+    row->pages = NULL;
+    row->count = 0;
 }
 
 /* Forks have their first pages in common: so many positions of the row, and of the one before it in the batch. */
@@ -427,7 +432,7 @@ static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_
     return ATTN_OK;
 }
 
-static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, bool *wait, attn_error *err)
+static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     int64_t moves = 0;
     attn_status status = ask(step, scan, wait, err);
@@ -444,11 +449,22 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
     }
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
-        give_back(step);
+        for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
         free(step->moves); /* it may be tried again */
         step->moves = NULL;
         return status;
     }
+    for (int row = 0; row < step->rows; row++) {
+        step->row[row].cache->users++;
+        step->row[row].cache->writing = step->append > 0;
+    }
+    step->begun = true;
+    return ATTN_OK;
+}
+
+/* What the device reads and does, without the lock: nothing of it changes before the step has ended. */
+static void plan(struct cache_step *step, char *memory)
+{
     place_tables(step, memory);
     step->shares = false;
     for (int row = 0; row < step->rows; row++) {
@@ -456,12 +472,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
         write_table(step, row);
         step->prefix_keys[row] = prefix_of(step, row);
         step->shares |= step->prefix_keys[row] >= CACHES_PREFIX_KEYS;
-        step->row[row].cache->users++;
-        step->row[row].cache->writing = step->append > 0;
     }
-    assert(step->move_count <= moves);
-    step->begun = true;
-    return ATTN_OK;
 }
 
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
@@ -477,8 +488,9 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 {
     assert(!step->begun);
     pthread_mutex_lock(&step->caches->lock);
-    const attn_status status = begin(step, scan, memory, wait, err);
+    const attn_status status = begin(step, scan, wait, err);
     pthread_mutex_unlock(&step->caches->lock);
+    if (step->begun) plan(step, memory);
     return status;
 }
 
@@ -488,13 +500,15 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 static void commit_row(struct caches *caches, struct cache_row *row, int64_t append)
 {
     struct cache *const cache = row->cache;
+    struct pages *const pages = cache_pages_of(caches, cache);
+    const int64_t before = cache->list.count;
     if (append == 0) return;
-    assert(cache->writing && cache->length == row->before && row->first + row->count <= cache->room);
-    if (row->copied) cache_drop_page(caches, cache, cache->pages[row->first]);
-    if (row->count > 0) memcpy(cache->pages + row->first, row->pages, (size_t)row->count * sizeof *row->pages);
-    cache_count(caches, cache, row->first + row->count - cache->count);
+    assert(cache->writing && cache->length == row->before && row->first + row->copied == before);
+    if (row->copied && page_list_drop_last(&cache->list, pages, cache->run)) cache_charge(caches, cache, -1);
+    for (int64_t i = 0; i < row->count; i++) page_list_put(&cache->list, pages, row->pages[i]);
+    cache_count(caches, cache, before);
     cache->length = row->before + append;
-    assert(cache->count == cache_pages_for(cache, cache->length));
+    assert(cache->list.count == cache_pages_for(cache, cache->length));
     row->count = 0; /* they are no longer the step's */
 }
 
@@ -514,6 +528,7 @@ static void leave(struct caches *caches, struct cache *cache, bool ends, int64_t
     }
     if (cache->truncate_to >= 0) cache_keep_first(caches, cache, cache->truncate_to);
     cache->truncate_to = -1;
+    cache_note_expiry(caches, cache);
 }
 
 void caches_end(struct cache_step *step, bool commit)
@@ -526,8 +541,7 @@ void caches_end(struct cache_step *step, bool commit)
     for (int row = 0; row < step->rows; row++) {
         struct cache_row *const r = &step->row[row];
         if (commit) commit_row(caches, r, step->append);
-        for (int64_t i = 0; i < r->count; i++) cache_drop_page(caches, r->cache, r->pages[i]);
-        free(r->pages);
+        give_back(caches, r);
         leave(caches, r->cache, commit && step->ends, now_ms);
         *r = (struct cache_row){ 0 };
     }

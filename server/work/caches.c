@@ -1,16 +1,18 @@
 /* caches.c: the table of caches; their steps are in cache_steps.c. See caches.h.
  *
  * Invariants, all under the lock:
- * 1. pages[0 .. count) of a cache are its own references; count is length rounded up to pages, but for the part of a
- * step that has begun.
+ * 1. A cache's list has a reference to each of its pages; their count is length rounded up to pages.
  * 2. users counts the steps that have begun on a cache and not ended; writing: one of them appends, and is the only
- * one. What a step reads does not change before it ends: truncate waits in `truncate_to`, delete in `dead`, and both
- * happen when the last of them ends.
+ * one. What a step reads does not change before it ends, so it reads it without the lock: truncate waits in
+ * `truncate_to`, delete in `dead`, and both happen when the last of them ends.
  * 3. A step that has begun has memory for everything that its end does: the end cannot fail.
  * 4. What a page costs is charged to its caller once, when it is taken, until its last reference is dropped: caches
  * that share pages belong to one caller.
  * 5. Memory for a pool, which a driver may take long to give, is asked for without the lock;
- * `opening` says that somebody does. */
+ * `opening` says that somebody does.
+ * 6. Nothing that is done with the lock takes longer the more others have, or the longer a cache is; but what takes or
+ * frees pages is as long as the request that filled them was. The exceptions come once a second at most: see
+ * `expires_ms`. */
 #include "server/work/caches_internal.h"
 
 #include <assert.h>
@@ -36,20 +38,20 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* By eight digits that are random. */
-static struct cache **bucket_of(const struct caches *caches, const char *id)
+/* Ids are drawn here, but a client keeps those that it likes. */
+static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
-    uint64_t random;
-    memcpy(&random, id + PROCESS_CHARS, sizeof random);
-    return (struct cache **)&caches->buckets[random * UINT64_C(0x9e3779b97f4a7c15) >> 32 & (BUCKETS - 1)];
+    const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
+                                     CACHE_ID_CHARS - PROCESS_CHARS);
+    return &caches->buckets[hash % BUCKETS];
 }
 
-struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms)
+struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms)
 {
     if (strnlen(id, CACHE_ID_BYTES) != CACHE_ID_CHARS) return NULL;
-    struct cache *cache = *bucket_of(caches, id);
-    while (cache && memcmp(cache->id, id, CACHE_ID_CHARS) != 0) cache = cache->chain;
-    return cache && cache->caller == caller && !cache_is_expired(cache, now_ms) ? cache : NULL;
+    struct cache *cache = *bucket_of(caches, caller, id);
+    while (cache && (cache->caller != caller || memcmp(cache->id, id, CACHE_ID_CHARS) != 0)) cache = cache->chain;
+    return cache && !cache_is_expired(cache, now_ms) ? cache : NULL;
 }
 
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
@@ -78,7 +80,7 @@ struct caches *caches_new(int max_count)
     struct caches *caches = calloc(1, sizeof *caches);
     if (caches == NULL) return NULL;
     uint8_t process[PROCESS_CHARS / 2];
-    if (getrandom(process, sizeof process, 0) != sizeof process) {
+    if (getrandom(process, sizeof process, 0) != sizeof process || !hash_key_draw(&caches->key)) {
         free(caches);
         return NULL;
     }
@@ -86,6 +88,7 @@ struct caches *caches_new(int max_count)
     pthread_mutex_init(&caches->lock, NULL);
     pthread_cond_init(&caches->opened, NULL);
     caches->max_count = max_count;
+    caches->expires_ms = INT64_MAX;
     return caches;
 }
 
@@ -109,38 +112,41 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Its memory is there from now on, or another thread has found that there is none.
- * Without the lock meanwhile: invariant 5. */
+/* Its memory is there from now on, or another thread has found that there is none. Without the lock meanwhile:
+ * invariant 5. The account comes first: what a device has given stays the device's, and would be lost without one. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     const char *const device = pool->device; /* until it is lost */
     attn_error why = { 0 };
-    void *memory;
+    void *memory = NULL;
     if (pool->opening) {
         pthread_cond_wait(&caches->opened, &caches->lock);
         return ATTN_OK;
     }
     pool->opening = true;
     pthread_mutex_unlock(&caches->lock);
-    const attn_status status = pool->source.alloc(pool->source.context, pool->bytes, &memory, &why);
-    struct pages *const pages = status == ATTN_OK ? pages_new(memory, pool->bytes, pages_granule_for(pool->bytes))
-                                                  : NULL;
+    attn_status status = ATTN_OK;
+    struct pages *pages = pages_new(pool->bytes, pages_granule_for(pool->bytes));
+    if (pages == NULL) status = attn_fail(err, ATTN_NO_MEMORY, NULL, "no memory to keep account of pages");
+    else if (pool->source.alloc(pool->source.context, pool->bytes, &memory, &why) != ATTN_OK) {
+        status = attn_fail(err, ATTN_FULL, NULL, "%s has not %zu bytes for caches (--kv-bytes): %s", device,
+                           pool->bytes, why.text);
+        pages_free(pages);
+        pages = NULL;
+    }
     pthread_mutex_lock(&caches->lock);
     pool->opening = false;
     pool->pages = pages;
+    pool->memory = memory;
     pthread_cond_broadcast(&caches->opened);
-    if (status != ATTN_OK)
-        return attn_fail(err, ATTN_FULL, NULL, "%s has not %zu bytes for caches (--kv-bytes): %s", device, pool->bytes,
-                         why.text);
-    return pages ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, NULL, "no memory to keep account of pages");
+    return status;
 }
 
 /* ---- Pages of a cache -------------------------------------------------------------------------------------------- */
 
-void cache_drop_page(struct caches *caches, struct cache *cache, int32_t page)
+void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages)
 {
-    if (pages_drop(cache_pages_of(caches, cache), page, cache->run))
-        cache->caller->cache_bytes -= cache_run_bytes(caches, cache);
+    cache->caller->cache_bytes += pages * cache_run_bytes(caches, cache);
     assert(cache->caller->cache_bytes >= 0);
 }
 
@@ -165,54 +171,44 @@ int64_t cache_share(const struct caches *caches, const struct caller *caller)
     return share_of_pools(caches, caller, pool_bytes);
 }
 
-void cache_count(struct caches *caches, struct cache *cache, int64_t more)
+void cache_count(struct caches *caches, struct cache *cache, int64_t before)
 {
     struct pool *const pool = &caches->pools[cache->pool];
-    pool->filled -= cache->count > 0;
-    cache->count += more;
-    pool->filled += cache->count > 0;
+    const int64_t more = cache->list.count - before;
+    pool->filled += (cache->list.count > 0) - (before > 0);
     cache->caller->cache_numbers += more;
     pool->numbers += more;
-    assert(cache->count >= 0 && cache->caller->cache_numbers >= 0 && pool->numbers >= 0 && pool->filled >= 0);
+    assert(cache->caller->cache_numbers >= 0 && pool->numbers >= 0 && pool->filled >= 0);
 }
 
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length)
 {
-    const int64_t before = cache->count, count = cache_pages_for(cache, length);
-    for (int64_t i = count; i < before; i++) cache_drop_page(caches, cache, cache->pages[i]);
-    if (count < before) cache_count(caches, cache, count - before);
+    struct pages *const pages = cache_pages_of(caches, cache);
+    const int64_t before = cache->list.count, count = cache_pages_for(cache, length);
+    cache_charge(caches, cache, -page_list_cut(&cache->list, pages, cache->run, count));
+    cache_count(caches, cache, before);
     cache->length = length;
-}
-
-bool cache_reserve(struct cache *cache, int64_t count)
-{
-    if (count <= cache->room) return true;
-    const int64_t room = count + count / 2 + 8;
-    int32_t *pages = realloc(cache->pages, (size_t)room * sizeof *pages);
-    if (pages == NULL) return false;
-    cache->pages = pages;
-    cache->room = room;
-    return true;
 }
 
 /* ---- The table of caches ----------------------------------------------------------------------------------------- */
 
 static void link_in(struct caches *caches, struct cache *cache)
 {
-    struct cache **bucket = bucket_of(caches, cache->id);
+    struct cache **bucket = bucket_of(caches, cache->caller, cache->id);
     cache->chain = *bucket;
     *bucket = cache;
     cache->older = caches->newest;
     *(caches->newest ? &caches->newest->newer : &caches->oldest) = cache;
     caches->newest = cache;
     caches->count++;
+    cache_note_expiry(caches, cache);
     cache->caller->caches++;
 }
 
 /* Nobody finds it from now on. */
 static void link_out(struct caches *caches, struct cache *cache)
 {
-    struct cache **at = bucket_of(caches, cache->id);
+    struct cache **at = bucket_of(caches, cache->caller, cache->id);
     while (*at != cache) at = &(*at)->chain;
     *at = cache->chain;
     if (caches->looked_at == cache) caches->looked_at = cache->newer;
@@ -222,18 +218,14 @@ static void link_out(struct caches *caches, struct cache *cache)
     cache->caller->caches--;
 }
 
-/* FNV-1a. Names are the caller's choice: one that fills a bucket slows the bearers of his token and himself by
- * microseconds. */
-static struct cache **sequence_bucket(struct caches *caches, const char *name)
+static struct cache **sequence_bucket(struct caches *caches, const struct caller *caller, const char *name)
 {
-    uint32_t hash = 2166136261u;
-    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
-    return &caches->sequences[hash % BUCKETS];
+    return &caches->sequences[keyed_hash_name(&caches->key, caller, name) % BUCKETS];
 }
 
 static void forget_sequence(struct caches *caches, struct cache *cache)
 {
-    struct cache **at = sequence_bucket(caches, cache->sequence);
+    struct cache **at = sequence_bucket(caches, cache->caller, cache->sequence);
     if (*cache->sequence == '\0') return;
     while (*at != cache) at = &(*at)->next_sequence;
     *at = cache->next_sequence;
@@ -242,12 +234,12 @@ static void forget_sequence(struct caches *caches, struct cache *cache)
 
 static void cache_free(struct caches *caches, struct cache *cache)
 {
-    assert(cache->count == 0);
+    assert(cache->list.count == 0);
     caches->pools[cache->pool].caches--;
     caller_release(cache->caller);
     free(cache->k_scale);
     free(cache->v_scale);
-    free(cache->pages);
+    page_list_clear(&cache->list);
     free(cache);
 }
 
@@ -300,14 +292,27 @@ void caches_lose(struct caches *caches, int device)
     pthread_mutex_unlock(&caches->lock);
 }
 
+static void expire(struct caches *caches, struct cache *cache)
+{
+    caches->expired++;
+    metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
+    cache_bury(caches, cache);
+}
+
+void cache_note_expiry(struct caches *caches, const struct cache *cache)
+{
+    const int64_t at_ms = cache->used_ms + cache->ttl_ms;
+    if (cache->users == 0 && at_ms < caches->expires_ms) caches->expires_ms = at_ms;
+}
+
 void caches_expire_all(struct caches *caches, int64_t now_ms)
 {
+    if (now_ms < caches->expires_ms) return;
+    caches->expires_ms = INT64_MAX;
     for (struct cache *cache = caches->oldest, *next; cache; cache = next) {
         next = cache->newer;
-        if (!cache_is_expired(cache, now_ms)) continue;
-        caches->expired++;
-        metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
-        cache_bury(caches, cache);
+        if (cache_is_expired(cache, now_ms)) expire(caches, cache);
+        else cache_note_expiry(caches, cache);
     }
 }
 
@@ -318,11 +323,7 @@ void caches_expire(struct caches *caches, int64_t now_ms)
     caches->looked_at = NULL;
     for (int i = 0; cache && i < CACHES_EXPIRE_LOOKS; i++) {
         struct cache *const next = cache->newer;
-        if (cache_is_expired(cache, now_ms)) {
-            caches->expired++;
-            metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
-            cache_bury(caches, cache);
-        }
+        if (cache_is_expired(cache, now_ms)) expire(caches, cache);
         cache = next;
     }
     caches->looked_at = cache;
@@ -334,15 +335,14 @@ static void describe(const struct caches *caches, const struct cache *cache, str
     const int64_t left = cache->used_ms + cache->ttl_ms - clock_ms();
     *info = (struct cache_info){ .shape = cache->shape,
                                  .length = cache->truncate_to >= 0 ? cache->truncate_to : cache->length,
-                                 .pages = cache->count,
+                                 .pages = cache->list.count,
+                                 .shared_pages = page_list_shared(&cache->list),
                                  .page_bytes = cache_run_bytes(caches, cache),
                                  .ttl_ms = cache->ttl_ms,
                                  .expires_in_ms = cache->users > 0 ? cache->ttl_ms
                                                   : left > 0       ? left
                                                                    : 0,
                                  .device = caches->pools[cache->pool].device };
-    for (int64_t i = 0; i < cache->count; i++)
-        info->shared_pages += pages_is_shared(cache_pages_of(caches, cache), cache->pages[i]);
     memcpy(info->id, cache->id, sizeof cache->id);
 }
 
@@ -509,13 +509,14 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
+/* The one that there is; NULL: none. One that has expired goes, so that a name is never there twice. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
-    struct cache *cache = *sequence_bucket(caches, name);
-    while (cache &&
-           (cache->caller != caller || strcmp(cache->sequence, name) != 0 || cache_is_expired(cache, clock_ms())))
-        cache = cache->next_sequence;
-    return cache;
+    struct cache *cache = *sequence_bucket(caches, caller, name);
+    while (cache && (cache->caller != caller || strcmp(cache->sequence, name) != 0)) cache = cache->next_sequence;
+    if (cache == NULL || !cache_is_expired(cache, clock_ms())) return cache;
+    expire(caches, cache);
+    return NULL;
 }
 
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
@@ -534,7 +535,7 @@ attn_status caches_sequence(struct caches *caches, struct caller *caller, const 
         if (cache) cache_bury(caches, cache);
         status = create(caches, caller, shape, NULL, NULL, CACHES_TTL_MS, &info, err);
         if (status == ATTN_OK) {
-            struct cache **bucket = sequence_bucket(caches, name);
+            struct cache **bucket = sequence_bucket(caches, caller, name);
             cache = caches->newest;
             snprintf(cache->sequence, sizeof cache->sequence, "%s", name);
             cache->next_sequence = *bucket;
@@ -560,7 +561,7 @@ attn_status caches_get(struct caches *caches, const struct caller *caller, const
                        attn_error *err)
 {
     pthread_mutex_lock(&caches->lock);
-    const struct cache *cache = cache_find(caches, caller, id, "", "this cache", err);
+    const struct cache *const cache = cache_find(caches, caller, id, "", "this cache", err);
     if (cache) describe(caches, cache, info);
     pthread_mutex_unlock(&caches->lock);
     return cache ? ATTN_OK : ATTN_NOT_FOUND;
@@ -579,7 +580,7 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    for (int i = 0; i < found; i++) { /* each by itself: to see what it shares, all its pages are looked at */
+    for (int i = 0; i < found; i++) { /* each by itself: what it shares is the sum of a thousand blocks */
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
         if (cache) describe(caches, cache, &infos[(*written)++]);
@@ -601,7 +602,7 @@ static int64_t pool_numbers(const struct pool *pool)
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* A fork costs nothing of the pool, but 4 bytes of the host for each of its pages. */
+/* A fork costs nothing of the pool, but memory of the host for its list of pages. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];
@@ -637,16 +638,14 @@ static attn_status fork_of(struct caches *caches, const struct cache *from, stru
     cache->run = from->run;
     cache->ttl_ms = from->ttl_ms;
     cache->used_ms = clock_ms();
-    if (!cache_reserve(cache, count) || !copy_scale(&cache->k_scale, from->k_scale, from->shape.kv_heads) ||
-        !copy_scale(&cache->v_scale, from->v_scale, from->shape.kv_heads)) {
+    if (!copy_scale(&cache->k_scale, from->k_scale, from->shape.kv_heads) ||
+        !copy_scale(&cache->v_scale, from->v_scale, from->shape.kv_heads) ||
+        !page_list_fork(&cache->list, &from->list, cache_pages_of(caches, from), count,
+                        length / from->shape.page_size)) {
         cache_free(caches, cache);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
-    for (int64_t i = 0; i < count; i++) {
-        cache->pages[i] = from->pages[i];
-        pages_hold(cache_pages_of(caches, cache), cache->pages[i]);
-    }
-    cache_count(caches, cache, count);
+    cache_count(caches, cache, 0);
     cache->length = length;
     link_in(caches, cache);
     describe(caches, cache, info);
@@ -664,6 +663,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
         from->users++; /* admit() forgets what has expired, and time may pass: a machine can stand still for minutes */
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;
+        cache_note_expiry(caches, from);
     }
     pthread_mutex_unlock(&caches->lock);
     return status;
@@ -678,6 +678,8 @@ attn_status caches_truncate(struct caches *caches, const struct caller *caller, 
     if (cache) {
         status = check_length(length, cache->truncate_to >= 0 ? cache->truncate_to : cache->length, err);
         cache->used_ms = clock_ms();
+        if (status == ATTN_OK && !page_list_may_cut(&cache->list, cache_pages_for(cache, length)))
+            status = attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
         if (status == ATTN_OK && cache->users > 0) cache->truncate_to = length;
         else if (status == ATTN_OK) cache_keep_first(caches, cache, length);
         if (status == ATTN_OK) describe(caches, cache, info);

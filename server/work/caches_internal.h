@@ -2,16 +2,22 @@
 #ifndef CACHES_INTERNAL_H
 #define CACHES_INTERNAL_H
 
+#include <assert.h>
 #include <pthread.h>
 
 #include "proto-json/proto.h"
+#include "server/base/keyed_hash.h"
 #include "server/work/caches.h"
+#include "server/work/page_lists.h"
 #include "server/work/pages.h"
 
-enum { PROCESS_CHARS = 8, BUCKETS = 1 << 12 };
+/* As many buckets as caches: a lookup finds one or two in its bucket, for nobody outside knows which ones meet. */
+enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
+static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 
 struct pool {
     struct pages *pages; /* NULL: its memory has not been asked for */
+    char *memory;        /* of page 0 */
     const char *device;  /* NULL: there is no such pool, or it is lost */
     bool opening;        /* a thread is asking for it */
     struct caches_source source;
@@ -33,8 +39,7 @@ struct cache {
     size_t page_bytes;
     int32_t run; /* granules of a page */
     int64_t length;
-    int32_t *pages;
-    int64_t count, room;
+    struct page_list list;
     int64_t ttl_ms, used_ms;
     int users;
     bool writing, dead;
@@ -46,6 +51,7 @@ struct cache {
 struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened;           /* a pool's memory is there, or was refused */
+    struct hash_key key;             /* of both tables of buckets */
     char process[PROCESS_CHARS + 1]; /* how the ids of this process begin */
     int max_count, count;
     int64_t expired, lost_ids;
@@ -56,6 +62,7 @@ struct caches {
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
     struct cache *looked_at; /* where caches_expire() goes on; NULL: at the oldest */
+    int64_t expires_ms;      /* nothing that nobody uses expires before; what is used later does not expire sooner */
 };
 
 /* What a step does to one of its caches. */
@@ -91,23 +98,23 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
 /* All with the lock held. */
 
 /* The cache of this id that this caller may use; NULL: there is none. */
-struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
+struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
 /* The same; NULL with the reason in *err, which names `member` and begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
-/* A reference less; the last one's bytes are no longer the caller's. */
-void cache_drop_page(struct caches *caches, struct cache *cache, int32_t page);
+/* Its caller pays for so many pages more, or fewer. */
+void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
 /* Bytes of pages that a caller may have, on all devices together; INT64_MAX: whatever there is. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* It has `more` page numbers than before, or fewer. */
-void cache_count(struct caches *caches, struct cache *cache, int64_t more);
-/* It has the first `length` positions from now on. */
+/* It had `before` pages. */
+void cache_count(struct caches *caches, struct cache *cache, int64_t before);
+/* It has the first `length` positions from now on; page_list_may_cut() was called, if it is not 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
-/* Makes room for `count` page numbers in all; false when out of memory. */
-bool cache_reserve(struct cache *cache, int64_t count);
 /* It is found by nobody, and its pages are free when the last step on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Buries all that nobody used for their time to live. */
+/* It expires at its time, for all that caches_expire_all() knows. Call this when its last user has left. */
+void cache_note_expiry(struct caches *caches, const struct cache *cache);
+/* Buries all that nobody used for their time to live. Where none can be, none is looked at. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);
 
 #endif

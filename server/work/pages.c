@@ -14,13 +14,13 @@
 enum { WORD = 64 };
 
 struct pages {
-    char *base;
     size_t granule;
     int64_t granules, used, count,
         shared;          /* granules: all, and those in pages; pages: all, and those with more owners */
     int64_t next;        /* where the search goes on */
     uint64_t *taken;     /* a bit for each granule */
     int32_t *references; /* of the page that begins at this granule */
+    uintptr_t *owners;   /* of that page, all of them, by exclusive or: of the last one it is the address */
 };
 
 size_t pages_granule_for(size_t bytes)
@@ -30,16 +30,16 @@ size_t pages_granule_for(size_t bytes)
     return granule;
 }
 
-struct pages *pages_new(void *base, size_t bytes, size_t granule)
+struct pages *pages_new(size_t bytes, size_t granule)
 {
     struct pages *pages = calloc(1, sizeof *pages);
     if (pages == NULL) return NULL;
-    pages->base = base;
     pages->granule = granule;
     pages->granules = (int64_t)(bytes / granule);
     pages->taken = calloc((size_t)pages->granules / WORD + 1, sizeof *pages->taken);
     pages->references = calloc((size_t)pages->granules + 1, sizeof *pages->references);
-    if (pages->taken == NULL || pages->references == NULL) {
+    pages->owners = calloc((size_t)pages->granules + 1, sizeof *pages->owners);
+    if (pages->taken == NULL || pages->references == NULL || pages->owners == NULL) {
         pages_free(pages);
         return NULL;
     }
@@ -51,12 +51,8 @@ void pages_free(struct pages *pages)
     if (pages == NULL) return;
     free(pages->taken);
     free(pages->references);
+    free(pages->owners);
     free(pages);
-}
-
-char *pages_base(const struct pages *pages)
-{
-    return pages->base;
 }
 
 size_t pages_granule(const struct pages *pages)
@@ -128,20 +124,35 @@ int32_t pages_take(struct pages *pages, int32_t run)
     pages->used += run;
     pages->count++;
     pages->references[at] = 1;
+    pages->owners[at] = 0;
     return (int32_t)at;
 }
 
-void pages_hold(struct pages *pages, int32_t page)
+void pages_own(struct pages *pages, int32_t page, const void *owner)
+{
+    assert(pages->references[page] == 1 && pages->owners[page] == 0);
+    pages->owners[page] = (uintptr_t)owner;
+}
+
+void *pages_owner(const struct pages *pages, int32_t page)
+{
+    return pages->references[page] == 1 ? (void *)pages->owners[page] : NULL;
+}
+
+void pages_hold(struct pages *pages, int32_t page, const void *owner)
 {
     assert(pages->references[page] > 0);
+    pages->owners[page] ^= (uintptr_t)owner;
     if (++pages->references[page] == 2) pages->shared++;
 }
 
-bool pages_drop(struct pages *pages, int32_t page, int32_t run)
+bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owner)
 {
     assert(pages->references[page] > 0 && pages->used >= run);
+    pages->owners[page] ^= (uintptr_t)owner;
     if (--pages->references[page] == 1) pages->shared--;
     if (pages->references[page] > 0) return false;
+    assert(pages->owners[page] == 0);
     mark(pages, page, run, false);
     pages->used -= run;
     pages->count--;
@@ -151,4 +162,10 @@ bool pages_drop(struct pages *pages, int32_t page, int32_t run)
 bool pages_is_shared(const struct pages *pages, int32_t page)
 {
     return pages->references[page] > 1;
+}
+
+void pages_share_more(struct pages *pages, int64_t more)
+{
+    pages->shared += more;
+    assert(pages->shared >= 0);
 }

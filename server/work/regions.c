@@ -41,6 +41,10 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count)
     if (regions == NULL) return NULL;
     regions->prefixes = prefixes;
     regions->prefix_count = prefix_count;
+    if (!hash_key_draw(&regions->key)) {
+        fprintf(stderr, "attnd: the system gave no random bytes\n");
+        abort();
+    }
     pthread_mutex_init(&regions->lock, NULL);
     pthread_cond_init(&regions->wake, NULL);
     if (pthread_create(&regions->keeper, NULL, region_keeper, regions) == 0) return regions;
@@ -160,17 +164,9 @@ static attn_status check_object(const struct stat *st, const proto_region *wante
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* FNV-1a */
-static uint64_t hash_of(const char *name)
-{
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name)
 {
-    const uint64_t hash = hash_of(name);
+    const uint64_t hash = keyed_hash_name(&regions->key, caller, name);
     for (int i = 0; i < regions->count; i++) {
         const struct region *const region = regions->table[i].region;
         if (regions->table[i].hash == hash && region->caller == caller && strcmp(region->name, name) == 0) return i;
@@ -235,7 +231,7 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
 {
     const proto_error error = check_room(regions, region, why);
     if (error != PROTO_ERROR_COUNT) return error;
-    regions->table[regions->count].hash = hash_of(region->name);
+    regions->table[regions->count].hash = keyed_hash_name(&regions->key, region->caller, region->name);
     regions->table[regions->count++].region = region;
     regions->bytes += region->bytes;
     region->caller->regions++;

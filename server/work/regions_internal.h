@@ -12,6 +12,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+#include "server/base/keyed_hash.h"
 #include "server/work/regions.h"
 
 struct region {
@@ -57,8 +58,9 @@ struct regions {
     int prefix_count;
 
     pthread_mutex_t lock;
+    struct hash_key key;
     struct {
-        uint64_t hash; /* of the name, so that most others need not be looked at */
+        uint64_t hash; /* of the name and its caller, so that no other one needs to be looked at */
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;

@@ -15,7 +15,7 @@
 #include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/work/caches.h"
-#include "server/work/pages.h"
+#include "server/work/caches_internal.h"
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
@@ -32,13 +32,25 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
     return result;
 }
 
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+static size_t refused_bytes; /* the next calloc() of so many fails; 0: none does */
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    if (count * bytes != refused_bytes || refused_bytes == 0) return __real_calloc(count, bytes);
+    refused_bytes = 0;
+    return NULL;
+}
+
 /* ---- Pages ------------------------------------------------------------------------------------------------------- */
 
 static void test_pages_are_runs_of_granules(void **state)
 {
     (void)state;
-    static char memory[1];
-    struct pages *pages = pages_new(memory, 100 * 4096 + 17, 4096);
+    struct pages *pages = pages_new(100 * 4096 + 17, 4096);
     assert_int_equal(pages_bytes(pages), 100 * 4096);
     assert_int_equal(pages_run(pages, 1), 1);
     assert_int_equal(pages_run(pages, 4097), 2);
@@ -53,10 +65,10 @@ static void test_pages_are_runs_of_granules(void **state)
     assert_int_equal(pages_take(pages, 1), 99);
     assert_int_equal(pages_used(pages), 100 * 4096);
     assert_int_equal(pages_take(pages, 1), -1);
-    assert_true(pages_drop(pages, taken[7], 3));
-    assert_true(pages_drop(pages, taken[9], 3));
+    assert_true(pages_drop(pages, taken[7], 3, NULL));
+    assert_true(pages_drop(pages, taken[9], 3, NULL));
     assert_int_equal(pages_take(pages, 4), -1); /* six are free, in two pieces */
-    assert_true(pages_drop(pages, taken[8], 3));
+    assert_true(pages_drop(pages, taken[8], 3, NULL));
     assert_int_equal(pages_take(pages, 9), 21);
     pages_free(pages);
 }
@@ -64,18 +76,23 @@ static void test_pages_are_runs_of_granules(void **state)
 static void test_a_page_that_is_shared_stays_until_the_last_drops_it(void **state)
 {
     (void)state;
-    static char memory[1];
-    struct pages *pages = pages_new(memory, 10 * 4096, 4096);
+    struct pages *pages = pages_new(10 * 4096, 4096);
     const int32_t page = pages_take(pages, 10);
-    pages_hold(pages, page);
-    pages_hold(pages, page);
+    int a, b, c;
+    assert_null(pages_owner(pages, page));
+    pages_own(pages, page, &a);
+    assert_ptr_equal(pages_owner(pages, page), &a);
+    pages_hold(pages, page, &b);
+    pages_hold(pages, page, &c);
     assert_true(pages_is_shared(pages, page));
+    assert_null(pages_owner(pages, page));
     assert_int_equal(pages_shared(pages), 1);
-    assert_false(pages_drop(pages, page, 10));
-    assert_false(pages_drop(pages, page, 10));
+    assert_false(pages_drop(pages, page, 10, &a));
+    assert_false(pages_drop(pages, page, 10, &c));
+    assert_ptr_equal(pages_owner(pages, page), &b);
     assert_false(pages_is_shared(pages, page));
     assert_int_equal(pages_take(pages, 1), -1);
-    assert_true(pages_drop(pages, page, 10));
+    assert_true(pages_drop(pages, page, 10, &b));
     assert_int_equal(pages_used(pages) + pages_count(pages) + pages_shared(pages), 0);
     pages_free(pages);
 }
@@ -685,6 +702,68 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_non_null(sequence(rig, rig->other, "7", false, again));
 }
 
+/* Names of 4096 sequences that were in one bucket. */
+static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void **state)
+{
+    struct rig *rig = *state;
+    char name[16], id[CACHE_ID_BYTES];
+    int longest = 0, started = 0;
+    for (int i = 0; started < 4096; i++) {
+        uint32_t hash = 2166136261u; /* FNV-1a */
+        snprintf(name, sizeof name, "%d", i);
+        for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+        if (hash % 4096 != 7) continue;
+        assert_non_null(sequence(rig, rig->caller, name, true, id));
+        started++;
+    }
+    for (int i = 0; i < BUCKETS; i++) {
+        int names = 0, ids = 0;
+        for (const struct cache *cache = rig->caches->sequences[i]; cache; cache = cache->next_sequence) names++;
+        for (const struct cache *cache = rig->caches->buckets[i]; cache; cache = cache->chain) ids++;
+        if (names > longest) longest = names;
+        if (ids > longest) longest = ids;
+    }
+    assert_in_range(longest, 1, 8); /* a ninth comes once in 10^11 */
+    for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
+}
+
+static int bucket_of_name(const struct caches *caches, const struct caller *caller, const char *name)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (const struct cache *cache = caches->sequences[i]; cache; cache = cache->next_sequence)
+            if (cache->caller == caller && strcmp(cache->sequence, name) == 0) return i;
+    return -1;
+}
+
+static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void **state)
+{
+    struct rig *rig = *state;
+    char name[16], id[CACHE_ID_BYTES];
+    int same = 0;
+    for (int i = 0; i < 100; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        assert_non_null(sequence(rig, rig->caller, name, true, id));
+        assert_non_null(sequence(rig, rig->other, name, true, id));
+        same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
+    }
+    assert_in_range(same, 0, 4); /* a fifth comes once in 10^16 */
+}
+
+/* Each start left one behind until it was swept, and a lookup walked them. */
+static void test_a_name_is_never_there_twice(void **state)
+{
+    struct rig *rig = *state;
+    char id[CACHE_ID_BYTES];
+    for (int i = 0; i < 3; i++) {
+        assert_non_null(sequence(rig, rig->caller, "again", true, id));
+        late_s += CACHES_TTL_MS / 1000;
+    }
+    assert_int_equal(rig->caches->count, 1);
+    assert_int_equal(rig->caches->expired, 2);
+    assert_null(sequence(rig, rig->caller, "again", false, id));
+    assert_int_equal(rig->caches->count, 0);
+}
+
 static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
 {
     struct rig *rig = *state;
@@ -966,6 +1045,21 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
+/* What a device had given was lost, and asked for again by the next one. */
+static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info info;
+    attn_error err;
+    refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t); /* a reference for each page, and one more */
+    assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
+    assert_string_equal(err.text, "no memory to keep account of pages");
+    assert_int_equal(refused_bytes, 0);
+    assert_int_equal(rig->given, 0);
+    (void)made(rig, rig->caller);
+    assert_int_equal(rig->given, 1);
+}
+
 /* A driver may take long to give memory. */
 struct slow {
     struct caches *caches;
@@ -1024,6 +1118,161 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     caches_free(slow.caches);
     caller_release(slow.caller);
     free(slow.memory);
+}
+
+/* ---- What is shared ---------------------------------------------------------------------------------------------- */
+
+/* A page of 64 positions in a granule, as many as four lists of several blocks have. */
+enum { MANY_PAGES = 1 << 13, FORKERS = 9, FORK_STEPS = 3000 };
+static const struct cache_shape slim = { 1, 1, 1, ATTN_F8E4M3, false, PAGE };
+
+static attn_status give_nothing_to_touch(void *context, size_t bytes, void **memory, attn_error *err)
+{
+    static char page;
+    (void)context, (void)bytes, (void)err;
+    *memory = &page; /* no moves are carried out */
+    return ATTN_OK;
+}
+
+/* How often caches have each page; and what is told of one cache, and of all, agrees with that. */
+static void assert_counted(struct caches *caches, struct caller *caller)
+{
+    static int times[MANY_PAGES];
+    struct caches_totals totals;
+    int64_t pages = 0, shared = 0, numbers = 0;
+    memset(times, 0, sizeof times);
+    for (const struct cache *cache = caches->oldest; cache; cache = cache->newer)
+        for (int64_t i = 0; i < cache->list.count; i++) times[page_list_at(&cache->list, i)]++;
+    for (const struct cache *cache = caches->oldest; cache; cache = cache->newer) {
+        struct cache_info info;
+        attn_error err;
+        int64_t own = 0;
+        for (int64_t i = 0; i < cache->list.count; i++) own += times[page_list_at(&cache->list, i)] > 1;
+        numbers += cache->list.count;
+        assert_int_equal(caches_get(caches, caller, cache->id, &info, &err), ATTN_OK);
+        assert_int_equal(info.shared_pages, own);
+        assert_int_equal(info.pages, cache->list.count);
+    }
+    for (int i = 0; i < MANY_PAGES; i++) pages += times[i] > 0, shared += times[i] > 1;
+    caches_totals(caches, &totals);
+    assert_int_equal(totals.shared_pages, shared);
+    assert_int_equal(totals.pages, pages);
+    assert_int_equal(caller->cache_numbers, numbers);
+    assert_int_equal(caller->cache_bytes, pages * 4096);
+}
+
+/* A step that is under way while other things are done to its cache. */
+struct under_way {
+    struct cache_step step;
+    char ids[1][CACHE_ID_BYTES];
+    void *table;
+};
+
+static void begin_one(struct caches *caches, struct caller *caller, const char *id, int64_t append, struct under_way *w)
+{
+    size_t bytes;
+    bool wait;
+    attn_error err;
+    memcpy(w->ids[0], id, CACHE_ID_BYTES);
+    assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
+    assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
+    w->table = aligned_alloc(64, bytes);
+    w->step.k = w->step.v = w->table; /* they are not read */
+    const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
+    assert_true(status == ATTN_OK || status == ATTN_FULL);
+}
+
+static void end_one(struct under_way *w, bool commit)
+{
+    caches_end(&w->step, commit && w->step.begun);
+    caches_drop_step(&w->step);
+    free(w->table);
+}
+
+/* A length near the end of a block, or any; of pages that are full, or not. */
+static int64_t some_length(unsigned *seed, int64_t most)
+{
+    const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;
+    const int64_t pages = rand_r(seed) % 2 ? blocks : rand_r(seed) % (3 * PAGE_BLOCK);
+    const int64_t length = pages * PAGE + rand_r(seed) % 2 * (rand_r(seed) % PAGE);
+    return length < 0 ? 0 : length < most ? length : most;
+}
+
+/* What is done to a cache, whatever step is under way on it. */
+static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
+                         unsigned *seed)
+{
+    attn_error err;
+    const int what = rand_r(seed) % 8;
+    assert_int_equal(caches_get(caches, caller, of->id, of, &err), ATTN_OK);
+    if (what < 3 && *other->id == '\0')
+        assert_int_equal(caches_fork(caches, caller, of->id, some_length(seed, of->length), other, &err), ATTN_OK);
+    else if (what < 6)
+        assert_int_equal(caches_truncate(caches, caller, of->id, some_length(seed, of->length), of, &err), ATTN_OK);
+    else if (what == 6) {
+        assert_int_equal(caches_delete(caches, caller, of->id, &err), ATTN_OK);
+        *of->id = '\0';
+    }
+}
+
+static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void **state)
+{
+    struct caches *const caches = caches_new(CACHES_MAX_COUNT);
+    struct caller *const caller = caller_new();
+    struct cache_info infos[FORKERS] = { 0 };
+    attn_error err;
+    unsigned seed = 20261126;
+    (void)state;
+    caches_add_pool(caches, 0, "cpu", &(struct caches_source){ give_nothing_to_touch, NULL }, MANY_PAGES * 4096);
+    for (int i = 0; i < FORK_STEPS; i++) {
+        struct cache_info *const of = &infos[rand_r(&seed) % FORKERS], *const other = &infos[rand_r(&seed) % FORKERS];
+        if (*of->id == '\0')
+            assert_int_equal(caches_create(caches, caller, &slim, NULL, NULL, CACHES_TTL_MS, of, &err), ATTN_OK);
+        else if (rand_r(&seed) % 2) do_something(caches, caller, of, other, &seed);
+        else {
+            struct under_way w;
+            const int64_t append = rand_r(&seed) % 4 ? 1 + some_length(&seed, INT64_MAX) : 0;
+            begin_one(caches, caller, of->id, append, &w);
+            while (*of->id && rand_r(&seed) % 3 == 0) do_something(caches, caller, of, other, &seed);
+            end_one(&w, rand_r(&seed) % 5 != 0);
+        }
+        assert_counted(caches, caller);
+    }
+    caches_free(caches);
+    assert_int_equal(caller->cache_bytes + caller->cache_numbers + caller->caches, 0);
+    caller_release(caller);
+}
+
+/* A fork of the longest caches has their blocks, and few numbers of its own. */
+static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
+{
+    struct caches *const caches = caches_new(10);
+    struct caller *const caller = caller_new();
+    struct cache_info a, b;
+    struct under_way w;
+    attn_error err;
+    (void)state;
+    caches_add_pool(caches, 0, "cpu", &(struct caches_source){ give_nothing_to_touch, NULL }, MANY_PAGES * 4096);
+    assert_int_equal(caches_create(caches, caller, &slim, NULL, NULL, CACHES_TTL_MS, &a, &err), ATTN_OK);
+    begin_one(caches, caller, a.id, 2 * PAGE_BLOCK * PAGE - 1, &w);
+    end_one(&w, true);
+    assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
+    const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
+    assert_ptr_equal(one->blocks[0], two->blocks[0]);
+    assert_ptr_not_equal(one->blocks[1], two->blocks[1]); /* its last page has room */
+    assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
+    assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
+
+    /* There is no memory for the part of a block that is to stay: nothing has changed. */
+    refused_bytes = sizeof(struct page_block);
+    assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
+    assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);
+    assert_int_equal(b.length, 2 * PAGE_BLOCK * PAGE - 1);
+    refused_bytes = sizeof(struct page_block);
+    assert_int_equal(caches_fork(caches, caller, a.id, PAGE, &a, &err), ATTN_NO_MEMORY);
+    assert_counted(caches, caller);
+    caches_free(caches);
+    caller_release(caller);
 }
 
 /* ---- A random walk ----------------------------------------------------------------------------------------------- */
@@ -1121,6 +1370,9 @@ int main(void)
         WITH_RIG(test_what_has_expired_is_in_nobodys_way),
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
         WITH_RIG(test_a_sequence_belongs_to_who_started_it),
+        WITH_RIG(test_names_that_meet_under_a_known_hash_do_not_share_a_bucket),
+        WITH_RIG(test_the_names_of_one_caller_say_nothing_about_those_of_another),
+        WITH_RIG(test_a_name_is_never_there_twice),
         WITH_RIG(test_a_sequence_that_nobody_goes_on_with_expires),
         WITH_RIG(test_an_id_is_forty_digits_in_small_letters),
         WITH_RIG(test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting),
@@ -1129,9 +1381,12 @@ int main(void)
         WITH_RIG(test_a_device_that_is_lost_takes_its_caches_with_it),
         WITH_RIG(test_what_nobody_uses_expires),
         WITH_RIG(test_a_device_without_memory_has_no_caches),
+        WITH_RIG(test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it),
         cmocka_unit_test(test_nobody_waits_while_a_device_gives_memory),
         cmocka_unit_test(test_time_that_passes_at_once_takes_nothing_away_that_is_in_use),
         WITH_RIG(test_shapes_that_cannot_be),
+        cmocka_unit_test(test_shared_pages_are_counted_right_whatever_is_forked_and_cut),
+        cmocka_unit_test(test_a_fork_of_a_long_cache_has_its_blocks),
         WITH_RIG(test_a_random_walk_holds_what_its_model_holds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

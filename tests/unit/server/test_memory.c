@@ -1,0 +1,92 @@
+/* Mirrors of regions in device memory: each tensor of a large batch is found, and in few steps. */
+#include "tests/unit/server/jobs.h"
+
+#include "server/device/internal.h"
+
+enum { JOBS = 1024, REGION = 256 }; /* of --max-batch at most; bytes, with a gap as large behind them */
+
+struct scene {
+    struct device device;
+    struct slot slot;
+    char *memory; /* of the jobs: inputs, tables and outputs of one lie apart from each other */
+    struct staging_block inputs[JOBS], tables[JOBS];
+    struct job jobs[JOBS];
+    proto_call call; /* without items */
+};
+
+static void open_scene(struct scene *s)
+{
+    attn_error err = { 0 };
+    *s = (struct scene){ .memory = malloc(3 * JOBS * 2 * REGION) };
+    setenv("ATTN_FAKE_DEVICES", "1", 1);
+    setenv("ATTN_FAKE_SCRIPT", "", 1);
+    if (attn_device_open("fake", 0, NULL, &s->device.handle, &err) != ATTN_OK) fail_msg("%s", err.text);
+    for (int i = 0; i < JOBS; i++) { /* 619 has no factor in common with their number: in no order */
+        char *const at = s->memory + (size_t)(i * 619 % JOBS) * 2 * REGION, *const next = at + JOBS * 2 * REGION;
+        s->inputs[i] = (struct staging_block){ .memory = at, .bytes = REGION };
+        s->tables[i] = (struct staging_block){ .memory = next, .bytes = REGION };
+        s->jobs[i] = (struct job){ .call = &s->call,
+                                   .inputs = &s->inputs[i],
+                                   .inputs_used = REGION - 1,
+                                   .tables = &s->tables[i],
+                                   .tables_used = REGION,
+                                   .outputs = { next + JOBS * 2 * REGION, REGION } };
+    }
+}
+
+static void close_scene(struct scene *s)
+{
+    device_drop_mirrors(&s->device, &s->slot);
+    slot_close(s->device.handle, &s->slot);
+    attn_device_close(s->device.handle);
+    free(s->memory);
+}
+
+/* As it was found before: among all of them. */
+static void *address_by_looking_at_all(const struct slot *slot, char *address)
+{
+    for (int i = 0; i < slot->mirror_count; i++) {
+        const struct mirror *const m = &slot->mirrors[i];
+        if (m->host.memory && address >= m->host.memory && address < m->host.memory + m->host.bytes)
+            return m->device + (address - m->host.memory);
+    }
+    return address;
+}
+
+static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void **state)
+{
+    struct scene *s = malloc(sizeof *s);
+    attn_error err;
+    void *scratch;
+    (void)state;
+    open_scene(s);
+    assert_ptr_equal(device_address(&s->slot, s->memory), s->memory); /* there is no mirror yet */
+    for (int i = 0; i < JOBS; i++) {
+        assert_int_equal(device_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
+        if (i % 100 == 0) assert_int_equal(device_take_memory(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
+    }
+    assert_int_equal(s->slot.region_count, 3 * JOBS);
+    for (int i = 0; i < JOBS; i += 7) /* a region keeps its mirror */
+        assert_int_equal(device_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
+    assert_int_equal(s->slot.region_count, 3 * JOBS);
+    assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
+    for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37) /* in the gaps, too */
+        assert_ptr_equal(device_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
+    for (int i = 0; i < JOBS; i++) {
+        char *const end = (char *)s->inputs[i].memory + REGION - 1;
+        assert_ptr_equal(device_address(&s->slot, end), end); /* of a tensor without elements, say */
+        assert_ptr_not_equal(device_address(&s->slot, end - 1), end - 1);
+    }
+    device_drop_mirrors(&s->device, &s->slot);
+    assert_ptr_equal(device_address(&s->slot, s->memory), s->memory);
+    close_scene(s);
+    free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_address_of_a_large_batch_has_its_place_on_the_device),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
