@@ -344,7 +344,7 @@ static void put_answer_schemas(struct json *j, proto_op op)
                 "'backend':{'type':'string','description':'Which device and kernel computed it.'},"
                 "'timing_us':{'$ref':'#/components/schemas/Timing'},"
                 "'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,"
-                "'description':'The seed that dropout used.'}");
+                "'description':'The seed that dropout used; drawn, below 2^53, where a forward was given none.'}");
     if (op == ATTN_OP_FORWARD)
         json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'},"
                     "'context':{'type':'string','description':'Of save: for one backward.'}");
