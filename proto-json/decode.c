@@ -230,6 +230,11 @@ attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t
     return decoder->format->feed(decoder->reader, bytes, count, err);
 }
 
+proto_op proto_decoder_op(const proto_decoder *decoder)
+{
+    return decoder->op;
+}
+
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
 {
     return decoder->format->skeleton_bytes(decoder->reader);
