@@ -60,6 +60,7 @@ void job_release(struct job *job)
     flow_release(job->flow);
     caller_release(job->caller);
     free(job->saved);
+    free(job->lse);
     free(job->results);
     proto_call_free(job->call);
     free(job);
