@@ -168,6 +168,10 @@ INSTALLED = 755:$B/attnd:$(bindir)/attnd 644:$B/libattn.a:$(libdir)/libattn.a 64
 $B/simd-bench: $(call OBJ,tests/bench/simd-bench.c) $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
+# What problems take beside what they were expected to: build/cost-bench --device cpu
+$B/cost-bench: $(call OBJ,tests/bench/cost-bench.c) $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
+
 # The daemon with devices that fail as they are told (kernels/fake/fake.c), for tests/http/test_faults.py. Its own dispatch.o has the
 # backend in its list and is linked before the library's, which is then not wanted.
 FAKE := $(patsubst %,$B/fake/%.o,kernels/dispatch kernels/fake/fake)

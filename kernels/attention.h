@@ -503,6 +503,7 @@ typedef struct attn_device_info {
     char description[128]; /* for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel here does more operations (attn_flops) in a second, */
     double fastest_scores; /* and none more permitted (query, key, head) triples: to tell what cannot be done in time */
+    int units; /* threads, or multiprocessors of a GPU: what attn_cost_of() has rates of */
     bool unified;          /* kernels read and write staging memory directly: no copies needed */
     bool reads_staging;    /* those whose row says in_place can, though there is memory of its own, which is faster */
     int streams; /* how many batches are worth having in flight; where it is unified, each on a thread of its own */
@@ -576,6 +577,27 @@ typedef struct attn_plan {
 
 /* For a checked problem. UNSUPPORTED where no kernel of the device computes it. */
 attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err);
+
+/* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
+
+/* Of a problem's (query, key, head) triples, the shares whose rows leave what float32 holds. Such rows are computed one
+ * by one. `alike` rows have scores that are all clamped to the same number. */
+typedef struct attn_strange {
+    double alike, other;
+} attn_strange;
+
+/* Expected, not promised: a third to three times as much is usual, by the rates of one machine of each kind.
+ *   flops    attn_flops()
+ *   seconds  of the whole device, with nothing else on it
+ *   because  what most of it is for, where that is not the products of q, k and v: "dalibi_slopes"; else "" */
+typedef struct attn_cost {
+    double flops, seconds;
+    const char *because;
+} attn_cost;
+
+/* Of a checked, planned problem, whose index tensors must be in host memory. With `strange` NULL it takes some 150 ns,
+ * no row is strange, and FlashMask hides nothing; otherwise it walks over mask_startend_rows. */
+attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan, const attn_strange *strange);
 
 /* Scratch memory (device memory) that attn_run() needs for these plans together. */
 attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,

@@ -164,6 +164,7 @@ static void describe(const attn_device *base, attn_device_info *info)
     for (size_t i = 0; i < sizeof fastest / sizeof *fastest; i++)
         if (strcmp(fastest[i].name, device->simd->name) == 0) info->fastest_flops = fastest[i].flops * threads;
     info->fastest_scores = FASTEST_SCORES * threads;
+    info->units = threads;
     info->unified = true;
     info->streams = threads < STREAMS ? threads : STREAMS;
     info->memory_total = device->memory_total;

@@ -536,6 +536,7 @@ static void describe(const attn_device *device, attn_device_info *info)
     strcpy(info->description, "textbook loops in double, one thread");
     info->fastest_flops = 1e10; /* doubles, one at a time */
     info->fastest_scores = 1e9;
+    info->units = 1;
     info->unified = true;
     info->streams = 1;
     info->memory_total = info->memory_limit = pages > 0 && page > 0 ? (int64_t)pages * page : 0;

@@ -234,6 +234,7 @@ void describe(const attn_device *base, attn_device_info *info)
              d->chip.minor, (double)d->properties.totalGlobalMem / (1 << 30));
     info->fastest_flops = FASTEST_FLOPS;
     info->fastest_scores = FASTEST_SCORES;
+    info->units = d->chip.multiprocessors;
     info->streams = STREAMS;
     info->reads_staging = d->properties.unifiedAddressing && d->properties.canMapHostMemory;
     info->memory_total = (int64_t)d->properties.totalGlobalMem;

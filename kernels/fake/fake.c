@@ -561,6 +561,7 @@ static void describe(const attn_device *base, attn_device_info *info)
     attn_backend_cpu.describe(device->cpu, &cpu);
     info->fastest_flops = cpu.fastest_flops;
     info->fastest_scores = cpu.fastest_scores;
+    info->units = cpu.units;
     info->streams = STREAMS;
     info->reads_staging = device->reads_staging;
     info->memory_total = info->memory_limit = device->memory_limit;

@@ -26,7 +26,7 @@ struct config {
     int max_connections, max_receiving, queue_depth, max_batch;
     int64_t batch_window_us;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, drain_ms;
-    int max_seconds;     /* of the fastest device: a request that is more work than that is refused */
+    int max_seconds;     /* a request that is expected to take longer, alone on a device, is refused */
     int64_t watchdog_ms; /* what a device may take for a batch beyond what its size explains */
     const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */
     int token_share;                                           /* percent */

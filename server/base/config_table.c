@@ -56,8 +56,9 @@ const struct config_option config_options[] = {
     { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
       .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
     { "max-seconds", "ATTND_MAX_SECONDS", TYPE_INT, "N", AT(max_seconds), 60, 1, 86400,
-      .help = "Seconds that the work of one request may take by an estimate; more is answered 422, and work that cannot be done "
-              "before its deadline 504, both at once. The estimate assumes a speed that no kernel reaches, so the time is longer." },
+      .help = "Seconds that the work of one request may be expected to take on a device that has nothing else to do; more is answered "
+              "422 at once. The estimate is by measured rates of a machine of each kind: another may be three times as fast or slow. Work that "
+              "cannot be done before its deadline at any speed is answered 504, at once too." },
     { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
       .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
               "cut, with 408 where the body is not complete." },

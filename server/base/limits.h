@@ -157,6 +157,9 @@ enum {
 /* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
+/* Seconds of work from which on it is worth reading tensors to know them better. */
+#define PREPARE_CLOSER_S 0.05
+
 /* What the problems of one body may have verified together: multiply-adds (rows and heads * Sk * (D + Dv), about a
  * second); and one of them: the K and V of one head as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)

@@ -172,21 +172,25 @@ static attn_status make_job(struct request *request, struct check_result *result
 }
 
 /* Work that one request may not ask for, or that cannot be done in time: said at once, and not after all of it has been
- * tried. The estimate is less than any kernel needs, so nothing is refused that would have fitted. */
+ * tried. What a request may take is compared with what its work is expected to take. A deadline is compared with what
+ * it takes at the very least, for a request that may still be done in time is not refused. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;
+    struct job *const job = request->job;
+    prepare_look_closer(job, devices_any(server->devices), devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
-    const double least_s = devices_least_seconds(server->devices, request->job);
+    const double least_s = devices_least_seconds(server->devices, job);
     result->failed = true;
     result->error = PROTO_E_DEADLINE;
     if (left_s <= 0)
         snprintf(result->why.text, sizeof result->why.text, "the deadline passed before the request could be queued");
-    else if (least_s > server->config->max_seconds) {
+    else if (job->seconds > server->config->max_seconds) {
+        const bool plain = job->because[0] == '\0';
         result->error = PROTO_E_TOO_MUCH_WORK;
         snprintf(result->why.text, sizeof result->why.text,
-                 "this takes %.3g seconds here at the very least, a request may take %d (--max-seconds)", least_s,
-                 server->config->max_seconds);
+                 "this is expected to take %.3g seconds here%s%s, a request may take %d (--max-seconds)", job->seconds,
+                 plain ? "" : ", most of them for ", job->because, server->config->max_seconds);
     } else if (least_s > left_s)
         snprintf(result->why.text, sizeof result->why.text,
                  "this takes %.3g seconds here at the very least, and the deadline is in %.3g", least_s, left_s);

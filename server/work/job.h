@@ -53,6 +53,8 @@ struct job {
     proto_result *results; /* call->count of them */
     int runnable;          /* items without an error */
     double flops;          /* of those */
+    double seconds;        /* that a device is expected to take for those (attn_cost_of()), */
+    const char *because;   /* and what makes the costliest costly; "": its size */
     size_t tensor_bytes;   /* what the queue counts: the blocks */
     job_kind kind;
     size_t inputs_used;        /* bytes of `inputs` that hold tensors: the answer of a small one is written over them */

@@ -274,6 +274,16 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
                      bytes, (long long)limit);
 }
 
+/* *most: the seconds of the costliest problem so far. */
+static void add_cost(struct job *job, const attn_cost *cost, double *most)
+{
+    job->flops += cost->flops;
+    job->seconds += cost->seconds;
+    if (cost->seconds <= *most) return;
+    *most = cost->seconds;
+    job->because = cost->because;
+}
+
 /* Of a body with several problems that of the most urgent. */
 static int64_t priority_of(const proto_call *call)
 {
@@ -285,14 +295,33 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
+void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest)
+{
+    const attn_strange none = { 0 };
+    double costliest = 0;
+    if (job->seconds < PREPARE_CLOSER_S) return;
+    job->flops = job->seconds = 0;
+    job->because = "";
+    for (int i = 0; i < job->call->count; i++) {
+        const attn_problem *p = job_problem(job, i);
+        attn_error ignored;
+        attn_plan plan;
+        if (p == NULL || attn_plan_make(device, p, &plan, &ignored) != ATTN_OK) continue;
+        const attn_cost cost = attn_cost_of(largest, &plan, &none);
+        add_cost(job, &cost, &costliest);
+    }
+}
+
 attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)
 {
     proto_call *call = job->call;
     size_t bytes = 0;
     int saves = 0;
     int64_t verify_left = VERIFY_MAX_MULTIPLY_ADDS, numbers = 0;
+    double costliest = 0;
     attn_status status;
 
+    job->because = "";
     for (int i = 0; i < call->count; i++) {
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
@@ -318,7 +347,10 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
             continue;
         }
         job->runnable++;
-        if (job_problem(job, i)) job->flops += attn_flops(&item->problem);
+        if (job_problem(job, i)) {
+            const attn_cost cost = attn_cost_of(largest, &plan, NULL);
+            add_cost(job, &cost, &costliest);
+        }
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
         if (proto_writes_numbers(call, item)) numbers += count_numbers(item);
         saves += item->save;

@@ -10,6 +10,10 @@
  * `largest`, the device with the most memory, will ever have for it). */
 attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err);
 
+/* Counts the job's work once more, by values of its tensors that prepare_job() does not read (attn_cost_of()), where
+ * the answer matters: where it takes long. Other jobs: nothing. */
+void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest);
+
 /* The contexts that the job makes, of each item without an error, can be taken and hold the job, whose kernels ran. */
 void prepare_fill_contexts(struct job *job);
 /* The end of the contexts that the job uses or makes, called by the owner of its request, who knows what became of it.

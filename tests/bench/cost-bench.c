@@ -1,0 +1,424 @@
+/* cost-bench: how good is the estimate of what a problem takes (kernels/cost.c)? A line is a problem: the time it took,
+ * the time that was expected, and the second over the first.
+ *
+ *   cost-bench                          the first backend of the build
+ *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
+ *   cost-bench --only strange           problems whose names have this in them
+ *   ATTN_CPU_ISA=avx2 cost-bench        with fewer instructions
+ *
+ * A time is the least of the runs that fit into 0.2 seconds, at least two. With one thread of the CPU it is processor
+ * time, which other programs disturb least; else it is the device's own clock. The last line says how many estimates
+ * are off by a factor of more than three; the exit status is 1 where one is. */
+#include <float.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/attention.h"
+#include "kernels/dtype.h"
+
+enum { MOST_RUNS = 50 };
+static const double RUNS_S = 0.2, MOST_OFF = 3;
+
+/* What a problem has besides its sizes. */
+enum {
+    BIAS = 1,
+    KEEP = 2,
+    ALIBI = 4,
+    SINKS = 8,
+    DBIAS = 16,
+    DSLOPES = 32,
+    DSINKS = 64,
+    CAUSAL = 128,
+    PAGES = 256,
+    FORWARD_FIRST = 512,
+    DOCUMENTS = 1024,
+    LATENT = 2048
+};
+
+static const struct problem {
+    const char *name;
+    attn_op op;
+    attn_dtype dtype;
+    int64_t B, H, Hk, Sq, Sk, D; /* Hk, Sk: 0 is H, Sq */
+    unsigned with;
+    double scale, softcap, dropout; /* scale: 0 is the usual */
+    double hidden; /* bias: of what the causal mask hides, and of all keys in `padded` rows; 0: none is hidden */
+    int64_t padded;
+    double v_size, lse; /* v is so many times larger; each lse is this; 0: as they are */
+} problems[] = {
+#define F ATTN_OP_FORWARD
+#define G ATTN_OP_BACKWARD
+    { "bf16", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64 },
+    { "bf16", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128 },
+    { "bf16 causal", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128, CAUSAL },
+    { "bf16 grouped", F, ATTN_BF16, 1, 8, 2, 2048, 0, 128 },
+    { "bf16 wide", F, ATTN_BF16, 1, 4, 0, 1024, 0, 256 },
+    { "bf16 wider", F, ATTN_BF16, 1, 4, 0, 1024, 0, 512 },
+    { "bf16 narrow", F, ATTN_BF16, 1, 4, 0, 4096, 0, 16 },
+    { "bf16 narrowest", F, ATTN_BF16, 1, 1, 0, 8192, 0, 1 },
+    { "f16", F, ATTN_F16, 1, 8, 0, 2048, 0, 64 },
+    { "f16", F, ATTN_F16, 1, 8, 0, 2048, 0, 128 },
+    { "f16 narrowest", F, ATTN_F16, 1, 1, 0, 8192, 0, 1 },
+    { "f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 64 },
+    { "f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 128 },
+    { "f32 wide", F, ATTN_F32, 1, 4, 0, 1024, 0, 512 },
+    { "f32 narrowest", F, ATTN_F32, 1, 1, 0, 8192, 0, 1 },
+    { "f8", F, ATTN_F8E4M3, 1, 8, 0, 2048, 0, 128 },
+    { "many heads", F, ATTN_F16, 4096, 8, 0, 4, 0, 16 },
+    { "small", F, ATTN_F16, 1, 4, 0, 64, 0, 64, CAUSAL },
+    { "decode", F, ATTN_BF16, 4, 32, 8, 1, 16384, 128 },
+    { "decode f32", F, ATTN_F32, 4, 32, 8, 1, 8192, 128 },
+    { "decode pages", F, ATTN_BF16, 4, 32, 8, 1, 16384, 128, PAGES },
+    { "decode latent", F, ATTN_BF16, 4, 16, 1, 1, 8192, 576, LATENT },
+    { "documents", F, ATTN_BF16, 1, 8, 0, 4096, 0, 64, DOCUMENTS },
+    { "softcap", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 30 },
+    { "alibi", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, ALIBI },
+    { "bias", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS },
+    { "keep_mask", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, KEEP },
+    { "dropout", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.1 },
+    { "dropout half", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.5 },
+    { "dropout f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.5 },
+    { "dropout narrowest", F, ATTN_F16, 1, 1, 0, 8192, 0, 1, 0, 0, 0, 0.5 },
+    { "all options", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS | KEEP | ALIBI | SINKS, 0, 30, 0.1 },
+    { "hidden -1e30", F, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -1e30, 256 },
+    { "alike finfo.min", F, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 256 },
+    { "alike finfo.min", F, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 1024 },
+    { "alike finfo.min", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 1024 },
+    { "strange scale", F, ATTN_F16, 1, 1, 0, 4096, 0, 1, 0, 3e38 },
+    { "strange scale", F, ATTN_F16, 1, 2, 0, 1024, 0, 64, 0, 3e38 },
+    { "strange scale", F, ATTN_BF16, 1, 2, 0, 1024, 0, 128, 0, 3e38 },
+    { "strange scale f32", F, ATTN_F32, 1, 2, 0, 1024, 0, 64, 0, 3e38 },
+    { "strange, dropout", F, ATTN_F16, 1, 1, 0, 2048, 0, 1, 0, 3e38, 0, 0.1 },
+    { "strange, options", F, ATTN_F16, 1, 1, 0, 2048, 0, 64, BIAS | KEEP | ALIBI, 3e38, 30 },
+    { "strange values", F, ATTN_BF16, 1, 2, 0, 1024, 0, 64, 0, 0, 0, 0, 0, 0, 3e38 },
+    { "backward bf16", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64 },
+    { "backward bf16", G, ATTN_BF16, 1, 8, 0, 2048, 0, 128 },
+    { "backward causal", G, ATTN_BF16, 1, 8, 0, 2048, 0, 128, CAUSAL },
+    { "backward wide", G, ATTN_BF16, 1, 4, 0, 1024, 0, 256 },
+    { "backward narrowest", G, ATTN_BF16, 1, 1, 0, 8192, 0, 1 },
+    { "backward f16", G, ATTN_F16, 1, 8, 0, 2048, 0, 64 },
+    { "backward f32", G, ATTN_F32, 1, 8, 0, 2048, 0, 64 },
+    { "backward f32", G, ATTN_F32, 1, 8, 0, 2048, 0, 128 },
+    { "backward, forward first", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, FORWARD_FIRST },
+    { "backward softcap", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 30 },
+    { "backward alibi", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, ALIBI },
+    { "backward dslopes", G, ATTN_BF16, 1, 8, 0, 1024, 0, 64, ALIBI | DSLOPES },
+    { "backward dslopes", G, ATTN_BF16, 1, 16, 0, 2048, 0, 128, ALIBI | DSLOPES },
+    { "backward bias", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS },
+    { "backward dbias", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS | DBIAS },
+    { "backward dsinks", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, SINKS | DSINKS },
+    { "backward dropout", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.5 },
+    { "backward alike finfo.min", G, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 1024 },
+    { "backward strange scale", G, ATTN_F16, 1, 1, 0, 2048, 0, 1, 0, 3e38 },
+    { "backward strange scale", G, ATTN_F16, 1, 2, 0, 1024, 0, 64, 0, 3e38 },
+    { "backward strange, forward first", G, ATTN_F16, 1, 2, 0, 1024, 0, 64, FORWARD_FIRST, 3e38 },
+    { "backward strange lse", G, ATTN_BF16, 1, 2, 0, 1024, 0, 64, 0, 0, 0, 0, 0, 0, 0, 1e9 },
+};
+
+struct machine {
+    attn_device *device;
+    attn_stream *stream;
+    attn_device_info info;
+    bool by_processor; /* time is processor time */
+};
+
+/* Each tensor of a problem: on the host, and on the device. */
+struct block {
+    void *host, *device;
+    int64_t bytes;
+};
+
+static attn_error err; /* every failure ends the program */
+
+static void die(const char *what, const char *why)
+{
+    fprintf(stderr, "cost-bench: %s: %s\n", what, why);
+    exit(2);
+}
+
+static void must(attn_status status)
+{
+    if (status != ATTN_OK) die(attn_status_name(status), err.text);
+}
+
+static double seconds_of(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- Inputs ------------------------------------------------------------------------------------------------------ */
+
+static double next_normal(void)
+{
+    static uint64_t state = 88172645463325252u;
+    double sum = 0;
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
+    return sum * 1.7320508;
+}
+
+static int64_t allocate(attn_tensor *t, struct block *b)
+{
+    int64_t elements = 0;
+    if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &b->bytes)) die(t->rank ? "sizes" : "ranks", "too large");
+    attn_shape_elements(t->rank, t->shape, &elements);
+    if (!(b->host = calloc(1, (size_t)b->bytes + 1))) die("host", "out of memory");
+    t->data = b->host;
+    return elements;
+}
+
+static void give_floats(attn_tensor *t, struct block *b, attn_dtype dtype, int rank, const int64_t *shape, double size)
+{
+    *t = attn_tensor_make(NULL, dtype, rank, shape);
+    const int64_t elements = allocate(t, b);
+    for (int64_t n = 0; n < elements; n++) attn_store(dtype, b->host, n, next_normal() * size);
+}
+
+static int32_t *give_indices(attn_tensor *t, struct block *b, int rank, const int64_t *shape)
+{
+    *t = attn_tensor_make(NULL, ATTN_I32, rank, shape);
+    allocate(t, b);
+    return b->host;
+}
+
+/* As Hugging Face writes it: float, one for all heads, a large negative number where a key is hidden. */
+static void hide_by_bias(const struct problem *spec, attn_problem *p)
+{
+    const int64_t Sq = p->bias.shape[2], Sk = p->bias.shape[3];
+    p->causal = false;
+    for (int64_t i = 0; i < Sq; i++)
+        for (int64_t j = 0; j < Sk; j++) {
+            const bool hidden = i < spec->padded || j < spec->padded || j > i + Sk - Sq;
+            ((float *)p->bias.data)[i * Sk + j] = hidden ? (float)spec->hidden : 0;
+        }
+}
+
+static void give_masks(const struct problem *spec, attn_problem *p, struct block *blocks)
+{
+    const int64_t Sq = spec->Sq, Sk = spec->Sk ? spec->Sk : Sq;
+    const int64_t square[] = { 1, 1, Sq, Sk };
+    if (spec->with & BIAS) {
+        give_floats(&p->bias, &blocks[ATTN_T_bias], ATTN_F32, 4, square, 1);
+        if (spec->hidden != 0) hide_by_bias(spec, p);
+    }
+    if (spec->with & KEEP) {
+        p->keep_mask = attn_tensor_make(NULL, ATTN_U8, 4, square);
+        const int64_t elements = allocate(&p->keep_mask, &blocks[ATTN_T_keep_mask]);
+        for (int64_t n = 0; n < elements; n++) ((uint8_t *)p->keep_mask.data)[n] = n % 5 != 0;
+    }
+    if (spec->with & ALIBI) give_floats(&p->alibi_slopes, &blocks[ATTN_T_alibi_slopes], ATTN_F32, 1, &spec->H, 0.1);
+    if (spec->with & SINKS) give_floats(&p->sinks, &blocks[ATTN_T_sinks], ATTN_F32, 1, &spec->H, 1);
+    if (spec->with & DOCUMENTS) { /* 16 of them, each seen by itself alone */
+        int32_t *bounds = give_indices(&p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], 4,
+                                       (int64_t[]){ spec->B, 1, Sk, 2 });
+        for (int64_t n = 0; n < spec->B * Sk; n++) {
+            const int64_t start = n % Sk / (Sk / 16) * (Sk / 16);
+            bounds[2 * n] = (int32_t)(start + Sk / 16);
+            bounds[2 * n + 1] = (int32_t)start;
+        }
+    }
+}
+
+enum { PAGE = 64 };
+
+static void give_inputs(const struct problem *spec, attn_problem *p, struct block *blocks)
+{
+    const int64_t Hk = spec->Hk ? spec->Hk : spec->H, Sk = spec->Sk ? spec->Sk : spec->Sq, D = spec->D;
+    const int64_t keys[] = { spec->B, Sk, Hk, D }, pages[] = { spec->B * Sk / PAGE, PAGE, Hk, D };
+    const int64_t *const k = spec->with & PAGES ? pages : keys;
+    give_floats(&p->q, &blocks[ATTN_T_q], spec->dtype, 4, (int64_t[]){ spec->B, spec->Sq, spec->H, D }, 1);
+    give_floats(&p->k, &blocks[ATTN_T_k], spec->dtype, 4, k, 1);
+    if (spec->with & LATENT) {
+        p->v = p->k;
+        p->v.shape[3] = 512;
+    } else give_floats(&p->v, &blocks[ATTN_T_v], spec->dtype, 4, k, spec->v_size > 0 ? spec->v_size / 4 : 1);
+    if (spec->with & PAGES) {
+        int32_t *table = give_indices(&p->page_table, &blocks[ATTN_T_page_table], 2, (int64_t[]){ spec->B, Sk / PAGE });
+        for (int64_t n = 0; n < spec->B * Sk / PAGE; n++) table[n] = (int32_t)n;
+        int32_t *lengths = give_indices(&p->seqlens_k, &blocks[ATTN_T_seqlens_k], 1, (int64_t[]){ spec->B });
+        for (int64_t n = 0; n < spec->B; n++) lengths[n] = (int32_t)Sk;
+    }
+    give_masks(spec, p, blocks);
+}
+
+static void make(const struct problem *spec, attn_problem *p, struct block *blocks)
+{
+    const attn_dtype result = spec->dtype == ATTN_F8E4M3 ? ATTN_BF16 : spec->dtype;
+    p->causal = spec->with & CAUSAL;
+    p->has_scale = spec->scale != 0;
+    p->scale = spec->scale;
+    p->softcap = spec->softcap;
+    p->dropout_p = spec->dropout;
+    p->seed = 1;
+    give_inputs(spec, p, blocks);
+    const bool given = spec->op == ATTN_OP_FORWARD || !(spec->with & FORWARD_FIRST);
+    for (int id = ATTN_T_out; given && id <= ATTN_T_lse; id++) {
+        must(attn_output(p, (attn_tensor_id)id, result, &p->tensor[id], &err));
+        allocate(&p->tensor[id], &blocks[id]);
+    }
+}
+
+/* Of a backward, after its forward has run. */
+static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
+{
+    static const struct {
+        attn_tensor_id id;
+        unsigned wish;
+    } gradients[] = { { ATTN_T_dq, 0 },
+                      { ATTN_T_dk, 0 },
+                      { ATTN_T_dv, 0 },
+                      { ATTN_T_dbias, DBIAS },
+                      { ATTN_T_dalibi_slopes, DSLOPES },
+                      { ATTN_T_dsinks, DSINKS } };
+    attn_tensor out;
+    must(attn_output(p, ATTN_T_out, spec->dtype, &out, &err));
+    give_floats(&p->dout, &blocks[ATTN_T_dout], spec->dtype, 4, out.shape, 1);
+    for (int64_t n = 0; p->lse.rank && spec->lse != 0 && n < blocks[ATTN_T_lse].bytes / 4; n++)
+        ((float *)p->lse.data)[n] = (float)spec->lse;
+    p->op = ATTN_OP_BACKWARD;
+    for (size_t n = 0; n < sizeof gradients / sizeof *gradients; n++) {
+        const attn_tensor_id id = gradients[n].id;
+        if (gradients[n].wish && !(spec->with & gradients[n].wish)) continue;
+        must(attn_output(p, id, spec->dtype, &p->tensor[id], &err));
+        allocate(&p->tensor[id], &blocks[id]);
+    }
+}
+
+/* ---- Time -------------------------------------------------------------------------------------------------------- */
+
+/* The problem as the device knows it. */
+static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
+{
+    attn_problem placed = *p;
+    if (m->info.unified) return placed;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        struct block *b = &blocks[id];
+        if (b->host && !b->device) must(attn_device_alloc(m->device, (size_t)b->bytes + 1, &b->device, &err));
+        if (b->host) must(attn_copy(m->stream, b->device, b->host, (size_t)b->bytes, ATTN_TO_DEVICE, &err));
+        if (placed.tensor[id].rank) placed.tensor[id].data = b->device;
+    }
+    if (p->v.data == p->k.data) placed.v.data = placed.k.data;
+    must(attn_stream_wait(m->stream, &err));
+    return placed;
+}
+
+static double run_once(const struct machine *m, const attn_plan *plan, void *workspace)
+{
+    const double began = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+    must(attn_stream_mark(m->stream, 0, &err));
+    must(attn_run(m->stream, plan, 1, workspace, &err));
+    must(attn_stream_mark(m->stream, 1, &err));
+    must(attn_stream_wait(m->stream, &err));
+    return m->by_processor ? seconds_of(CLOCK_PROCESS_CPUTIME_ID) - began
+                           : attn_stream_elapsed_us(m->stream, 0, 1) / 1e6;
+}
+
+static double time_of(const struct machine *m, const attn_problem *placed, int runs_most)
+{
+    void *workspace = NULL;
+    size_t bytes;
+    attn_plan plan;
+    double least = INFINITY, sum = 0;
+    must(attn_plan_make(m->device, placed, &plan, &err));
+    must(attn_workspace(m->device, &plan, 1, &bytes, &err));
+    must(attn_device_alloc(m->device, bytes + 1, &workspace, &err));
+    for (int run = 0; run < runs_most && (run < 2 || sum < RUNS_S); run++) {
+        const double took = run_once(m, &plan, workspace);
+        sum += took;
+        least = took < least ? took : least;
+    }
+    attn_device_free(m->device, workspace);
+    return least;
+}
+
+static attn_cost expected(const struct machine *m, const attn_problem *p, double x)
+{
+    attn_plan plan;
+    must(attn_plan_make(m->device, p, &plan, &err));
+    return attn_cost_of(&m->info, &plan, &(attn_strange){ 0, x });
+}
+
+/* Prints the line of a problem. Is its estimate good? */
+static bool look_at(const struct machine *m, const struct problem *spec)
+{
+    struct block blocks[ATTN_TENSOR_COUNT] = { 0 };
+    attn_problem p = ATTN_PROBLEM_INIT;
+    attn_plan plan;
+    char sizes[64];
+    make(spec, &p, blocks);
+    must(attn_check(&p, &err));
+    if (spec->op == ATTN_OP_BACKWARD) {
+        if (p.out.rank) {
+            const attn_problem forward = place(m, &p, blocks);
+            time_of(m, &forward, 1);
+            for (int id = ATTN_T_out; id <= ATTN_T_lse && !m->info.unified; id++)
+                must(attn_copy(m->stream, blocks[id].host, blocks[id].device, (size_t)blocks[id].bytes,
+                               ATTN_FROM_DEVICE, &err));
+            must(attn_stream_wait(m->stream, &err));
+        }
+        make_backward(spec, &p, blocks);
+        must(attn_check(&p, &err));
+    }
+    const attn_cost cost = expected(m, &p,
+                                    !strncmp(spec->name, "strange", 7) || strstr(spec->name, " strange") ? 1
+                                    : strstr(spec->name, "alike") ? (double)spec->padded / (double)spec->Sq
+                                                                  : 0);
+    const attn_problem placed = place(m, &p, blocks);
+    must(attn_plan_make(m->device, &placed, &plan, &err));
+    const double took = time_of(m, &placed, MOST_RUNS);
+    const double off = cost.seconds / took;
+    const bool good = off < MOST_OFF && off > 1 / MOST_OFF;
+    snprintf(sizes, sizeof sizes, "%lldx%lldx%lld", (long long)spec->B, (long long)spec->H, (long long)spec->Sq);
+    if (spec->Sk) snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), ":%lld", (long long)spec->Sk);
+    snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "x%lld", (long long)spec->D);
+    printf("%-32s %-18s %-14s %10.3f ms %10.3f ms  %5.2f%s  %s   [%.3f ns a pair]\n", spec->name, sizes,
+           plan.kernel->name, took * 1e3, cost.seconds * 1e3, off, good ? " " : "!", cost.because,
+           took * 1e9 / attn_scores(&p));
+    fflush(stdout);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        free(blocks[id].host);
+        attn_device_free(m->device, blocks[id].device);
+    }
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option flags[] = { { "device", required_argument, NULL, 'd' },
+                                           { "threads", required_argument, NULL, 't' },
+                                           { "only", required_argument, NULL, 'o' },
+                                           { 0 } };
+    struct machine m = { 0 };
+    attn_device_options options = { .threads = 1 };
+    const char *device = NULL, *only = "";
+    int bad = 0, all = 0;
+    for (int flag; (flag = getopt_long(argc, argv, "", flags, NULL)) != -1;) switch (flag) {
+        case 'd': device = optarg; break;
+        case 't': options.threads = atoi(optarg); break;
+        case 'o': only = optarg; break;
+        default: fputs("usage: cost-bench [--device NAME] [--threads N] [--only TEXT]\n", stderr); return 2;
+        }
+    for (const char *const *backend = attn_backends(); !device && *backend; backend++)
+        if (attn_device_count(*backend) > 0) device = *backend;
+    must(attn_device_open(device, 0, &options, &m.device, &err));
+    must(attn_stream_open(m.device, &m.stream, &err));
+    attn_device_describe(m.device, &m.info);
+    m.by_processor = m.info.unified && options.threads == 1;
+    printf("# %s: %s; least of some runs\n", m.info.name, m.info.description);
+    printf("%-32s %-18s %-14s %13s %13s  %s\n", "problem", "B x H x S x D", "kernel", "took", "expected", "ratio");
+    for (size_t n = 0; n < sizeof problems / sizeof *problems; n++) {
+        if (!strstr(problems[n].name, only)) continue;
+        all++;
+        bad += !look_at(&m, &problems[n]);
+    }
+    printf("# %d of %d are off by a factor of more than %g\n", bad, all, MOST_OFF);
+    attn_stream_close(m.stream);
+    attn_device_close(m.device);
+    return bad > 0;
+}
