@@ -238,18 +238,18 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
                 float *M, int64_t ld)
 {
     const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, so of the 8 halves of a call */
-    const float kept = f->drop_scale;
     const uint32_t threshold = f->drop_threshold;
+    uint32_t kept;
+    memcpy(&kept, &f->drop_scale, sizeof kept);
     for (int r = 0; r < t->rows; r++) {
         const int64_t head_index = t->b * f->g.dims.H + t->h + r / t->n, i = t->i0 + r % t->n;
         for (int c = 0; c < block->cols; c += 8 * GROUPS) {
-            uint32_t word[4][GROUPS];
-            float m[GROUPS][8];
+            uint32_t word[4][GROUPS], m[GROUPS][8];
             draw(f->p->seed, head_index, i, (j + c) / 8, word);
-            for (int g = 0; g < GROUPS; g++)
-                for (int w = 0; w < 4; w++) {
-                    m[g][2 * w] = (word[w][g] & 0xffffu) >= threshold ? kept : 0.0f;
-                    m[g][2 * w + 1] = word[w][g] >> 16 >= threshold ? kept : 0.0f;
+            for (int w = 0; w < 4; w++)
+                for (int g = 0; g < GROUPS; g++) { /* by masks: a branch would be guessed wrong as often as p is */
+                    m[g][2 * w] = kept & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
+                    m[g][2 * w + 1] = kept & -(uint32_t)(word[w][g] >> 16 >= threshold);
                 }
             memcpy(M + r * ld + c, m,
                    (size_t)(block->cols - c < 8 * GROUPS ? block->cols - c : 8 * GROUPS) * sizeof(float));
