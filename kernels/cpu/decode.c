@@ -129,7 +129,10 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
         for (int n = 0; n < heads; n++) {
             const struct head *head = &scratch.heads[n];
             if (!head->seen) continue;
-            const float c = flash_scores(f, &head->t, j0, &head->block, head->S, scratch.lds, NULL, &scratch.limits);
+            const bool wild = f->may_overflow &&
+                              !f->simd->all_finite(head->t.rows, head->block.cols, head->S, scratch.lds);
+            const float c = flash_scores(f, &head->t, j0, &head->block, head->S, scratch.lds, NULL, &scratch.limits,
+                                         wild);
             if (f->dropout) flash_drop(f, &head->t, j0, &head->block, scratch.drop, scratch.lds);
             if (f->simd->f32.softmax(head->t.rows, head->block.cols, head->S, scratch.lds, c, head->m, head->l,
                                      scratch.rescale, head->S, scratch.lds, scratch.drop))

@@ -1,6 +1,7 @@
 /* flash.c: what the phases share: the tiles of a problem, scores with all masks and options, operands. See flash.h. */
 #include "kernels/cpu/flash.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -151,7 +152,7 @@ static void mask_block(const struct flash *f, const struct flash_tile *t, int64_
 }
 
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
-                   float *S, int64_t lds, float *cap, const struct flash_limits *limits)
+                   float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild)
 {
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
@@ -167,7 +168,10 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
     }
     const float c = (float)(scale * M_LOG2E);
-    if (f->plain && c >= FLT_MIN && c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
+    for (int r = 0; wild && r < t->rows; r++) /* infinite becomes NaN, which every step keeps until it is mended */
+        for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
+    if (f->plain && !wild && c >= FLT_MIN &&
+        c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
         for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;
@@ -206,6 +210,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
         f->simd->score(t->n, cols, S + (int64_t)head * t->n * lds, lds, &how);
     }
+    if (wild) flash_mend_scores(f, t, j, cols, S, lds, cap);
     return 1;
 }
 
@@ -234,27 +239,43 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
     }
 }
 
+enum { HALVES = 8 * GROUPS };
+
+/* M of HALVES keys from 8 * group on. */
+static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float M[HALVES])
+{
+    const uint32_t threshold = f->drop_threshold;
+    uint32_t word[4][GROUPS], m[GROUPS][8], kept;
+    memcpy(&kept, &f->drop_scale, sizeof kept);
+    draw(f->p->seed, head_index, i, group, word);
+    for (int w = 0; w < 4; w++)
+        for (int g = 0; g < GROUPS; g++) { /* by masks: a branch would be guessed wrong as often as p is */
+            m[g][2 * w] = kept & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
+            m[g][2 * w + 1] = kept & -(uint32_t)(word[w][g] >> 16 >= threshold);
+        }
+    memcpy(M, m, sizeof m);
+}
+
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *M, int64_t ld)
 {
     const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, so of the 8 halves of a call */
-    const float kept = f->drop_scale;
-    const uint32_t threshold = f->drop_threshold;
+    float m[HALVES];
     for (int r = 0; r < t->rows; r++) {
         const int64_t head_index = t->b * f->g.dims.H + t->h + r / t->n, i = t->i0 + r % t->n;
-        for (int c = 0; c < block->cols; c += 8 * GROUPS) {
-            uint32_t word[4][GROUPS];
-            float m[GROUPS][8];
-            draw(f->p->seed, head_index, i, (j + c) / 8, word);
-            for (int g = 0; g < GROUPS; g++)
-                for (int w = 0; w < 4; w++) {
-                    m[g][2 * w] = (word[w][g] & 0xffffu) >= threshold ? kept : 0.0f;
-                    m[g][2 * w + 1] = word[w][g] >> 16 >= threshold ? kept : 0.0f;
-                }
-            memcpy(M + r * ld + c, m,
-                   (size_t)(block->cols - c < 8 * GROUPS ? block->cols - c : 8 * GROUPS) * sizeof(float));
+        for (int c = 0; c < block->cols; c += HALVES) {
+            drop(f, head_index, i, (j + c) / 8, m);
+            memcpy(M + r * ld + c, m, (size_t)(block->cols - c < HALVES ? block->cols - c : HALVES) * sizeof *m);
         }
     }
+}
+
+void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *M)
+{
+    static_assert(FLASH_MASK_BLOCK + 7 <= HALVES, "keys of a row that are drawn at once");
+    float m[HALVES];
+    drop(f, b * f->g.dims.H + h, i, j / 8, m);
+    memcpy(M, m + j % 8, (size_t)n * sizeof *m);
 }
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */

@@ -173,6 +173,12 @@ static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype
     return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
 }
 
+/* Are its numbers so small that a dot product of two rows of them is finite? */
+static bool fits_products(attn_dtype dtype)
+{
+    return dtype == ATTN_F16 || dtype == ATTN_F8E4M3;
+}
+
 static void resolve(const struct simd *simd, const attn_problem *p, struct flash *f)
 {
     memset(f, 0, sizeof *f);
@@ -190,6 +196,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
                !p->mask_startend_rows.rank;
+    f->may_overflow = !(fits_products(p->q.dtype) && fits_products(p->k.dtype));
     f->drop_threshold = attn_dropout_threshold(p->dropout_p);
     f->dropout = p->dropout_p > 0;
     f->drop_scale = (float)(1 / (1 - p->dropout_p));
@@ -228,12 +235,13 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     const struct simd_type *t = f->type, *forward_t = f->forward_type;
     const int64_t es = simd_element_bytes(t);
     f->seq = flash_take(arena, f->B, sizeof *f->seq);
+    f->most = flash_take(arena, add_product(0, f->B, d->Hk), 2 * sizeof *f->most);
     const bool forward = !f->backward || f->recompute;
     if (forward) {
-        f->kv_key_bytes = (simd_round_up(d->D, forward_t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) *
-                          simd_element_bytes(forward_t) * forward_t->parts;
+        f->kv_key_bytes = simd_round_up(d->D, t->k_multiple) * es * t->parts +
+                          simd_round_up(d->Dv, SIMD_PANEL) * simd_element_bytes(forward_t) * forward_t->parts;
         f->kv = flash_take(arena, sums->keys, f->kv_key_bytes);
-        f->v_values = flash_take(arena, sums->packs, 1);
+        f->kv_values = flash_take(arena, sums->packs, 1);
         f->part_O = flash_take(arena, sums->parts, d->Dv * 4);
         f->part_m = flash_take(arena, sums->parts, 4);
         f->part_l = flash_take(arena, sums->parts, 4);
@@ -251,10 +259,10 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->dOa = flash_take(arena, sums->rows, f->do_lda * es);
         f->Qat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->q_unit_bytes);
         f->dOat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->do_unit_bytes);
-        f->dO_nonfinite = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
+        f->row_values = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
         f->lse2 = flash_take(arena, sums->rows, 4);
         f->delta = flash_take(arena, sums->rows, 4);
-        f->exact = flash_take(arena, sums->rows, sizeof *f->exact);
+        f->strange = flash_take(arena, sums->rows, sizeof *f->strange);
         if (f->p->dq.rank) f->dQ = flash_take(arena, sums->rows, f->dq_ld * 4);
         f->chunks = sums->longest_chunks;
         f->progress = flash_take(arena, sums->chunks, sizeof *f->progress);
@@ -359,6 +367,7 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);
         cut(f, &sums, &arena);
+        for (int64_t head = 0; head < 2 * f->B * f->g.dims.Hk; head++) atomic_init(&f->most[head], -1);
         for (int64_t c = 0; f->backward && c < f->chunks_all; c++) atomic_init(&f->progress[c].tile, 0);
         for (int phase = 0; phase < FLASH_PHASES; phase++) {
             f->first[phase] = run.items[phase];
