@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "server/base/flow.h"
 #include "server/http/tokens.h"
 
 static char path[] = "/tmp/attnd-test-tokens-XXXXXX";
@@ -74,6 +75,28 @@ static void test_only_whole_tokens_are_let_in(void **state)
     char longest[TOKEN_MAX_BYTES + 20] = "Bearer ";
     memset(longest + 7, 'x', TOKEN_MAX_BYTES + 1);
     assert_false(allows(t, longest));
+    tokens_close(t);
+}
+
+static void test_a_comment_behind_a_token_names_it(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *authorization, *name;
+    } cases[] = {
+        { "Bearer first", "team a" },       { "Bearer second", "line 4" }, { "Bearer with#hash", "line 5" },
+        { "Bearer third#", "the third #" }, { "Bearer fourth", "line 7" },
+    };
+    char why[200];
+    write_file("# people\nfirst # team a \n\nsecond\nwith#hash\nthird#\t#the third # \nfourth #\n");
+    struct tokens *t = tokens_open(path, 50, why, sizeof why);
+    assert_non_null(t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct caller *caller = tokens_find(t, cases[i].authorization);
+        assert_non_null(caller);
+        assert_string_equal(caller->flow->name, cases[i].name);
+        caller_release(caller);
+    }
     tokens_close(t);
 }
 
@@ -200,6 +223,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_only_whole_tokens_are_let_in),
+        cmocka_unit_test(test_a_comment_behind_a_token_names_it),
         cmocka_unit_test(test_a_bad_file_is_refused_in_one_line),
         cmocka_unit_test(test_a_reload_is_all_or_nothing),
         cmocka_unit_test(test_many_tokens),
