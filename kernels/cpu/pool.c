@@ -31,9 +31,9 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* more is a mistake, not a machine */
-    POOL_SPIN_US = 20,       /* longer than the gap between two loops of a run, shorter than anybody would notice */
-    POOL_YIELD_EVERY = 64,   /* breaths between two looks at the clock, or two gifts of the processor */
+    POOL_MAX_THREADS = 1024,  /* more is a mistake, not a machine */
+    POOL_SPIN_US = 20,        /* longer than the gap between two loops of a run, shorter than anybody would notice */
+    POOL_YIELD_EVERY = 64,    /* breaths between two looks at the clock, or two gifts of the processor */
     POOL_PAUSE_NS = 10000000, /* a thread that pauses looks this often whether its work is cancelled */
 };
 

@@ -40,9 +40,9 @@ int pool_threads(const struct pool *pool);
 struct pool_part {
     struct pool_part *next;
     struct pool_part *outer; /* that this thread had begun before; NULL: none */
-    const void *owner; /* compared, never followed */
-    const int *cancel; /* attn_is_cancelled(): a calling thread that pauses goes on at once. NULL: never */
-    int computing;     /* threads that compute for it now */
+    const void *owner;       /* compared, never followed */
+    const int *cancel;       /* attn_is_cancelled(): a calling thread that pauses goes on at once. NULL: never */
+    int computing;           /* threads that compute for it now */
     int64_t began_ns, paused_ns, helped_ns;
 };
 

@@ -15,9 +15,9 @@
 struct job;
 
 /* id, label in /metrics, what the time was spent on */
-#define FLOW_WORK_MAP(X)                                                                                     \
-    X(DEVICE, "device", "kernels: a GPU's time, or the time of the processor's threads")                     \
-    X(CHECK, "check", "reading and checking bodies outside of the thread that received them")                \
+#define FLOW_WORK_MAP(X)                                                                            \
+    X(DEVICE, "device", "kernels: a GPU's time, or the time of the processor's threads")            \
+    X(CHECK, "check", "decoding and checking bodies, and reading their tensors from shared memory") \
     X(FINISH, "finish", "verification, writing to shared memory, measuring how long numbers are as text")
 enum flow_work {
 #define X(id, label, meaning) FLOW_##id,
@@ -32,18 +32,18 @@ struct flow {
     _Atomic int64_t used_ns;        /* all that was charged */
 
     /* The loop's: queue.c. */
-    int64_t ahead_ns;          /* used_ns + ahead_ns is the flow's virtual time */
-    int running;               /* batches on devices whose first job is this flow's, */
-    int64_t running_since_ns;  /* and the sum of the times at which they left */
-    int waiting;               /* jobs in the list below; at 0 the flow is not in the queue's list of flows */
-    struct job *first, *last;  /* linked by in_flow */
+    int64_t ahead_ns;         /* used_ns + ahead_ns is the flow's virtual time */
+    int running;              /* batches on devices whose first job is this flow's, */
+    int64_t running_since_ns; /* and the sum of the times at which they left */
+    int waiting;              /* jobs in the list below; at 0 the flow is not in the queue's list of flows */
+    struct job *first, *last; /* linked by in_flow */
     struct flow *previous, *next;
 };
 
 /* One reference. `name` is cut to fit. NULL when out of memory. */
 struct flow *flow_new(const char *name);
-struct flow *flow_hold(struct flow *flow);  /* NULL is fine */
-void flow_release(struct flow *flow);       /* NULL is fine */
+struct flow *flow_hold(struct flow *flow); /* NULL is fine */
+void flow_release(struct flow *flow);      /* NULL is fine */
 
 /* Charges time that was spent for the flow (NULL: for nobody in particular) and counts it in /metrics. Any thread. */
 void flow_charge(struct flow *flow, enum flow_work work, int64_t ns);

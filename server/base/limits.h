@@ -171,7 +171,7 @@ enum {
 
 enum {
     DEVICE_MAX_STREAMS = 16, /* batches on a device at a time, whatever it offers */
-    DEVICE_GUESTS = 6,      /* of those, kept for flows that have none there: see devices.c */
+    DEVICE_GUESTS = 6,       /* of those, kept for flows that have none there: see devices.c */
     /* So long batches have a device for themselves. Most end sooner, and beside others each would take longer. */
     DEVICE_GUEST_AFTER_NS = 20000000,
     DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */

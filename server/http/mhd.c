@@ -412,6 +412,7 @@ static enum MHD_Result body_done(struct request *request)
             return answer_now(request, false);
         }
     }
+    flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
         if (request->job) prepare_finish_contexts(request->job, false);
         return MHD_NO;

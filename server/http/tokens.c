@@ -17,7 +17,7 @@
 
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
-    struct caller *caller; /* a reference */
+    struct caller *caller;          /* a reference */
     char name[METRICS_LABEL_BYTES]; /* what a new account is called: the comment behind the token, else its line */
 };
 

@@ -16,9 +16,9 @@ struct queue;
 
 struct piece {
     uv_work_t uv;
-    struct flow *flow;  /* its owner holds it; NULL: nobody's */
+    struct flow *flow; /* its owner holds it; NULL: nobody's */
     enum flow_work work;
-    void (*run)(struct piece *piece);  /* on one of libuv's threads */
+    void (*run)(struct piece *piece);                    /* on one of libuv's threads */
     void (*after)(struct piece *piece, int64_t took_ns); /* on the loop; it may add the piece again, or free it */
     struct pieces *pieces;
     struct piece *next;

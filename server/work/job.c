@@ -52,7 +52,8 @@ void job_release(struct job *job)
 {
     if (job == NULL || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1) return;
     assert(!job->holds_contexts && job->context_count == 0);
-    assert(job->batch == NULL && job->finishing == NULL && job->in_queue.next == NULL && job->in_queue.previous == NULL);
+    assert(job->batch == NULL && job->finishing == NULL && job->in_queue.next == NULL &&
+           job->in_queue.previous == NULL);
     for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);
     step_free(job);
     region_uses_free(job->shared);

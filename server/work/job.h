@@ -80,9 +80,9 @@ struct job {
     int context_count;            /* entries that pin this job: contexts.c's, under its lock */
 
     /* The loop's. */
-    struct request *request;     /* NULL: nobody waits for it any more */
-    struct finishing *finishing; /* what is done with it after it ran; NULL: nothing */
-    struct batch *batch;         /* that it runs in; NULL: none */
+    struct request *request;            /* NULL: nobody waits for it any more */
+    struct finishing *finishing;        /* what is done with it after it ran; NULL: nothing */
+    struct batch *batch;                /* that it runs in; NULL: none */
     struct job_links in_queue, in_flow; /* among all that wait, and among those of its flow */
     int64_t queued_ns;
     bool waits;               /* its step cannot begin yet: it may not leave the queue */
