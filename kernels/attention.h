@@ -463,16 +463,16 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
 
 /* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows, drawn by a hash of the sizes,
  * are summed up in double, with at most so many multiply-adds. INVALID where the probabilities of one of them sum to
- * more than 1, or where one conversion (base 2, another scale, a mask left out) makes those of all sum to 1: the message
- * names it. Sums below 1 are no fault: k may be a part of the keys, with the lse of all. For a checked backward with
- * lse; everything in host memory. */
+ * more than 1, or where one conversion (base 2, another scale, a mask left out) makes those of all sum to 1: the
+ * message names it. Sums below 1 are no fault: k may be a part of the keys, with the lse of all. For a checked
+ * backward with lse; everything in host memory. */
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
 /* The same in three steps, where q and k are in a device's memory: rows are drawn, with lse and lengths in host memory;
- * summed up on the device, whose problem has its addresses (`found`: ATTN_LSE_ROWS times ATTN_LSE_NUMBERS doubles of its
- * memory); and judged, when `found` has come back. attn_lse_start() queues it: see attn_run(). UNSUPPORTED where the
- * backend has no memory of its own. */
+ * summed up on the device, whose problem has its addresses (`found`: ATTN_LSE_ROWS times ATTN_LSE_NUMBERS doubles of
+ * its memory); and judged, when `found` has come back. attn_lse_start() queues it: see attn_run(). UNSUPPORTED where
+ * the backend has no memory of its own. */
 typedef struct attn_lse_row {
     int64_t b, h, i; /* sequence, query head, query inside the sequence */
     double lse;      /* as given */

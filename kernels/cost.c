@@ -79,7 +79,8 @@ static const struct rate rates[] = {
     { "simple", ATTN_OP_BACKWARD, ANY, SIMPLE, 0, .1, 4, 1.8, 0, 0 },
 };
 
-/* What reads K and V as they lie in memory, for at most FEW_ROWS rows of queries, replaces the row of a CPU's kernel. */
+/* What reads K and V as they lie in memory, for at most FEW_ROWS rows of queries, replaces the row of a CPU's kernel.
+ * */
 static const struct rate few_rows = { "", ATTN_OP_FORWARD, ANY, CPU, 1000, .12, .5, .035, 44, .34 };
 
 /* What a triple costs more. The first line of a kernel's family, operation and feature counts. */

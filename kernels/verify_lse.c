@@ -1,11 +1,12 @@
 /* verify_lse.c: does the lse that a backward is given belong to its scores?
  *
- * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and no other sign. A row's P sum to 1.
- * They may sum to less, for whoever has split the keys into parts sends one part, and the lse of all (ring attention).
- * They cannot sum to more. So a few rows are summed up in double, and refused are
+ * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and no other sign. A row's P sum
+ * to 1. They may sum to less, for whoever has split the keys into parts sends one part, and the lse of all (ring
+ * attention). They cannot sum to more. So a few rows are summed up in double, and refused are
  *
  *   1. a row whose P, and the sink's, sum to more than 1: always;
- *   2. an lse that one conversion makes that of these very scores, in every row: it was computed in base 2, with another
+ *   2. an lse that one conversion makes that of these very scores, in every row: it was computed in base 2, with
+ * another
  *      scale, or without a mask. Then the message names the conversion.
  *
  * What the lse of an honest part of the keys might do by chance is no evidence, so for 2. alone

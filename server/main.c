@@ -1,8 +1,8 @@
 /* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread cannot be had; 70 the last device failed; 71
- * told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong. Whatever is refused is
- * refused with one line on standard error, before anything is served. */
+ * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread cannot be had; 70 the last device
+ * failed; 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong. Whatever is
+ * refused is refused with one line on standard error, before anything is served. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>

@@ -16,9 +16,9 @@
  * that have begun: each that begins takes the place of a worker, which leaves after its item. So two problems on two
  * cores have a core each, and none has to wait for the other's last item.
  *
- * Owners share the threads equally. Workers go to the owner with the fewest threads. A calling thread pauses between two
- * items while its owner has more threads than its share and the pool has none to spare. Each owner keeps at least one
- * thread, so more owners than threads leave the division to the operating system. */
+ * Owners share the threads equally. Workers go to the owner with the fewest threads. A calling thread pauses between
+ * two items while its owner has more threads than its share and the pool has none to spare. Each owner keeps at least
+ * one thread, so more owners than threads leave the division to the operating system. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 
@@ -53,9 +53,10 @@ void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, co
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
 /* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread takes
- * part, alone when there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the part
- * that its thread has begun; a loop without one has no owner to share with. Not from inside a task. A task may wait for a task of a smaller index in the same loop (it has been taken by a running thread),
- * never for a larger one. */
+ * part, alone when there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the
+ * part that its thread has begun; a loop without one has no owner to share with. Not from inside a task. A task may
+ * wait for a task of a smaller index in the same loop (it has been taken by a running thread), never for a larger
+ * one. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
 /* One breath of a bounded wait inside a task: a pause, and from time to time the processor goes to somebody else. */

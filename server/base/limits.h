@@ -164,7 +164,8 @@ enum {
  * second); and one of them: the K and V of one head as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* What the lse of the backwards of one body are held against, together: 30 ms. A row that takes more is not looked at. */
+/* What the lse of the backwards of one body are held against, together: 30 ms. A row that takes more is not looked
+ * at. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
@@ -261,7 +262,8 @@ enum {
     LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
 };
 
-/* ---- Threads: their start, being stuck, and ends ------------------------------------------------------------------ */
+/* ---- Threads: their start, being stuck, and ends ------------------------------------------------------------------
+ * */
 
 enum {
     THREADS_STACK_BYTES = 8 << 20, /* of libuv's threads from 1.46 on; others have no more, or what `ulimit -s` says */

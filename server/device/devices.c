@@ -6,10 +6,10 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
  *
  * Invariants
- * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two: on
- * the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more that are kept for flows
- * without a batch there. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS: so long batches that are
- * short stay by themselves, and nobody waits for the end of a long one.
+ * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two:
+ * on the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more that are kept for
+ * flows without a batch there. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS: so long batches
+ * that are short stay by themselves, and nobody waits for the end of a long one.
  * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the
  * rest is the loop's or the device's threads', as internal.h says. */
 #include "server/device/internal.h"

@@ -127,8 +127,8 @@ int devices_learn(struct devices *devices, double *seconds);
  * What it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* The device that may have room for another batch, and the least work, but for those of `passed_over` (bits of their numbers);
- * NULL when all are busy. */
+/* The device that may have room for another batch, and the least work, but for those of `passed_over` (bits of their
+ * numbers); NULL when all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* Has the device room for a batch that this flow leads? A flow without a batch there may have to wait until those of
  * others have run for DEVICE_GUEST_AFTER_NS: *wait_ns (set beforehand) becomes less where that comes sooner. */

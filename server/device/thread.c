@@ -382,9 +382,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* The lock is held. May the batch go on a slot now? Each flow has `streams` of them at most, and beyond as many in all a
- * guest alone, when all others have run for a while: *until_ns becomes less where that comes sooner. *flow_has: batches
- * of its flow that are on slots. */
+/* The lock is held. May the batch go on a slot now? Each flow has `streams` of them at most, and beyond as many in
+ * all a guest alone, when all others have run for a while: *until_ns becomes less where that comes sooner. *flow_has:
+ * batches of its flow that are on slots. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -406,7 +406,8 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
 }
 
 /* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its
- * memory. Else that of the flow which has the fewest batches on slots. NULL: none may begin, before *until_ns at least. */
+ * memory. Else that of the flow which has the fewest batches on slots. NULL: none may begin, before *until_ns at
+ * least. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     *until_ns = NEVER;

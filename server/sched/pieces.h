@@ -1,8 +1,8 @@
 /* pieces.h: work for libuv's threads, a piece of some ten milliseconds at a time.
  *
- * Checks of large bodies, and verification, are cut into pieces. The next piece is that of the flow which has used least
- * time (base/flow.h), so that a client with a hundred of them keeps another client's waiting for one piece and not for
- * a hundred. Each piece is charged to its flow.
+ * Checks of large bodies, and verification, are cut into pieces. The next piece is that of the flow which has used
+ * least time (base/flow.h), so that a client with a hundred of them keeps another client's waiting for one piece and
+ * not for a hundred. Each piece is charged to its flow.
  *
  * All functions are the loop's. */
 #ifndef PIECES_H

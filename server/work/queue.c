@@ -11,9 +11,9 @@
  * more it holds.
  *
  * Invariants
- * 1. The first job of the flow with the least virtual time that this device may have is in the next batch. Virtual times
- * of the others only grow, so nobody is overtaken for ever. (One that waits for a step on its cache does so for a job
- * that runs.)
+ * 1. The first job of the flow with the least virtual time that this device may have is in the next batch. Virtual
+ * times of the others only grow, so nobody is overtaken for ever. (One that waits for a step on its cache does so for
+ * a job that runs.)
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at
  * QUEUE_SCAN_MAX jobs. Those that cannot leave now, hundreds perhaps that wait for one cache, keep nobody behind them:
  * QUEUE_PASS_MAX are passed over, of each flow an equal part.
