@@ -75,6 +75,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, widest * 4);
     scratch.gathered = flash_take(arena, f->BM, widest * 4);
     scratch.nonfinite_sums = flash_take(arena, Dv * scratch.ldt, 4);
+    flash_scratch_end(f, arena);
     return scratch;
 }
 
