@@ -75,6 +75,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, widest * 4);
     scratch.gathered = flash_take(arena, f->BM, widest * 4);
     scratch.nonfinite_sums = flash_take(arena, Dv * scratch.ldt, 4);
+    flash_scratch_end(f, arena);
     return scratch;
 }
 
@@ -111,9 +112,21 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
     flash_keep_lse(f, t->row0 + r, found);
 }
 
+/* Is it plain without a look at each row that all rows of the tile see two keys and more? */
+static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
+{
+    struct visible_block block;
+    if (f->p->keep_mask.rank || f->p->bias.rank || t->all.hi - t->all.lo < 2) return false;
+    if (!f->mask_heads) return true;
+    const int64_t own = attn_clamp64(t->i0 + attn_align(&f->g, &t->seq->s), t->all.lo, t->all.hi - 1);
+    const int64_t j0 = own / FLASH_MASK_BLOCK * FLASH_MASK_BLOCK, j1 = attn_min64(j0 + FLASH_MASK_BLOCK, t->all.hi);
+    return j1 - attn_max64(j0, t->all.lo) > 1 && visible_block_of(f, t, j0, j1, &block) && !block.masked;
+}
+
 /* Marks the rows that see one key. Their P is 1, but exp2(score - lse) is that only up to the rounding of lse. */
 static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
 {
+    if (sees_several_keys(f, t)) return;
     for (int r = 0; r < t->rows; r++) {
         float *lse2 = &f->lse2[t->row0 + r];
         if (!isfinite(*lse2) || !flash_sees_one_key(f, t, r)) continue;

@@ -48,7 +48,7 @@ struct keys {
     int64_t j;
     int n, seen;                 /* how many are seen */
     uint8_t sees[KEYS];          /* 0 or 1 */
-    float bias[KEYS];            /* 0 where there is none */
+    float bias[KEYS];            /* where there is a bias */
     double z[KEYS], slope[KEYS]; /* of those that are seen: score, and its derivative by scale q.k (score.h) */
 };
 
@@ -73,21 +73,37 @@ static double sink_of(const struct flash *f, int64_t h)
 
 /* ---- Which keys a row sees --------------------------------------------------------------------------------------- */
 
+static bool mask_hides(const struct row *row, int64_t j)
+{
+    const struct flash *f = row->f;
+    const int32_t *bounds = flash_at(&f->g.view[ATTN_T_mask_startend_rows], row->b, row->h / f->g.mask_group, j);
+    return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
+}
+
+/* Does the row see key j of its range? */
+static bool sees(const struct row *row, int64_t j)
+{
+    const struct flash *f = row->f;
+    const attn_view *keep = &f->g.view[ATTN_T_keep_mask], *bias = &f->g.view[ATTN_T_bias];
+    const int64_t column = j - attn_keep_from(&f->g, row->s);
+    if (f->p->keep_mask.rank && column >= 0 && !((const uint8_t *)flash_at(keep, row->b, row->h, row->i))[column])
+        return false;
+    if (f->p->bias.rank && attn_load(bias->dtype, flash_at(bias, row->b, row->h, row->i), j) == -INFINITY) return false;
+    return !f->mask_heads || !mask_hides(row, j);
+}
+
 static void look_at_mask(const struct row *row, struct keys *at)
 {
     const struct flash *f = row->f;
-    const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
-    const int64_t head = row->h / f->g.mask_group;
-    const attn_mask_extremes *e = &f->extremes[(row->b * f->mask_heads + head) * f->mask_blocks + at->j / KEYS];
-    const attn_tile_kind kind = attn_mask_classify(e, row->i, row->i + 1);
+    const int64_t head = row->b * f->mask_heads + row->h / f->g.mask_group;
+    const attn_tile_kind kind = attn_mask_classify(&f->extremes[head * f->mask_blocks + at->j / KEYS], row->i,
+                                                   row->i + 1);
     if (kind == ATTN_TILE_FREE) return;
     if (kind == ATTN_TILE_HIDDEN) memset(at->sees, 0, sizeof at->sees);
-    for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++)
-        at->sees[x] &= !attn_mask_hides(
-            attn_mask_of(flash_at(bounds, row->b, head, at->j + x), f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
+    for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Keys [j, end), up to the next multiple of KEYS: sees, seen and bias. */
+/* Keys [j, end), up to the next multiple of KEYS: sees, seen and bias. What follows the n keys counts as not seen. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;
@@ -97,7 +113,6 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
     const int lo = (int)attn_clamp64(row->keys.lo - j, 0, at->n), hi = (int)attn_clamp64(row->keys.hi - j, lo, at->n);
     memset(at->sees, 0, sizeof at->sees);
     memset(at->sees + lo, 1, (size_t)(hi - lo));
-    memset(at->bias, 0, sizeof at->bias);
     if (f->p->keep_mask.rank) {
         uint8_t kept[KEYS];
         const int64_t from = attn_keep_from(&f->g, row->s);
@@ -129,10 +144,9 @@ bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys about their own place: then there is one look at them, not at all keys. */
+    /* Most rows see the keys about their own place: then it is these two that are looked at, not all. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
-    look(&row, own - (own % KEYS > 0), own + 1, &at);
-    if (at.seen >= 2) return false;
+    if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
         look(&row, j, row.keys.hi, &at);
         seen += at.seen;
@@ -214,7 +228,7 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
     for (int x = x0; x < x1; x++) {
         const int64_t j = at->j + x;
         double z = attn_score_of(&row->options, row->s, row->i, j, at->z[x] * row->scale, &at->slope[x]);
-        z += at->bias[x];
+        if (f->p->bias.rank) z += at->bias[x];
         if (row->slope != 0) z -= row->slope * fabs((double)(row->i + row->s->Sk - row->s->Sq - j));
         at->z[x] = saturated(z);
     }

@@ -1,7 +1,6 @@
 /* flash.c: what the phases share: the tiles of a problem, scores with all masks and options, operands. See flash.h. */
 #include "kernels/cpu/flash.h"
 
-#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -37,6 +36,7 @@ int64_t flash_find(const struct flash *f, size_t field, int64_t item)
         if (first <= item) low = middle;
         else high = middle;
     }
+    assert(f->B > 0 && item >= 0);
     return low;
 }
 
@@ -44,6 +44,7 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
 {
     const struct flash_sequence *seq = &f->seq[b];
     struct flash_tile t = { .seq = seq, .b = b, .hk = hk, .index = index };
+    assert(hk >= 0 && hk < f->g.dims.Hk && index >= 0 && index < seq->tiles);
     if (seq->heads == 1 && seq->s.Sq > 0) {
         const int64_t blocks = attn_tiles(seq->s.Sq, f->BM), g = index / blocks;
         t.h = hk * f->g.group + g;
@@ -60,6 +61,8 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
     }
     t.row0 += seq->rows0 + hk * seq->rows;
     t.rows = t.heads * t.n;
+    assert(t.rows > 0 && t.rows <= f->BM && t.row0 % FLASH_UNIT == 0);
+    assert(t.row0 + t.rows <= seq->rows0 + (hk + 1) * seq->rows);
     t.keys = attn_keys_of_rows(&f->g, &seq->s, t.i0, t.i0 + t.n);
     t.all = attn_keys_of_all_rows(&f->g, &seq->s, t.i0, t.i0 + t.n);
     return t;
@@ -79,6 +82,7 @@ bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t
                       struct visible_block *block)
 {
     int64_t lo = attn_max64(t->keys.lo, j0), hi = attn_min64(t->keys.hi, j1);
+    assert(j0 % FLASH_UNIT == 0);
     if (lo >= hi) return false;
     block->masked = false;
     if (f->mask_heads) {
@@ -107,6 +111,7 @@ bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t
     }
     block->c0 = (int)((lo - j0) / FLASH_UNIT * FLASH_UNIT);
     block->cols = (int)(hi - j0) - block->c0;
+    assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
     /* Columns of the unit before lo that only the mask hid are looked at again. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;

@@ -31,6 +31,7 @@
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
+#include <assert.h>
 #include <math.h>
 
 #include "kernels/cpu/pool.h"
@@ -146,7 +147,8 @@ struct flash {
     int Bk;           /* backward: keys of a chunk */
     int bundle;       /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
-    const int *cancel; /* of the run; asked with attn_is_cancelled() between tiles */
+    const int *cancel;     /* of the run; asked with attn_is_cancelled() between tiles */
+    int64_t scratch_bytes; /* of a thread; enough for each user of them */
 
     struct flash_sequence *seq; /* [B] */
 
@@ -293,6 +295,13 @@ static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_
 {
     if (f->g.page_table) return flash_keys_of_pages(f, view, b, hk, line, most, unit, cols, scratch);
     return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
+}
+
+/* Each user of a thread's scratch ends its carving with this. */
+static inline void flash_scratch_end(const struct flash *f, const struct flash_arena *arena)
+{
+    assert(arena->base == NULL || arena->used <= f->scratch_bytes);
+    (void)f, (void)arena;
 }
 
 /* Where the numbers of (h, i) are in the arrays by row. */

@@ -70,6 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* last: seldom touched */
+    flash_scratch_end(f, arena);
     return scratch;
 }
 
@@ -136,6 +137,7 @@ void flash_prepare_item(const struct flash *f, char *memory, int64_t item)
     const int64_t tiles = attn_tiles(seq->s.Sk, f->BN), rest = item - seq->packs0;
     const int64_t hk = rest / tiles, j0 = rest % tiles * f->BN;
     const int n = (int)attn_min64(f->BN, seq->s.Sk - j0);
+    assert(rest >= 0 && hk < f->g.dims.Hk && n > 0);
     struct flash_arena arena = { .base = memory };
     const struct scratch scratch = scratch_of(f, &arena);
     char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
@@ -177,6 +179,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
     const int64_t b = FLASH_FIND(f, items0, item);
     const struct flash_sequence *seq = &f->seq[b];
     const int64_t each = seq->tiles * seq->splits, rest = item - seq->items0;
+    assert(rest >= 0 && rest < attn_tiles(f->g.dims.Hk, seq->bundle) * each);
     if (seq->path == FLASH_DOTS) {
         flash_decode(f, b, rest, memory);
         return;

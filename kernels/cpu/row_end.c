@@ -142,6 +142,7 @@ void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split
         return;
     }
     const int64_t row = flash_part_row(t, split), Dv = f->g.dims.Dv;
+    assert(row + t->rows <= t->seq->parts0 + f->g.dims.Hk * t->seq->splits * t->seq->part_rows);
     memcpy(f->part_m + row, m, (size_t)t->rows * sizeof *m);
     memcpy(f->part_l + row, l, (size_t)t->rows * sizeof *l);
     for (int r = 0; r < t->rows; r++) memcpy(f->part_O + (row + r) * Dv, O + r * ldo, (size_t)Dv * sizeof *O);

@@ -157,6 +157,15 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
+/* Do the lengths as they are need no more than the workspace was measured with? Invariant 3 of flash.h. */
+static bool within_bounds(const struct sums *sums, const struct flash *f)
+{
+    const struct sums most = bound_sums(f);
+    return sums->tiles <= most.tiles && sums->rows <= most.rows && sums->packs <= most.packs &&
+           sums->keys <= most.keys && sums->parts <= most.parts && sums->chunks <= most.chunks &&
+           sums->longest_chunks <= most.longest_chunks;
+}
+
 /* ---- A problem --------------------------------------------------------------------------------------------------- */
 
 /* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products
@@ -209,6 +218,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = t->Bk;
         break;
     }
+    assert(f->BM > 0); /* the last rows of tile_sizes take every head size */
     /* Heads that lie side by side in memory are read side by side. */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
@@ -366,14 +376,16 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash_arena ahead = arena; /* cut() takes seq first: fill it in, for its sums are what cut() needs */
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);
+        assert(within_bounds(&sums, f));
         cut(f, &sums, &arena);
+        f->scratch_bytes = scratch_bytes(f);
         for (int64_t head = 0; head < 2 * f->B * f->g.dims.Hk; head++) atomic_init(&f->most[head], -1);
         for (int64_t c = 0; f->backward && c < f->chunks_all; c++) atomic_init(&f->progress[c].tile, 0);
         for (int phase = 0; phase < FLASH_PHASES; phase++) {
             f->first[phase] = run.items[phase];
             run.items[phase] += f->items[phase];
         }
-        run.scratch_bytes = attn_max64(run.scratch_bytes, (scratch_bytes(f) + 63) & ~INT64_C(63));
+        run.scratch_bytes = attn_max64(run.scratch_bytes, (f->scratch_bytes + 63) & ~INT64_C(63));
         flops += (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) *
                  (f->backward ? 2.5 : 1);
     }
