@@ -55,6 +55,10 @@
     X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention") \
     X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                          \
     X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")         \
+    X(MADE_ROOM, "attnd_connections_made_room_total", COUNTER, "",                                              \
+      "Idle connections that were closed for others when there were as many as may be")                         \
+    X(CONNECTION_BYTES, "attnd_connection_bytes", GAUGE, "kind",                                                \
+      "Memory of connections and their requests, without tensors")                                              \
     X(DEVICE_USABLE, "attnd_device_usable", GAUGE, "device", "1 until the device fails")                        \
     X(PHASE, "attnd_phase", GAUGE, "phase", "1 for the phase the server is in")                                 \
     X(DRAIN_SECONDS, "attnd_drain_seconds", GAUGE, "", "Since the drain began; 0 before")                       \

@@ -461,6 +461,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     request->connection = connection;
     request->socket = connection->fd;
     connection->request = request;
+    connections_count_request(http->server->connections, 1);
     const size_t arguments = http_head_arguments(uri);
     request->bad_line = !http_head_is_target(uri);
     request->has_query = arguments > 0;
@@ -541,6 +542,7 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
     end_wait(request); /* the connection broke between being resumed and being answered */
     access_log_request(request, how);
     connection->request = NULL;
+    connections_count_request(request->server->connections, -1);
     request_free(request);
     (void)connection_enter(connection, CONNECTION_IDLE); /* when it was cut, it is about to end anyway */
 }
