@@ -98,6 +98,23 @@ static const char *first_url(const struct config *config, const struct listener 
     return text;
 }
 
+/* What this process may come to at most: tensors, connections, what the processor computes with and the caches there, and
+ * the process itself. Regions of shared memory are the clients'. */
+static int64_t memory_bytes(const struct server *server)
+{
+    const struct config *const config = server->config;
+    int64_t sum = config->staging_bytes + config_connection_bytes(config) + MAIN_BYTES +
+                  config->http_threads * (int64_t)MAIN_THREAD_BYTES;
+    const int count = devices_count(server->devices);
+    struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
+    if (devices == NULL) return sum;
+    devices_describe(server->devices, devices);
+    for (int i = 0; i < count; i++)
+        if (devices[i].info.unified) sum += devices[i].info.memory_limit;
+    free(devices);
+    return sum;
+}
+
 /* Why nothing is served. */
 static void complain_of_start(const attn_error *err)
 {
@@ -165,9 +182,12 @@ static int serve(const struct config *config, struct listener *listeners, int co
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
     const char *const url = first_url(config, listeners, text);
-    log_event(LOG_INFO, NULL, "ready", "%s%s%sversion=%s http_threads=%d staging_bytes=%lld queue_depth=%d",
-              *url ? "url=" : "", url, *url ? " " : "", ATTND_VERSION, config->http_threads,
-              (long long)config->staging_bytes, config->queue_depth);
+    const int64_t memory = memory_bytes(&server);
+    log_event(
+        LOG_INFO, NULL, "ready",
+        "%s%s%sversion=%s http_threads=%d staging_bytes=%lld connection_bytes=%lld memory_bytes=%lld queue_depth=%d",
+        *url ? "url=" : "", url, *url ? " " : "", ATTND_VERSION, config->http_threads, (long long)config->staging_bytes,
+        (long long)config_connection_bytes(config), (long long)memory, config->queue_depth);
     const struct loop_front for_loop = front_for_loop(&front);
     status = loop_run(server.loop, &for_loop);
 out:

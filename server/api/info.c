@@ -151,6 +151,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
+        { "connection_bytes", config_connection_bytes(c) }, /* of all of them, without tensors */
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },
         { "token_share_percent", c->token_share },

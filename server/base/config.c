@@ -488,6 +488,11 @@ static enum config_result settle(struct reading *r)
             return refuse(m, n, "--metrics-listen: '%s' is a --listen address already", c->metrics_listen);
     }
 
+    if (!was_given(r, "max-connections")) {
+        int64_t most = machine.memory_bytes / HTTP_CONNECTIONS_SHARE / config_one_connection_bytes(c);
+        if (most < HTTP_CONNECTIONS_LEAST) most = HTTP_CONNECTIONS_LEAST;
+        if (c->max_connections > most) c->max_connections = (int)most;
+    }
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         const rlim_t spare = CONFIG_SPARE_FILES + (c->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0) +

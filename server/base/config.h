@@ -44,6 +44,17 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
+/* What an open connection takes at most, with the request on it and without tensors; and all that may be open. */
+static inline int64_t config_one_connection_bytes(const struct config *config)
+{
+    return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);
+}
+static inline int64_t config_connection_bytes(const struct config *config)
+{
+    const int metrics = config->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0;
+    return (config->max_connections + metrics + CONNECTION_LEAVING) * config_one_connection_bytes(config);
+}
+
 /* What a key of shared memory may hold: it is the name of a file. */
 #define CONFIG_SHM_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 

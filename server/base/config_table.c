@@ -41,8 +41,10 @@ const struct config_option config_options[] = {
       .help = "Memory of each device for KV caches (/v1/caches), taken when the first is made; a cache that finds no page is answered 507. At "
               "most --device-bytes; of the CPU the default is at most 16G. 0: no caches." },
     { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
-      .shown = "10000, or what open files allow",
-      .help = "Open connections; one more is answered 503 and closed." },
+      .shown = "10000, or what memory allows",
+      .help = "Open connections; the default is as many as open files and an eighth of the memory allow. For one more the longest idle "
+              "one is closed, first of those that never showed a token; where none is idle it is answered 503 and closed. Each "
+              "takes up to 192 KiB beside tensors (84 KiB while it is idle; 32 KiB more with TLS); the log's `ready` has the sum." },
     { "max-receiving", "ATTND_MAX_RECEIVING", TYPE_INT, "N", AT(max_receiving), 0, 0, 1000000,
       .shown = "--max-connections",
       .help = "Requests whose body is being received; one more is answered 503. 0 is the default." },

@@ -41,6 +41,14 @@ enum {
     FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
     CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
 
+    /* A connection that never showed a token, while others do: for so long after its request began it is left to send what
+     * was refused, or to fetch the answer, when another one wants its place. */
+    CONNECTION_STRANGER_MS = 1000,
+    /* The others are left alone for so long after a request: one that asks again and again is hardly ever idle. */
+    CONNECTION_BETWEEN_MS = 100,
+    CONNECTION_LOOK_MS = 10, /* after a look at all connections that found none to make room, before another look */
+    CONNECTION_LEAVING = 64, /* that were cut to make room, and that the web server has not closed yet */
+
     LINGER_MS = 10000, /* a client that has not fetched the answer by then has only its system to hope for */
     LINGER_MOST = 256, /* sockets; one more, and the oldest is closed before its time */
     LINGER_DROP_BYTES = 16 << 10,
@@ -58,6 +66,16 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
+    /* What is counted of the memory of connections (attnd_connection_bytes), beside tensors, which are staging memory. For
+     * one that is open: that buffer, records of libmicrohttpd and of ours. Of TLS: 28 KiB were measured with GnuTLS
+     * 3.7.9. For a request that is under way: its record, a decoder, what unpacks its body (72 KiB), the beginning of
+     * its text or a kept body, or a block of its answer. */
+    HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
+    HTTP_TLS_BYTES = 32 << 10,
+    HTTP_REQUEST_BYTES = 108 << 10,
+    HTTP_CONNECTIONS_SHARE =
+        8, /* an eighth of the memory, at most, for connections where --max-connections is not given */
+    HTTP_CONNECTIONS_LEAST = 16,
     HTTP_EXPECT_NS = 50000,   /* after an answer of a GPU: a client takes 20 us, and to wake a thread as few more */
     HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
     HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
@@ -271,6 +289,9 @@ enum {
 
     HEARTBEAT_LIMIT_MS = 5000, /* at one piece of work: milliseconds are usual, a busy machine explains no seconds */
     HEARTBEAT_THREADS = 1024,  /* that are looked at: --http-threads, the loop, devices, and room */
+
+    MAIN_BYTES = 64 << 20,       /* of the process itself: program, libraries, tables, log */
+    MAIN_THREAD_BYTES = 8 << 20, /* of an HTTP thread: its stack, what malloc keeps for it, and INLINE_KEEP */
 
     SIGNALS_GRACE_MS = 5000,  /* for what follows the last answers: threads join, devices and memory are given back */
     MAIN_STOP_WAIT_MS = 1000, /* for the devices' threads to end what they compute, which nobody waits for */

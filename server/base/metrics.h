@@ -16,55 +16,59 @@
  * rate sees nothing in the first sample of a series. The page also has process_start_time_seconds,
  * process_cpu_seconds_total, process_resident_memory_bytes, process_virtual_memory_bytes, process_open_fds and
  * process_max_fds; it sets LOG_DROPPED and BUILD_INFO itself. */
-#define METRIC_MAP(X)                                                                                            \
-    X(REQUESTS, "attnd_requests_total", COUNTER, "endpoint,status", "Answers by endpoint and HTTP status")       \
-    X(REQUEST_SECONDS, "attnd_request_duration_seconds", SECONDS, "endpoint",                                    \
-      "From the first header to the last byte")                                                                  \
-    X(STAGE_SECONDS, "attnd_stage_duration_seconds", SECONDS, "stage", "Time of a request in each stage")        \
-    X(QUEUE_REQUESTS, "attnd_queue_requests", GAUGE, "", "Requests that wait for a device")                      \
-    X(QUEUE_BYTES, "attnd_queue_bytes", GAUGE, "", "Their tensors' bytes")                                       \
-    X(QUEUE_LIMIT, "attnd_queue_limit_requests", GAUGE, "", "What --queue-depth allows of requests that wait")   \
-    X(RECEIVING_LIMIT, "attnd_receiving_limit_requests", GAUGE, "",                                              \
-      "What --max-receiving allows of requests that are received")                                               \
-    X(INFLIGHT, "attnd_inflight_requests", GAUGE, "state", "Requests by state")                                  \
-    X(REJECTED, "attnd_rejected_total", COUNTER, "reason", "Refusals by reason")                                 \
-    X(CANCELLED, "attnd_cancelled_total", COUNTER, "state", "Requests whose client went away, by state")         \
-    X(BATCH_SIZE, "attnd_batch_size", SIZES, "", "Problems that were run together")                              \
-    X(BODY_BYTES_IN, "attnd_body_bytes_received_total", COUNTER, "", "Request body bytes")                       \
-    X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                         \
-    X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory, by what it is for")                  \
-    X(CACHES, "attnd_caches", GAUGE, "", "KV caches")                                                            \
-    X(CACHE_PAGES, "attnd_cache_pages", GAUGE, "kind", "Pages of KV caches: all, and those that several share")  \
-    X(CACHE_BYTES, "attnd_cache_bytes", GAUGE, "state", "Memory for KV caches: used and free")                   \
-    X(CACHE_TOKENS, "attnd_cache_positions_total", COUNTER, "what",                                              \
-      "Positions that were appended to KV caches, and that queries attended to without sending them")            \
-    X(CACHE_ENDS, "attnd_cache_ends_total", COUNTER, "why",                                                      \
-      "Caches that expired or were on a device that failed, and ids of another process")                         \
-    X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                     \
-    X(REGIONS, "attnd_shared_memory_regions", GAUGE, "kind", "Registered regions of shared memory")              \
-    X(REGION_BYTES, "attnd_shared_memory_bytes", GAUGE, "kind", "Their bytes")                                   \
-    X(REGION_BYTES_PINNED, "attnd_shared_memory_pinned_bytes", GAUGE, "",                                        \
-      "Bytes of regions that devices copy from and to themselves")                                               \
-    X(REGION_BYTES_MOVED, "attnd_shared_memory_moved_bytes_total", COUNTER, "how",                               \
-      "Bytes of tensors read from shared memory, and written to it, by the processor; and copied by devices")    \
-    X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")          \
-    X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")    \
-    X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")      \
-    X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op",                                        \
-      "Time in kernels; processor time for small problems of the CPU")                                           \
-    X(FLOW_SECONDS, "attnd_caller_seconds_total", COUNTER, "caller,work",                                        \
-      "Time spent for each token: kernels (device), checks of bodies, verification and what else follows a run") \
-    X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention")  \
-    X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                           \
-    X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")          \
-    X(DEVICE_USABLE, "attnd_device_usable", GAUGE, "device", "1 until the device fails")                         \
-    X(PHASE, "attnd_phase", GAUGE, "phase", "1 for the phase the server is in")                                  \
-    X(DRAIN_SECONDS, "attnd_drain_seconds", GAUGE, "", "Since the drain began; 0 before")                        \
-    X(DRAIN_LIMIT, "attnd_drain_limit_seconds", GAUGE, "", "What --drain-ms allows a drain to take")             \
-    X(READY, "attnd_ready", GAUGE, "", "1 while work is taken")                                                  \
-    X(THREAD_BUSY, "attnd_thread_busy_seconds", GAUGE, "thread",                                                 \
-      "Longest present piece of work of a thread of a kind")                                                     \
-    X(LOG_DROPPED, "attnd_log_lines_dropped_total", COUNTER, "", "Log lines lost because the sink was full")     \
+#define METRIC_MAP(X)                                                                                           \
+    X(REQUESTS, "attnd_requests_total", COUNTER, "endpoint,status", "Answers by endpoint and HTTP status")      \
+    X(REQUEST_SECONDS, "attnd_request_duration_seconds", SECONDS, "endpoint",                                   \
+      "From the first header to the last byte")                                                                 \
+    X(STAGE_SECONDS, "attnd_stage_duration_seconds", SECONDS, "stage", "Time of a request in each stage")       \
+    X(QUEUE_REQUESTS, "attnd_queue_requests", GAUGE, "", "Requests that wait for a device")                     \
+    X(QUEUE_BYTES, "attnd_queue_bytes", GAUGE, "", "Their tensors' bytes")                                      \
+    X(QUEUE_LIMIT, "attnd_queue_limit_requests", GAUGE, "", "What --queue-depth allows of requests that wait")  \
+    X(RECEIVING_LIMIT, "attnd_receiving_limit_requests", GAUGE, "",                                             \
+      "What --max-receiving allows of requests that are received")                                              \
+    X(INFLIGHT, "attnd_inflight_requests", GAUGE, "state", "Requests by state")                                 \
+    X(REJECTED, "attnd_rejected_total", COUNTER, "reason", "Refusals by reason")                                \
+    X(CANCELLED, "attnd_cancelled_total", COUNTER, "state", "Requests whose client went away, by state")        \
+    X(BATCH_SIZE, "attnd_batch_size", SIZES, "", "Problems that were run together")                             \
+    X(BODY_BYTES_IN, "attnd_body_bytes_received_total", COUNTER, "", "Request body bytes")                      \
+    X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                        \
+    X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory, by what it is for")                 \
+    X(CACHES, "attnd_caches", GAUGE, "", "KV caches")                                                           \
+    X(CACHE_PAGES, "attnd_cache_pages", GAUGE, "kind", "Pages of KV caches: all, and those that several share") \
+    X(CACHE_BYTES, "attnd_cache_bytes", GAUGE, "state", "Memory for KV caches: used and free")                  \
+    X(CACHE_TOKENS, "attnd_cache_positions_total", COUNTER, "what",                                             \
+      "Positions that were appended to KV caches, and that queries attended to without sending them")           \
+    X(CACHE_ENDS, "attnd_cache_ends_total", COUNTER, "why",                                                     \
+      "Caches that expired or were on a device that failed, and ids of another process")                        \
+    X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
+    X(REGIONS, "attnd_shared_memory_regions", GAUGE, "kind", "Registered regions of shared memory")             \
+    X(REGION_BYTES, "attnd_shared_memory_bytes", GAUGE, "kind", "Their bytes")                                  \
+    X(REGION_BYTES_PINNED, "attnd_shared_memory_pinned_bytes", GAUGE, "",                                       \
+      "Bytes of regions that devices copy from and to themselves")                                              \
+    X(REGION_BYTES_MOVED, "attnd_shared_memory_moved_bytes_total", COUNTER, "how",                              \
+      "Bytes of tensors read from shared memory, and written to it, by the processor; and copied by devices")   \
+    X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
+    X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \
+    X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \
+    X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op",                                       \
+      "Time in kernels; processor time for small problems of the CPU")                                          \
+    X(FLOW_SECONDS, "attnd_caller_seconds_total", COUNTER, "caller,work",                                       \
+      "Time spent for each token: on devices, checking bodies, and finishing what ran")                         \
+    X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention") \
+    X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                          \
+    X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")         \
+    X(MADE_ROOM, "attnd_connections_made_room_total", COUNTER, "",                                              \
+      "Idle connections that were closed for others when there were as many as may be")                         \
+    X(CONNECTION_BYTES, "attnd_connection_bytes", GAUGE, "kind",                                                \
+      "Memory of connections and their requests, without tensors")                                              \
+    X(DEVICE_USABLE, "attnd_device_usable", GAUGE, "device", "1 until the device fails")                        \
+    X(PHASE, "attnd_phase", GAUGE, "phase", "1 for the phase the server is in")                                 \
+    X(DRAIN_SECONDS, "attnd_drain_seconds", GAUGE, "", "Since the drain began; 0 before")                       \
+    X(DRAIN_LIMIT, "attnd_drain_limit_seconds", GAUGE, "", "What --drain-ms allows a drain to take")            \
+    X(READY, "attnd_ready", GAUGE, "", "1 while work is taken")                                                 \
+    X(THREAD_BUSY, "attnd_thread_busy_seconds", GAUGE, "thread",                                                \
+      "Longest present piece of work of a thread of a kind")                                                    \
+    X(LOG_DROPPED, "attnd_log_lines_dropped_total", COUNTER, "", "Log lines lost because the sink was full")    \
     X(BUILD_INFO, "attnd_build_info", GAUGE, "version,backends", "Always 1")
 
 enum metric_id {

@@ -212,7 +212,7 @@ static struct MHD_Response *handler_response(struct request *request, const char
     }
     request->route->answer(request, &answer);
     if (request->failed) {
-        free(answer.body);
+        if (!answer.constant) free(answer.body);
         return NULL;
     }
     request->done = request->route->method != ROUTE_GET && !request->route->only_reads;
@@ -220,9 +220,10 @@ static struct MHD_Response *handler_response(struct request *request, const char
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;
     }
-    response = MHD_create_response_from_buffer(answer.length, answer.body, MHD_RESPMEM_MUST_FREE);
+    response = MHD_create_response_from_buffer(answer.length, answer.body,
+                                               answer.constant ? MHD_RESPMEM_PERSISTENT : MHD_RESPMEM_MUST_FREE);
     if (response == NULL) {
-        free(answer.body);
+        if (!answer.constant) free(answer.body);
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;
     }

@@ -31,13 +31,23 @@
 #include "server/http/refusal.h"
 #include "server/http/tcp.h"
 
+static const char *const labels[CONNECTION_PHASE_COUNT] = {
+#define X(id, label, meaning) label,
+    CONNECTION_PHASE_MAP(X)
+#undef X
+};
+
 void connections_init(struct connections *connections)
 {
     pthread_mutex_init(&connections->lock, NULL);
     connections->first = NULL;
     connections->by_fd = NULL;
     connections->capacity = 0;
+    connections->old_count = 0;
+    connections->old_tally = NULL;
+    connections->looked_ms = 0;
     atomic_init(&connections->count, 0);
+    atomic_init(&connections->bytes, 0);
     atomic_init(&connections->used_ms, 0);
     linger_init(&connections->linger);
 }
@@ -45,7 +55,7 @@ void connections_init(struct connections *connections)
 void connections_clear(struct connections *connections)
 {
     while (connections->first) connections_remove(connections, connections->first);
-    assert(atomic_load(&connections->count) == 0);
+    assert(atomic_load(&connections->count) == 0 && atomic_load(&connections->bytes) == 0);
     free(connections->by_fd);
     linger_clear(&connections->linger);
     pthread_mutex_destroy(&connections->lock);
@@ -74,6 +84,16 @@ static bool reserve(struct connections *connections, int fd)
     return true;
 }
 
+static int64_t open_bytes(const struct connection *connection)
+{
+    return HTTP_OPEN_BYTES + (connection->plain ? 0 : HTTP_TLS_BYTES);
+}
+
+void connections_count_request(struct connections *connections, int more)
+{
+    atomic_fetch_add_explicit(&connections->bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
+}
+
 /* Under the lock. */
 static void drop(struct connections *connections, struct connection *connection)
 {
@@ -84,8 +104,10 @@ static void drop(struct connections *connections, struct connection *connection)
     connections->by_fd[connection->fd] = NULL;
     for (int i = 0; i < 2; i++)
         if (connection->tallies[i]) atomic_fetch_sub_explicit(connection->tallies[i], 1, memory_order_relaxed);
+    if (connection->leaving) atomic_fetch_sub(connection->leaving, 1);
     atomic_fetch_sub(&connections->count, 1);
     flow_release(connection->flow);
+    atomic_fetch_sub(&connections->bytes, open_bytes(connection));
     free(connection);
 }
 
@@ -124,6 +146,7 @@ struct connection *connections_add(struct connections *connections, int fd, bool
     for (int i = 0; i < 2; i++)
         if (connection->tallies[i]) atomic_fetch_add_explicit(connection->tallies[i], 1, memory_order_relaxed);
     atomic_fetch_add(&connections->count, 1);
+    atomic_fetch_add(&connections->bytes, open_bytes(connection));
     pthread_mutex_unlock(&connections->lock);
     return connection;
 }
@@ -284,6 +307,97 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
     }
     pthread_mutex_unlock(&connections->lock);
     return cut;
+}
+
+/* ---- Room for another -------------------------------------------------------------------------------------------- */
+
+/* In which order connections go. A stranger is one that has not shown a token where there are tokens. */
+enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
+
+static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
+{
+    const bool stranger = tokens && !atomic_load_explicit(&connection->known, memory_order_relaxed);
+    switch (phase) {
+    case CONNECTION_OPENED:
+    case CONNECTION_HEAD:
+    case CONNECTION_IDLE:
+        if (stranger) return IDLE_STRANGER;
+        return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
+    case CONNECTION_BODY: /* of a stranger it is read to be dropped, */
+    case CONNECTION_SEND: /* and the answer is what everybody may read */
+        return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
+    default: return MUST_STAY;
+    }
+}
+
+/* Under the lock. The list has those that may go first at its end. */
+static void look_for_old(struct connections *connections, const _Atomic int *tally, bool tokens, int64_t now_ms)
+{
+    connections->old_count = 0;
+    connections->old_tally = tally;
+    for (struct connection *connection = connections->first; connection; connection = connection->next) {
+        const int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
+        const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
+        const int rank = rank_of(connection, phase, since, tokens, now_ms);
+        int count = connections->old_count, at = count;
+        if (rank == MUST_STAY || connection->tallies[1] != tally) continue;
+        while (at > 0 && (connections->old[at - 1].rank < rank ||
+                          (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
+            at--;
+        if (count == CONNECTIONS_OLD) { /* the one that would go last is not among them any more */
+            if (at == 0) continue;
+            memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);
+        } else {
+            memmove(&connections->old[at + 1], &connections->old[at],
+                    (size_t)(count - at) * sizeof connections->old[0]);
+            connections->old_count++;
+        }
+        connections->old[at].fd = connection->fd;
+        connections->old[at].rank = rank;
+        connections->old[at].since_ms = since;
+    }
+    connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
+}
+
+/* Under the lock. False: it is not what it was when it was put into the list. */
+static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
+                    _Atomic int *leaving)
+{
+    struct connection *connection = fd < connections->capacity ? connections->by_fd[fd] : NULL;
+    if (connection == NULL || connection->tallies[1] != connections->old_tally) return false;
+    int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
+    const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
+    if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
+    if (rank != SLOW_STRANGER && has_unread(connection)) return false; /* a request may be there already */
+    if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
+    connection->leaving = leaving;
+    atomic_fetch_add(leaving, 1);
+    if (connection->plain && (phase == CONNECTION_HEAD || phase == CONNECTION_BODY))
+        refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL, atomic_load(&connection->error_media));
+    shutdown(fd, SHUT_RDWR);
+    log_event(LOG_WARN, NULL, "made_room", "connections=%d phase=%s idle_ms=%lld token=%s",
+              atomic_load(&connections->count), labels[phase], (long long)(now_ms - since),
+              atomic_load(&connection->known) ? "yes" : "no");
+    return true;
+}
+
+bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
+                           int64_t now_ms)
+{
+    bool done = false;
+    pthread_mutex_lock(&connections->lock);
+    if (connections->old_tally != tally) connections->old_count = 0;
+    for (int looks = 0; looks < 2 && !done; looks++) {
+        while (connections->old_count > 0 && !done) {
+            const int last = --connections->old_count;
+            done = cut_old(connections, connections->old[last].fd, connections->old[last].rank,
+                           connections->old[last].since_ms, tokens, now_ms, leaving);
+        }
+        if (done || (connections->old_tally == tally && now_ms - connections->looked_ms < CONNECTION_LOOK_MS)) break;
+        if (looks == 0) look_for_old(connections, tally, tokens, now_ms);
+    }
+    pthread_mutex_unlock(&connections->lock);
+    return done;
 }
 
 void connections_cut_all(struct connections *connections)

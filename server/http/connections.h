@@ -38,8 +38,9 @@ enum connection_phase {
 struct flow;
 
 struct connection {
-    int fd;     /* the web server's: never closed here, only shut down, and only while it is in the table */
-    bool plain; /* not TLS: a fixed answer may be written to the socket */
+    int fd;             /* the web server's: never closed here, only shut down, and only while it is in the table */
+    bool plain;         /* not TLS: a fixed answer may be written to the socket */
+    _Atomic bool known; /* a request on it has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     _Atomic uint64_t progress_bytes;   /* of the body or the answer, since the phase began */
@@ -50,6 +51,7 @@ struct connection {
         *tallies[2]; /* counters of others that count it from connections_add() to connections_remove(); may be NULL */
     struct flow *flow;       /* the same: where there are no tokens; NULL: no request has computed on it */
     struct request *request; /* the web server's thread: what is received or answered on it, NULL between two */
+    _Atomic int *leaving;    /* it was cut to make room, and is counted here until it is removed; NULL: it was not */
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
     int seen_phase;
@@ -67,14 +69,27 @@ struct connection_limits {
         transfer_ms; /* BODY, SEND: this and 1 ms for each KiB that moved, that is at least 1 MiB/s in the long run */
 };
 
+enum { CONNECTIONS_OLD = 64 }; /* found by one look at all connections: it takes 0.1 ms, and a crowd comes in bursts */
+
 struct connections {
     pthread_mutex_t lock;
     struct connection *first;
     struct connection **by_fd; /* [capacity], by descriptor */
     int capacity;
     _Atomic int count;
+    _Atomic int64_t bytes;   /* that they take, and the requests on them, without tensors */
     _Atomic int64_t used_ms; /* when a request last began on one of them, while draining; 0: none has */
     struct lingering linger; /* their sockets, where the end of an answer is still on its way */
+
+    /* connections_make_room(): which may go, those that may go first last; and whose they are. Each is looked at again. */
+    struct {
+        int fd;
+        int rank;
+        int64_t since_ms;
+    } old[CONNECTIONS_OLD];
+    int old_count;
+    const _Atomic int *old_tally;
+    int64_t looked_ms; /* when all were looked at and none could go; 0: some could */
 };
 
 void connections_init(struct connections *connections);
@@ -89,6 +104,9 @@ struct connection *connections_take(struct connections *connections, int fd);
 /* The web server is done with it, and its fd is still open; or never took it. Frees it. A socket that the web server
  * closes without a word (it had no memory for it) is found by the next sweep, or when its number comes again. */
 void connections_remove(struct connections *connections, struct connection *connection);
+
+/* From the web server's thread: a request on one of them begins (1), or ends (-1). */
+void connections_count_request(struct connections *connections, int more);
 
 /* From the web server's thread. False when the connection has been cut: stop working for it. */
 bool connection_enter(struct connection *connection, enum connection_phase phase);
@@ -109,6 +127,12 @@ struct connection_patience {
  * sending hears 408 first. Returns how many were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_patience *patience);
+/* Cuts one of the connections that `tally` counts, for another one: of those that are idle (between two requests, or
+ * with a head that is not complete) the one that has been so for longest. With `tokens`, those that never showed a token
+ * go first; then, of these, those whose body has been sent for long, for it is dropped, or whose answer is not fetched.
+ * No other request that is under way is cut. False: none can go. The connection is counted in *leaving until it is removed. */
+bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
+                           int64_t now_ms);
 /* Cuts all, whatever they do. */
 void connections_cut_all(struct connections *connections);
 

@@ -9,6 +9,7 @@
 #include "proto-json/text.h"
 #include "server/api/kserve.h"
 #include "server/base/config.h"
+#include "server/http/connections.h"
 #include "server/http/mhd.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
@@ -82,6 +83,7 @@ static void check_token(struct request *request, const struct http_head *f)
     if (request->caller == NULL)
         request_fail(request, PROTO_E_UNAUTHORIZED, NULL, "%s; this path wants `Authorization: Bearer <token>`",
                      tokens_fault(authorization));
+    else atomic_store_explicit(&request->connection->known, true, memory_order_relaxed);
 }
 
 /* KServe: the model and the version that the path names. */

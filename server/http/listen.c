@@ -2,7 +2,8 @@
  *
  * Invariants
  * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket,
- * then closed.
+ * then closed. It can be taken while a connection is idle, which is closed for it: those that never showed a token go
+ * first (connections_make_room()).
  * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
  * backlog never keeps the loop busy with connections that it cannot accept.
  * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections: the loop has other things to do.
@@ -225,6 +226,19 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
+/* For one more. Where there is none, a connection that has been idle for long makes room. */
+static bool has_room(struct http_server *http)
+{
+    const int leaving = atomic_load(&http->leaving);
+    if (atomic_load(&http->open) - leaving < http->most) return true;
+    if (leaving >= CONNECTION_LEAVING) return false;
+    if (!connections_make_room(http->server->connections, &http->open, &http->leaving,
+                               http->kind == PORT_MAIN && http->server->tokens != NULL, clock_ms()))
+        return false;
+    metrics_add(METRIC_MADE_ROOM, NULL, NULL, 1);
+    return true;
+}
+
 /* Accepts at most `limit` connections. */
 static void accept_some(struct listener *listener, int limit)
 {
@@ -240,7 +254,7 @@ static void accept_some(struct listener *listener, int limit)
                 continue;
             return;
         }
-        if (atomic_load(&http->open) >= http->most) {
+        if (!has_room(http)) {
             refuse(fd, http->plain);
             log_event(LOG_WARN, NULL, "refused", "reason=%s connections=%d",
                       http->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&http->open));

@@ -54,6 +54,7 @@
 #include "server/http/head_rules.h"
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
+#include "server/http/refused_head.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
 
@@ -70,6 +71,7 @@ enum {
  * which connection. A refusal goes to a connection only where that is certain: libmicrohttpd reads a complete head and
  * calls on_request() in one go, so of those whose request line has arrived and whose head has not been handed to us
  * at most one has a complete head (its size is known then) and no answer yet, and that is the one that it works on.
+ * None of this is promised: refused_head_self_test() tries it at the start.
  * It gets our problem document, and the socket is shut down under libmicrohttpd's answer. All other refusals (a request
  * line or a header that is none, a head or a chunk that is too long) have libmicrohttpd's own answer. */
 static _Thread_local struct request *heads; /* between on_uri() and the first call of on_request() */
@@ -475,6 +477,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     request->connection = connection;
     request->socket = connection->fd;
     connection->request = request;
+    connections_count_request(http->server->connections, 1);
     const size_t arguments = http_head_arguments(uri);
     request->bad_line = !http_head_is_target(uri);
     request->has_query = arguments > 0;
@@ -555,6 +558,7 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
     end_wait(request); /* the connection broke between being resumed and being answered */
     access_log_request(request, how);
     connection->request = NULL;
+    connections_count_request(request->server->connections, -1);
     request_free(request);
     (void)connection_enter(connection, CONNECTION_IDLE); /* when it was cut, it is about to end anyway */
 }
@@ -601,10 +605,9 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
 static void on_log(void *context, const char *format, va_list args) __attribute__((format(printf, 2, 0)));
 static void on_log(void *context, const char *format, va_list args)
 {
-    static const char refusal[] = "Error processing request (HTTP response code is %u";
     char text[256], clean[512];
     (void)context;
-    if (strncmp(format, refusal, sizeof refusal - 1) == 0) {
+    if (refused_head_is_told(format)) {
         va_list copy;
         va_copy(copy, args);
         refuse_head(va_arg(copy, unsigned));
@@ -692,6 +695,11 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
     MHD_set_panic_func(on_panic, NULL);
+    if (kind == PORT_MAIN && http->plain && !refused_head_self_test())
+        log_event(LOG_WARN, NULL, "web_server",
+                  "libmicrohttpd=%s text=\"it does not tell of heads that it refuses as expected: a malformed "
+                  "Content-Length has its own answer, whose head may be there twice\"",
+                  MHD_get_version());
     if (!start_threads(http, flags, more)) {
         const int error = errno;
         http_server_close(http);

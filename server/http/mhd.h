@@ -16,7 +16,8 @@ struct http_server {
     bool plain;    /* not TLS */
     int most;      /* connections that may be open */
     _Atomic int open;
-    char *cert, *key; /* PEM texts, owned */
+    _Atomic int leaving; /* of them: cut to make room for others */
+    char *cert, *key;    /* PEM texts, owned */
 };
 
 /* Starts the threads. Fills *err with one clear line. */

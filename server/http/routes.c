@@ -5,6 +5,7 @@
  * and its test. */
 #include "server/http/routes.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,8 @@ static void answer_metrics(struct request *request, struct answer *answer)
     struct server *server = request->server;
     gauges_publish(server);
     metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->connections->count));
+    metrics_set(METRIC_CONNECTION_BYTES, "used", NULL, (double)atomic_load(&server->connections->bytes));
+    metrics_set(METRIC_CONNECTION_BYTES, "limit", NULL, (double)config_connection_bytes(server->config));
     answer->status = 200;
     answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
     answer->body = metrics_write(&answer->length);
@@ -94,13 +97,22 @@ static void answer_info(struct request *request, struct answer *answer)
     free(devices);
 }
 
+/* 264 KiB that anybody may ask for, and then not fetch: all get the same copy. */
 static void answer_openapi(struct request *request, struct answer *answer)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char *kept;
+    static size_t length;
     int count;
     const struct route *all = routes_all(&count);
     answer->status = 200;
     answer->content_type = "application/json";
-    answer->body = info_openapi_write(request->server->config, &request->server->limits, all, count, &answer->length);
+    answer->constant = true;
+    pthread_mutex_lock(&lock);
+    if (kept == NULL) kept = info_openapi_write(request->server->config, &request->server->limits, all, count, &length);
+    answer->body = kept;
+    answer->length = length;
+    pthread_mutex_unlock(&lock);
 }
 
 static void answer_html(enum page page, struct answer *answer)

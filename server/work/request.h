@@ -103,7 +103,8 @@ enum { REQUEST_PARAMETERS = 4 }; /* of a path, at most */
 struct answer {
     int status;
     const char *content_type;
-    char *body; /* malloc'ed, given to libmicrohttpd; NULL: none */
+    char *body;    /* malloc'ed, given to libmicrohttpd; NULL: none */
+    bool constant; /* the body is not given away: it lives as long as the process */
     size_t length;
     const char *csp;   /* Content-Security-Policy */
     char location[72]; /* of what was made; empty: none */

@@ -412,6 +412,18 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
         other.close()
 
 
+def test_a_web_server_that_refuses_heads_in_other_words_is_told_of_at_the_start(serve):
+    """What is done with a malformed Content-Length depends on what libmicrohttpd logs. The one here does so, and one
+    that does not is found out by the self-test."""
+    def says(server):
+        assert eventually(lambda: ' ready ' in server.log())
+        return [line for line in server.log().splitlines() if ' web_server ' in line]
+    assert says(serve()) == []
+    other = serve(env=service.shimmed(NO_LOGGER=1))
+    assert len(says(other)) == 1 and 'it does not tell of heads that it refuses as expected' in says(other)[0]
+    assert other.post('/v1/attention/forward', wire.small_bytes()).status == 200
+
+
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
     """The same when the bytes come late: the answer is with the server's system, which waits for a slow reader."""
     want = len(server.get('/openapi.json').body)

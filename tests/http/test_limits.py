@@ -147,33 +147,127 @@ def test_staging_memory_is_short(serve):
     assert eventually(lambda: server.post(FORWARD, padded(size)).status == 200)
 
 
-def test_the_connections_are_full(serve):
-    server = serve('--max-connections', 4)
-    assert eventually(lambda: server.metric('attnd_connections') <= 1)
+@pytest.fixture
+def beside():
+    """The server's --metrics-listen, whose connections are counted apart: beside.listen, beside.metric()."""
+    page = service.Server()
+    page.port = service.free_port()
+    page.address = ('127.0.0.1', page.port)
+    page.listen = f'127.0.0.1:{page.port}'
+    return page
+
+
+def uploading(page, server, count, headers=()):
+    """Connections in the middle of a request: all of its body is there but for the last byte."""
+    request = request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json', *headers])
     held = []
+    assert eventually(lambda: page.metric('attnd_connections') == 1), 'one that asked whether the server is up is still there'
+    for _ in range(count):
+        held.append(server.raw())
+        held[-1].sendall(request[:-1])
+    assert eventually(lambda: page.metric('attnd_inflight_requests', state='receiving') == count)
+    return held
+
+
+def finish(held):
+    for s in held:
+        s.sendall(wire.small_bytes()[-1:])
+        assert RawReader(s).answer().status == 200
+        s.close()
+
+
+def is_cut(s):
+    """Has the server closed it, without a word or after a refusal? Waits for that."""
+    s.settimeout(10 * service.SLOWER)
     try:
-        while len(held) < 4:
-            c = server.connect()
-            try:
-                if c.ask('GET', '/livez').status != 200:
-                    c.close()
-                    continue
-            except (OSError, http.client.HTTPException):
-                c.close()
-                continue
-            held.append(c)
-        with server.raw() as s:
-            s.sendall(request_bytes('/livez', None, 'GET'))
-            reader = RawReader(s)
-            answer = reader.answer('GET')
-            retry_after(answer)
-            assert reader.closed()
-        for c in held:  # the others keep being served
-            assert c.ask('POST', FORWARD, wire.small_bytes()).status == 200
-    finally:
-        for c in held:
-            c.close()
+        while s.recv(65536):
+            pass
+        return True
+    except ConnectionResetError:
+        return True
+    except socket.timeout:
+        return False
+
+
+def test_the_connections_are_full(serve, beside):
+    """Where none is idle: those whose requests are under way stay, one more hears why not."""
+    server = serve('--max-connections', 4, '--metrics-listen', beside.listen)
+    held = uploading(beside, server, 4)
+    with server.raw() as s:
+        s.sendall(request_bytes('/livez', None, 'GET'))
+        reader = RawReader(s)
+        answer = reader.answer('GET')
+        retry_after(answer)
+        assert reader.closed()
+    finish(held)
     assert eventually(lambda: server.get('/livez').status == 200)
+
+
+def opened(server, headers=()):
+    """A connection between two requests."""
+    s = server.raw()
+    s.sendall(request_bytes('/livez', None, 'GET', headers=list(headers)))
+    assert RawReader(s).answer('GET').status == 200
+    return s
+
+
+def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside):
+    server = serve('--max-connections', 4, '--metrics-listen', beside.listen)
+    busy = uploading(beside, server, 1)
+    idle = []
+    for _ in range(3):
+        idle.append(opened(server))
+        time.sleep(0.2)  # so that all have been idle for long enough (CONNECTION_BETWEEN_MS), and one for longest
+    one_more = opened(server)
+    assert is_cut(idle[0])
+    for s in idle[1:] + [one_more]:
+        s.sendall(request_bytes('/livez', None, 'GET'))
+        assert RawReader(s).answer('GET').status == 200
+        s.close()
+    finish(busy)
+    assert beside.metric('attnd_connections_made_room_total') == 1
+
+
+def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, beside):
+    """In every state that a connection without a token can be in for long: between two requests, with half a head, silent,
+    and in the middle of a body that was refused."""
+    (tmp_path / 'tokens').write_text('alice\nbob\n')
+    server = serve('--max-connections', 5, '--token-file', tmp_path / 'tokens', '--metrics-listen', beside.listen)
+    alice = 'Authorization: Bearer alice'
+    known = [opened(server, [alice])]
+    known[0].sendall(request_bytes('/v1/info', None, 'GET', headers=[alice]))
+    assert RawReader(known[0]).answer('GET').status == 200
+    time.sleep(0.2)
+    half = server.raw()
+    half.sendall(b'GET /livez HTTP/1.1\r\nX: ' + b'a' * 40000)
+    strangers = [opened(server), half, server.raw(), server.raw()]
+    strangers[3].sendall(request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json'])[:-1])
+    time.sleep(1.2)  # CONNECTION_STRANGER_MS: a body that is dropped
+    assert eventually(lambda: beside.metric('attnd_connections') == 6)  # the page's own is one of them
+    for _ in range(4):
+        s = server.raw()
+        known.append(s)
+        s.sendall(request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json', alice]))
+        assert RawReader(s).answer().status == 200
+    assert beside.metric('attnd_connections_made_room_total') == 4
+    for s in strangers:
+        assert is_cut(s)
+    for s in known:  # they are there
+        s.sendall(request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json', alice]))
+        assert RawReader(s).answer().status == 200
+        s.close()
+
+
+def test_the_memory_of_connections_is_told_and_counted(serve):
+    server = serve('--max-connections', 100)
+    limit = server.get('/v1/info').json()['limits']['connection_bytes']
+    assert eventually(lambda: f' connection_bytes={limit} ' in server.log()) and limit == (100 + 64) * 192 << 10
+    assert server.metric('attnd_connection_bytes', kind='limit') == limit
+    held = uploading(server, server, 20)
+    assert 20 * (192 << 10) <= server.metric('attnd_connection_bytes', kind='used') <= limit
+    finish(held)
+    # What asks is a connection with a request, too.
+    assert eventually(lambda: server.metric('attnd_connection_bytes', kind='used') <= 192 << 10)
 
 
 def test_a_thousand_idle_connections(server):
