@@ -40,6 +40,8 @@ struct scratch {
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
     float *lse2; /* [rows] */
+    float *few;  /* [FLASH_DOT_ROWS][few_ld]: the queries of FLASH_DOTS */
+    int64_t few_ld;
     struct flash_limits limits;
     float *clean;          /* FLASH_UNIT rows in f32 */
     char *gathered;        /* a row tile of q or dout */
@@ -65,12 +67,15 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.dKt = flash_take(arena, D * scratch.ldt, 4);
     scratch.dVt = flash_take(arena, Dv * scratch.ldt, 4);
     scratch.lse2 = flash_take(arena, f->BM, 4);
+    scratch.few_ld = simd_ld(D, 4);
+    scratch.few = flash_take(arena, FLASH_DOT_ROWS * scratch.few_ld, 4);
     flash_take_limits(f, arena, f->BM, f->Bk, &scratch.limits);
     scratch.cap = f->g.softcap > 0 ? flash_take(arena, tile, 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, tile, 4) : NULL;
     scratch.clean = flash_take(arena, FLASH_UNIT, widest * 4);
     scratch.gathered = flash_take(arena, f->BM, widest * 4);
     scratch.nonfinite_sums = flash_take(arena, Dv * scratch.ldt, 4);
+    flash_scratch_end(f, arena);
     return scratch;
 }
 
@@ -101,10 +106,33 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
 /* lse of a row whose given lse (NaN, or ATTN_LSE_MOST and more) does not say what the sum of its exponentials is. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
-    double out[ATTN_MAX_HEAD_DIM];
-    flash_keep_lse(f, t->row0 + r,
-                   given != given ? (struct flash_lse){ NAN, 0 }
-                                  : flash_exact_row(f, t->b, t->h + r / t->n, t->i0 + r % t->n, out));
+    const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
+    struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
+    if (given == given && flash_alike(f, t->b, h, i, &found) == 0) found.lse = flash_exact_row(f, t->b, h, i, NULL);
+    flash_keep_lse(f, t->row0 + r, found);
+}
+
+/* Is it plain without a look at each row that all rows of the tile see two keys and more? */
+static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
+{
+    struct visible_block block;
+    if (f->p->keep_mask.rank || f->p->bias.rank || t->all.hi - t->all.lo < 2) return false;
+    if (!f->mask_heads) return true;
+    const int64_t own = attn_clamp64(t->i0 + attn_align(&f->g, &t->seq->s), t->all.lo, t->all.hi - 1);
+    const int64_t j0 = own / FLASH_MASK_BLOCK * FLASH_MASK_BLOCK, j1 = attn_min64(j0 + FLASH_MASK_BLOCK, t->all.hi);
+    return j1 - attn_max64(j0, t->all.lo) > 1 && visible_block_of(f, t, j0, j1, &block) && !block.masked;
+}
+
+/* Marks the rows that see one key. Their P is 1, but exp2(score - lse) is that only up to the rounding of lse. */
+static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
+{
+    if (sees_several_keys(f, t)) return;
+    for (int r = 0; r < t->rows; r++) {
+        float *lse2 = &f->lse2[t->row0 + r];
+        if (!isfinite(*lse2) || !flash_sees_one_key(f, t, r)) continue;
+        f->strange[t->row0 + r] = (struct flash_strange){ .lse = { *lse2 * M_LN2, 0 }, .kind = FLASH_SINGLE };
+        *lse2 = NAN;
+    }
 }
 
 /* lse and delta of a row tile from the caller's out and lse. */
@@ -141,20 +169,23 @@ void flash_rows_item(const struct flash *f, char *memory, int64_t item)
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     int64_t stride;
     const void *rows = flash_gather(&t, &f->g.view[ATTN_T_q], D, scratch.gathered, &stride);
-    type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda);
+    int found = FLASH_TAME;
+    if (!type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda) &&
+        f->may_overflow)
+        found = FLASH_WILD;
     if (f->p->dk.rank)
         flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes,
                             lda, scratch.clean);
     rows = flash_gather(&t, &f->g.view[ATTN_T_dout], Dv, scratch.gathered, &stride);
     if (wants_dS(f))
         type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
-    f->dO_nonfinite[t.row0 / FLASH_UNIT] = false;
     if (f->p->dv.rank)
-        f->dO_nonfinite[t.row0 / FLASH_UNIT] = flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
-                                                                   f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes,
-                                                                   lda, scratch.clean) &
-                                               FLASH_UNREAL;
+        found |= flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
+                                     f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, scratch.clean) &
+                 FLASH_UNREAL;
+    f->row_values[t.row0 / FLASH_UNIT] = (uint8_t)found;
     if (!f->recompute) load_statistics(f, &t);
+    mark_single_rows(f, &t);
     if (f->dQ) memset(f->dQ + t.row0 * f->dq_ld, 0, (size_t)(t.rows * f->dq_ld) * sizeof *f->dQ);
 }
 
@@ -224,9 +255,40 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores
- * become NaN instead, and its lse2 (of the copy in `scratch`) any number. A row whose lse is in f->exact gets the
- * scores that go with an lse2 of 0. j: the block's first key; c: see flash_scores(). */
+/* The score of the one key that a row sees is its lse where they differ by less than float32 rounds: 3e-7 of the
+ * forward's lse (simd.h, close()), half a bit of the product with c and of lse in the client's hands. */
+#define SINGLE_SLACK 0x1p-20
+
+/* Scores S of a row that is marked in f->strange, and its lse2. A row whose lse is NaN would make NaN of hidden pairs
+ * too: such a row's visible scores become NaN instead, and its lse2 any number. */
+static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
+                            const struct visible_block *block, float c, float *S, float *cap)
+{
+    const struct flash_strange *strange = &f->strange[t->row0 + r];
+    const struct flash_lse lse = strange->lse;
+    const float lse2 = (float)(lse.top * M_LOG2E);
+    switch (strange->kind) {
+    case FLASH_ALIKE:
+        for (int x = 0; x < block->cols; x++) S[x] = S[x] == -INFINITY ? -INFINITY : 0;
+        return (float)((lse.top - strange->z + lse.rest) * M_LOG2E);
+    case FLASH_SINGLE:
+        for (int x = 0; x < block->cols; x++) {
+            if (!(fabsf(c * S[x] - lse2) <= (float)SINGLE_SLACK * fabsf(lse2))) continue;
+            S[x] = 0;
+            return 0;
+        }
+        return lse2;
+    case FLASH_EXACT: break;
+    }
+    if (lse.top == lse.top) flash_exact_scores(f, t, r, j, block->cols, lse, c * M_LN2, S, cap);
+    else
+        for (int x = 0; x < block->cols; x++)
+            if (S[x] != -INFINITY) S[x] = NAN;
+    return 0;
+}
+
+/* lse2 for gradient(), of the copy in `scratch` where rows are marked. A row whose lse is in f->strange gets scores
+ * that go with the lse2 that it gets. j: the block's first key; c: see flash_scores(). */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -235,16 +297,10 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
     for (int r = 0; r < t->rows; r++) any |= lse2[r] != lse2[r];
     if (!any) return lse2;
     for (int r = 0; r < t->rows; r++) {
-        const bool nonfinite = lse2[r] != lse2[r];
-        const struct flash_lse exact = nonfinite ? f->exact[t->row0 + r] : (struct flash_lse){ 0, 0 };
-        float *S = scratch->S + r * scratch->ld;
-        scratch->lse2[r] = nonfinite ? 0 : lse2[r];
-        if (nonfinite && exact.top == exact.top)
-            flash_exact_scores(f, t, r, j, block->cols, exact, c * M_LN2, S,
-                               scratch->cap ? scratch->cap + r * scratch->ld : NULL);
-        else
-            for (int x = 0; nonfinite && x < block->cols; x++)
-                if (S[x] != -INFINITY) S[x] = NAN;
+        const bool marked = lse2[r] != lse2[r];
+        scratch->lse2[r] = !marked ? lse2[r]
+                                   : strange_scores(f, t, r, j, block, c, scratch->S + r * scratch->ld,
+                                                    scratch->cap ? scratch->cap + r * scratch->ld : NULL);
     }
     return scratch->lse2;
 }
@@ -255,6 +311,7 @@ struct chunk {
     int64_t first;       /* row of k and v where it begins */
     int n;               /* its keys that are within seqlens_k */
     bool packed;         /* some row of queries sees them: they are packed, and the sums are there */
+    bool wild;           /* some are so large, or not finite, that products may overflow */
     bool nonfinite_sums; /* scratch->nonfinite_sums is part of dv */
 };
 
@@ -265,7 +322,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     const void *k_rows = flash_at(k, at->b, at->hk, at->first);
     at->packed = true;
-    type->pack_bt(at->n, D, k_rows, k->dtype, k->row, scratch->Kt, simd_ldb(type, D));
+    if (f->seq[at->b].path == FLASH_TILES)
+        at->wild = !type->pack_bt(at->n, D, k_rows, k->dtype, k->row, scratch->Kt, simd_ldb(type, D)) &&
+                   f->may_overflow;
     if (f->dQ)
         flash_pack_clean_b(f, type, at->n, D, k_rows, k->dtype, k->row, scratch->Kb, simd_ldb(type, at->n),
                            scratch->clean);
@@ -274,6 +333,28 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
                       simd_ldb(type, Dv));
     memset(scratch->dKt, 0, (size_t)(D * scratch->ldt) * sizeof *scratch->dKt);
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
+}
+
+/* S = Q K^T of a row tile, summed as the forward of the sequence sums it, or lse would not be that of these scores.
+ * True: some products may not be finite though the scores are. */
+static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
+                            const struct visible_block *block, const struct scratch *scratch)
+{
+    const struct simd_type *type = f->type;
+    const attn_view *q = &f->g.view[ATTN_T_q], *k = &f->g.view[ATTN_T_k];
+    const int D = (int)f->g.dims.D;
+    const int64_t es = simd_element_bytes(type), ldk = simd_ldb(type, D);
+    if (t->seq->path == FLASH_TILES) {
+        type->gemm(t->rows, block->cols, D, f->Qa + t->row0 * f->q_lda * es, f->q_lda,
+                   scratch->Kt + block->c0 / SIMD_PANEL * ldk * es, ldk, scratch->S, scratch->ld, false, NULL);
+        return at->wild || (f->row_values[t->row0 / FLASH_UNIT] & FLASH_WILD);
+    }
+    for (int r = 0; r < t->rows; r++)
+        f->simd->load(D, flash_at(q, t->b, t->h + r / t->n, t->seq->s.q_start + r % t->n), q->dtype,
+                      scratch->few + r * scratch->few_ld);
+    f->simd->dots(t->rows, block->cols, D, scratch->few, scratch->few_ld,
+                  flash_at(k, at->b, at->hk, at->first + block->c0), k->dtype, k->row, scratch->S, scratch->ld);
+    return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
 /* dk and dv of the chunk; zeros where nobody sees a key, and past seqlens_k. */
@@ -311,11 +392,14 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     struct scratch scratch = scratch_of(f, &arena);
 
     for (int64_t g = 0; slopes && g < f->g.group; g++) slopes[g * f->chunks] = 0;
-    struct chunk at = {
-        b, hk, chunk, j0, seq->s.k_start + j0, (int)attn_clamp64(seq->s.Sk - j0, 0, f->Bk), false, false
-    };
+    struct chunk at = { .b = b,
+                        .hk = hk,
+                        .index = chunk,
+                        .j0 = j0,
+                        .first = seq->s.k_start + j0,
+                        .n = (int)attn_clamp64(seq->s.Sk - j0, 0, f->Bk) };
     const int n = at.n;
-    const int64_t ldk = simd_ldb(type, D), ldkb = simd_ldb(type, n), ldv = simd_ldb(type, Dv);
+    const int64_t ldkb = simd_ldb(type, n), ldv = simd_ldb(type, Dv);
     int64_t below = 0, published = 0;
     for (int64_t index = 0; n > 0 && index < seq->tiles && !attn_is_cancelled(f->cancel); index++) {
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -328,14 +412,13 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         }
 
         const int64_t ldb = simd_ldb(type, t.rows), lda = simd_lda(type, t.rows);
-        type->gemm(t.rows, block.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda,
-                   scratch.Kt + block.c0 / SIMD_PANEL * ldk * es, ldk, scratch.S, scratch.ld, false, NULL);
+        const bool wild = multiply_scores(f, &at, &t, &block, &scratch);
         if (dS)
             type->gemm(t.rows, block.cols, Dv, f->dOa + t.row0 * f->do_lda * es, f->do_lda,
                        scratch.Vt + block.c0 / SIMD_PANEL * ldv * es, ldv, scratch.dP, scratch.ld, false, NULL);
-        const float c = flash_scores(f, &t, j0, &block, scratch.S, scratch.ld, scratch.cap, &scratch.limits);
+        const float c = flash_scores(f, &t, j0, &block, scratch.S, scratch.ld, scratch.cap, &scratch.limits, wild);
         if (f->dropout) flash_drop(f, &t, j0, &block, scratch.drop, scratch.ld);
-        if (f->dO_nonfinite[t.row0 / FLASH_UNIT]) {
+        if (f->row_values[t.row0 / FLASH_UNIT] & FLASH_UNREAL) {
             if (!at.nonfinite_sums)
                 memset(scratch.nonfinite_sums, 0, (size_t)(Dv * scratch.ldt) * sizeof *scratch.nonfinite_sums);
             at.nonfinite_sums = true;
@@ -410,7 +493,7 @@ static double dsink_of(const struct flash *f, int64_t h)
         for (int64_t i = 0; i < f->seq[b].s.Sq; i++) {
             const int64_t row = flash_row_of(f, b, h, i);
             const float lse2 = f->lse2[row];
-            const struct flash_lse *exact = &f->exact[row];
+            const struct flash_lse *exact = &f->strange[row].lse;
             if (lse2 != lse2) sum -= exp(sink - exact->top - exact->rest) * f->delta[row];
             else if (lse2 != INFINITY) sum -= exp2(sink * M_LOG2E - lse2) * f->delta[row];
         }

@@ -57,6 +57,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.drop = f->dropout ? flash_take(arena, FLASH_DOT_ROWS * scratch.lds, 4) : NULL;
     scratch.keys = f->g.page_table ? flash_take(arena, STEP, attn_max64(f->g.dims.D, f->g.dims.Dv) * 4) : NULL;
     flash_take_limits(f, arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
+    flash_scratch_end(f, arena);
     return scratch;
 }
 
@@ -107,6 +108,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     const int64_t bundles = attn_tiles(f->g.dims.Hk, seq->bundle), hk0 = rest % bundles * seq->bundle,
                   split = rest / bundles;
     const int heads = (int)attn_min64(seq->bundle, f->g.dims.Hk - hk0);
+    assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
     const struct flash_tile *any = &scratch.heads[0].t; /* causal, window and lengths are the same for all heads */
@@ -129,7 +131,10 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
         for (int n = 0; n < heads; n++) {
             const struct head *head = &scratch.heads[n];
             if (!head->seen) continue;
-            const float c = flash_scores(f, &head->t, j0, &head->block, head->S, scratch.lds, NULL, &scratch.limits);
+            const bool wild = f->may_overflow &&
+                              !f->simd->all_finite(head->t.rows, head->block.cols, head->S, scratch.lds);
+            const float c = flash_scores(f, &head->t, j0, &head->block, head->S, scratch.lds, NULL, &scratch.limits,
+                                         wild);
             if (f->dropout) flash_drop(f, &head->t, j0, &head->block, scratch.drop, scratch.lds);
             if (f->simd->f32.softmax(head->t.rows, head->block.cols, head->S, scratch.lds, c, head->m, head->l,
                                      scratch.rescale, head->S, scratch.lds, scratch.drop))

@@ -1,21 +1,36 @@
-/* exact.c: rows whose numbers leave what vectors of float32 can work with, one by one, in double.
+/* exact.c: rows whose numbers leave what vectors of float32 can work with, and rows whose scores are all alike.
  *
  * Everywhere else scores are kept in base 2 and float32, where a score of 2.4e38 has become infinite, and O is a sum of
  * P V that is divided at the end, where the sum of a few values of 1e38 has. Such rows are seldom, so nothing in the
- * loops looks for them: finish() (forward.c) and load_statistics() (backward.c) see them by their maximum, their sum,
- * their lse or their O. This file then computes the row anew from the tensors, by the definition (kernels/README.md), a
- * key after the other.
+ * loops looks for them: flash_end_rows() (row_end.c) and load_statistics() (backward.c) see them by their maximum,
+ * their sum, their lse or their O. This file then computes the row anew from the tensors, by the definition
+ * (kernels/README.md): scores in double, KEYS of them at a time.
+ *
+ * Rows that are alike. A mask may have the most negative number in place of -inf. A row of it that sees nothing else
+ * has one score for all its keys: what q . k adds is rounded away, in double too. Its P are 1 / n, which the loops in
+ * float32 found as well, and its O is right. Only its lse is not. flash_alike() recognises the row by its bias alone.
+ *
+ * Products that overflow. A q . k may leave float32 while scale q . k is ordinary. Packing tells for nothing whether
+ * all of q and of k is below SIMD_TAME: then no product can. Where one is not, a partial sum that left float32 has
+ * become infinite or NaN and stays that, so flash_scores() looks for what is not finite and flash_mend_scores()
+ * computes those scores anew. To fold the scale into q would not do: scale q may underflow where scale q . k does not,
+ * and every ordinary score would have other bits.
  *
  * lse is kept in two parts, for beside a score of 1e38 a double has lost the logarithm of a sum, and P = exp(z - lse)
- * would be 1 for each key. A backward keeps them by row (flash.exact), with NaN in lse2 as the mark. */
+ * would be 1 for each key. A backward keeps them by row (flash.strange), with NaN in lse2 as the mark. */
 #include <float.h>
 #include <math.h>
+#include <stdatomic.h>
+#include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
-#include "kernels/philox.h"
 #include "kernels/score.h"
 
-enum { LANES = 8 }; /* sums of a dot product beside each other, for the compiler's vectors */
+enum {
+    KEYS = FLASH_MASK_BLOCK, /* looked at and scored together, from a multiple of it on */
+    SHARE_BITS = 24,         /* sums of KEYS values, each divided by 2^24, are finite, with any factor of dropout */
+};
 
 /* A query of one head. */
 struct row {
@@ -26,6 +41,15 @@ struct row {
     double scale, slope;
     attn_score_options options;
     float q[ATTN_MAX_HEAD_DIM];
+};
+
+/* What a row's keys [j, j + n) are, n <= KEYS. */
+struct keys {
+    int64_t j;
+    int n, seen;                 /* how many are seen */
+    uint8_t sees[KEYS];          /* 0 or 1 */
+    float bias[KEYS];            /* where there is a bias */
+    double z[KEYS], slope[KEYS]; /* of those that are seen: score, and its derivative by scale q.k (score.h) */
 };
 
 static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t h, int64_t i)
@@ -41,80 +65,246 @@ static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t 
     f->simd->load(f->g.dims.D, flash_at(q, b, h, row->s->q_start + i), q->dtype, row->q);
 }
 
-static double bias_of(const struct row *row, int64_t j)
+/* -inf: none. */
+static double sink_of(const struct flash *f, int64_t h)
 {
-    const attn_view *bias = &row->f->g.view[ATTN_T_bias];
-    return attn_load(bias->dtype, flash_at(bias, row->b, row->h, row->i), j);
+    return f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
 }
 
-/* Does the query see key j? */
+/* ---- Which keys a row sees --------------------------------------------------------------------------------------- */
+
+static bool mask_hides(const struct row *row, int64_t j)
+{
+    const struct flash *f = row->f;
+    const int32_t *bounds = flash_at(&f->g.view[ATTN_T_mask_startend_rows], row->b, row->h / f->g.mask_group, j);
+    return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
+}
+
+/* Does the row see key j of its range? */
 static bool sees(const struct row *row, int64_t j)
 {
     const struct flash *f = row->f;
-    const attn_view *keep = &f->g.view[ATTN_T_keep_mask], *bounds = &f->g.view[ATTN_T_mask_startend_rows];
-    if (j < row->keys.lo || j >= row->keys.hi) return false;
+    const attn_view *keep = &f->g.view[ATTN_T_keep_mask], *bias = &f->g.view[ATTN_T_bias];
     const int64_t column = j - attn_keep_from(&f->g, row->s);
     if (f->p->keep_mask.rank && column >= 0 && !((const uint8_t *)flash_at(keep, row->b, row->h, row->i))[column])
         return false;
-    if (f->p->bias.rank && bias_of(row, j) == -INFINITY) return false;
-    return !f->mask_heads || !attn_mask_hides(attn_mask_of(flash_at(bounds, row->b, row->h / f->g.mask_group, j),
-                                                           f->g.mask_bounds, f->g.causal, row->s->Sq),
-                                              row->i);
+    if (f->p->bias.rank && attn_load(bias->dtype, flash_at(bias, row->b, row->h, row->i), j) == -INFINITY) return false;
+    return !f->mask_heads || !mask_hides(row, j);
 }
 
-/* z of a key that is seen. *derivative: of z by scale q.k, see score.h. */
-static double score_of(const struct row *row, int64_t j, double *derivative)
+static void look_at_mask(const struct row *row, struct keys *at)
+{
+    const struct flash *f = row->f;
+    const int64_t head = row->b * f->mask_heads + row->h / f->g.mask_group;
+    const attn_tile_kind kind = attn_mask_classify(&f->extremes[head * f->mask_blocks + at->j / KEYS], row->i,
+                                                   row->i + 1);
+    if (kind == ATTN_TILE_FREE) return;
+    if (kind == ATTN_TILE_HIDDEN) memset(at->sees, 0, sizeof at->sees);
+    for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
+}
+
+/* Keys [j, end), up to the next multiple of KEYS: sees, seen and bias. What follows the n keys counts as not seen. */
+static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
+{
+    const struct flash *f = row->f;
+    const attn_view *keep = &f->g.view[ATTN_T_keep_mask], *bias = &f->g.view[ATTN_T_bias];
+    at->j = j;
+    at->n = (int)attn_min64(KEYS - j % KEYS, end - j);
+    const int lo = (int)attn_clamp64(row->keys.lo - j, 0, at->n), hi = (int)attn_clamp64(row->keys.hi - j, lo, at->n);
+    memset(at->sees, 0, sizeof at->sees);
+    memset(at->sees + lo, 1, (size_t)(hi - lo));
+    if (f->p->keep_mask.rank) {
+        uint8_t kept[KEYS];
+        const int64_t from = attn_keep_from(&f->g, row->s);
+        const int before = (int)attn_clamp64(from - j, 0, at->n);
+        memset(kept, 1, sizeof kept);
+        if (before < at->n)
+            memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
+                   (size_t)(at->n - before));
+        for (int x = 0; x < KEYS; x++) at->sees[x] &= kept[x] != 0; /* all KEYS: a loop that becomes vectors */
+    }
+    if (f->p->bias.rank) {
+        const char *from = flash_at(bias, row->b, row->h, row->i);
+        f->simd->load(at->n, from + j * (int64_t)attn_dtype_bytes(bias->dtype), bias->dtype, at->bias);
+        for (int x = 0; x < KEYS; x++) at->sees[x] &= at->bias[x] != -INFINITY;
+    }
+    if (f->mask_heads) look_at_mask(row, at);
+    at->seen = 0;
+    for (int x = 0; x < KEYS; x++) at->seen += at->sees[x];
+}
+
+bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r)
+{
+    struct row row;
+    struct keys at;
+    int64_t seen = 0;
+    row.f = f;
+    row.s = &t->seq->s;
+    row.b = t->b, row.h = t->h + r / t->n, row.i = t->i0 + r % t->n;
+    row.keys = attn_keys_of(&f->g, row.s, row.i);
+    const int64_t range = row.keys.hi - row.keys.lo;
+    if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
+    /* Most rows see the keys about their own place: then it is these two that are looked at, not all. */
+    const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
+    if (sees(&row, own) && sees(&row, own - 1)) return false;
+    for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
+        look(&row, j, row.keys.hi, &at);
+        seen += at.seen;
+    }
+    return seen == 1;
+}
+
+/* ---- Rows that are alike ----------------------------------------------------------------------------------------- */
+
+/* The largest |k| (which 0) or |v| (1) of a key/value head, infinity where one is not finite. The first row that asks
+ * looks, the others find what it found. */
+static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
+{
+    const attn_view *view = &f->g.view[which ? ATTN_T_v : ATTN_T_k];
+    const attn_sequence *s = &f->seq[b].s;
+    _Atomic float *known = &f->most[2 * (b * f->g.dims.Hk + hk) + which];
+    float most = atomic_load_explicit(known, memory_order_relaxed);
+    if (most >= 0) return most;
+    most = 0;
+    struct flash_keys part;
+    for (int64_t j = 0; j < s->Sk; j += part.count) {
+        part = flash_keys_at(f, view, b, hk, s->k_start + j, (int)(s->Sk - j), 1, 0, NULL);
+        most = fmaxf(most, f->simd->most(part.count, (int)(which ? f->g.dims.Dv : f->g.dims.D), part.rows, view->dtype,
+                                         part.stride));
+    }
+    atomic_store_explicit(known, most, memory_order_relaxed);
+    return most;
+}
+
+static double saturated(double z)
+{
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+}
+
+int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found)
+{
+    struct row row;
+    struct keys at;
+    int64_t seen = 0;
+    float bias = 0, size = 0;
+    if (!f->p->bias.rank) return 0;
+    open_row(&row, f, b, h, i);
+    for (int64_t j = row.keys.lo; j < row.keys.hi; j += at.n) {
+        int others = 0;
+        look(&row, j, row.keys.hi, &at);
+        for (int x = 0; seen == 0 && x < at.n; x++)
+            if (at.sees[x]) {
+                bias = at.bias[x];
+                break;
+            }
+        for (int x = 0; x < KEYS; x++) others += at.sees[x] & (at.bias[x] != bias);
+        if (others) return 0;
+        seen += at.seen;
+    }
+    if (seen == 0) return 0;
+    for (int64_t d = 0; d < f->g.dims.D; d++) size += fabsf(row.q[d]);
+    double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
+    if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
+    most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
+    if (!(most < 0x1p-55 * fabsf(bias))) return 0; /* less than half of the last bit of the bias in double; not NaN */
+    const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
+    const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
+    *found = (struct flash_strange){ .kind = FLASH_ALIKE, .z = z, .lse = { top, log(sum) } };
+    return seen;
+}
+
+/* ---- Scores in double -------------------------------------------------------------------------------------------- */
+
+/* z and slope of keys x0 .. x1 - 1 of those that look() looked at. */
+static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 {
     const struct flash *f = row->f;
     const attn_view *k = &f->g.view[ATTN_T_k];
-    const int64_t D = f->g.dims.D;
-    float key[ATTN_MAX_HEAD_DIM];
-    double sum[LANES] = { 0 }, z = 0;
-    f->simd->load(D, flash_key_at(f, k, row->b, row->hk, row->s->k_start + j), k->dtype, key);
-    int64_t d = 0;
-    for (; d + LANES <= D; d += LANES)
-        for (int n = 0; n < LANES; n++) sum[n] += (double)row->q[d + n] * key[d + n];
-    for (; d < D; d++) z += (double)row->q[d] * key[d];
-    for (int n = 0; n < LANES; n++) z += sum[n];
-    z = attn_score_of(&row->options, row->s, row->i, j, z * row->scale, derivative);
-    if (f->p->bias.rank) z += bias_of(row, j);
-    z -= row->slope * fabs((double)(row->i + row->s->Sk - row->s->Sq - j));
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+    struct flash_keys part;
+    for (int x = x0; x < x1; x += part.count) {
+        part = flash_keys_at(f, k, row->b, row->hk, row->s->k_start + at->j + x, x1 - x, 1, 0, NULL);
+        f->simd->dots_exact(part.count, (int)f->g.dims.D, row->q, part.rows, k->dtype, part.stride, at->z + x);
+    }
+    for (int x = x0; x < x1; x++) {
+        const int64_t j = at->j + x;
+        double z = attn_score_of(&row->options, row->s, row->i, j, at->z[x] * row->scale, &at->slope[x]);
+        if (f->p->bias.rank) z += at->bias[x];
+        if (row->slope != 0) z -= row->slope * fabs((double)(row->i + row->s->Sk - row->s->Sq - j));
+        at->z[x] = saturated(z);
+    }
+}
+
+/* out += P V of the keys; P is 0 where a key is not seen. What is seen is used even where P is 0, as NaN is then NaN:
+ * `real` says that there is none. */
+static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
+{
+    const struct flash *f = row->f;
+    const attn_view *v = &f->g.view[ATTN_T_v];
+    const int Dv = (int)f->g.dims.Dv;
+    float O[ATTN_MAX_HEAD_DIM];
+    double share = 1;
+    for (bool finite = false; !finite;) { /* a second time where a sum overflowed */
+        struct flash_keys part;
+        memset(O, 0, (size_t)Dv * sizeof *O);
+        for (int x = 0; x < at->n; x += part.count) {
+            part = flash_keys_at(f, v, row->b, row->hk, row->s->k_start + at->j + x, at->n - x, 1, 0, NULL);
+            f->simd->axpys(1, part.count, Dv, P + x, KEYS, part.rows, v->dtype, part.stride, O, 0);
+        }
+        finite = share > 1 || f->simd->all_finite(1, Dv, O, 0);
+        if (finite) break;
+        share = 1 << SHARE_BITS;
+        for (int x = 0; x < at->n; x++) P[x] *= 1.0f / (1 << SHARE_BITS);
+    }
+    for (int d = 0; d < Dv; d++) out[d] += O[d] * share;
+    for (int x = 0; !real && x < at->n; x++) {
+        if (!at->sees[x] || P[x] != 0) continue;
+        f->simd->load(Dv, flash_key_at(f, v, row->b, row->hk, row->s->k_start + at->j + x), v->dtype, O);
+        for (int d = 0; d < Dv; d++) out[d] += 0 * O[d];
+    }
 }
 
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out)
 {
-    const attn_view *v = &f->g.view[ATTN_T_v];
     const int64_t Dv = f->g.dims.Dv;
     struct row row;
-    float value[ATTN_MAX_HEAD_DIM];
-    double top = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
-    double sum = top > -INFINITY ? 1 : 0, derivative;
+    struct keys at;
+    double top = sink_of(f, h), sum = top > -INFINITY ? 1 : 0;
     open_row(&row, f, b, h, i);
-    for (int64_t d = 0; d < Dv; d++) out[d] = 0;
-    for (int64_t j = row.keys.lo; j < row.keys.hi; j++) {
-        if (!sees(&row, j)) continue;
-        const double z = score_of(&row, j, &derivative);
-        if (z != z) { /* all of the row is NaN, whatever comes */
-            for (int64_t d = 0; d < Dv; d++) out[d] = NAN;
+    const bool real = out && most_of(f, b, row.hk, 1) < INFINITY;
+    for (int64_t d = 0; out && d < Dv; d++) out[d] = 0;
+    for (int64_t j = row.keys.lo; j < row.keys.hi; j += at.n) {
+        float P[KEYS], drop[KEYS];
+        double most = top, nan = 0;
+        look(&row, j, row.keys.hi, &at);
+        if (at.seen == 0) continue;
+        score_keys(&row, &at, 0, at.n);
+        for (int x = 0; x < at.n; x++) {
+            if (!at.sees[x]) continue;
+            most = at.z[x] > most ? at.z[x] : most;
+            nan += at.z[x] * 0;
+        }
+        if (nan != nan) { /* all of the row is NaN, whatever comes */
+            for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }
-        if (z > top) {
-            const double rescale = top > -INFINITY ? exp(top - z) : 0;
+        if (most > top) {
+            const double rescale = top > -INFINITY ? exp(top - most) : 0;
             sum *= rescale;
-            for (int64_t d = 0; d < Dv; d++) out[d] *= rescale;
-            top = z;
+            for (int64_t d = 0; out && d < Dv; d++) out[d] *= rescale;
+            top = most;
         }
-        double P = exp(z - top);
-        sum += P;
-        if (f->dropout)
-            P = attn_dropout_keep(f->p->seed, b * f->g.dims.H + h, i, j, f->drop_threshold) ? P / (1 - f->p->dropout_p)
-                                                                                            : 0;
-        f->simd->load(Dv, flash_key_at(f, v, b, row.hk, row.s->k_start + j), v->dtype, value);
-        for (int64_t d = 0; d < Dv; d++) out[d] += P * value[d];
+        for (int x = 0; x < at.n; x++) P[x] = at.sees[x] ? (float)((at.z[x] - top) * M_LOG2E) : -INFINITY;
+        f->simd->exp2(at.n, P, P);
+        for (int x = 0; x < at.n; x++) sum += P[x];
+        if (!out) continue;
+        if (f->dropout) {
+            flash_drop_row(f, b, h, i, j, at.n, drop);
+            for (int x = 0; x < at.n; x++) P[x] *= drop[x];
+        }
+        add_values(&row, &at, P, real, out);
     }
     const double v_scale = f->p->v_scale.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], b, row.hk, 0) : 1;
-    for (int64_t d = 0; d < Dv; d++) out[d] = sum > 0 ? out[d] / sum * v_scale : 0;
+    for (int64_t d = 0; out && d < Dv; d++) out[d] = sum > 0 ? out[d] / sum * v_scale : 0;
     return (struct flash_lse){ top, sum > 0 ? log(sum) : 0 };
 }
 
@@ -122,10 +312,40 @@ void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r
                         struct flash_lse lse, double c, float *S, float *cap)
 {
     struct row row;
+    struct keys at;
     open_row(&row, f, t->b, t->h + r / t->n, t->i0 + r % t->n);
-    for (int x = 0; x < cols; x++) {
-        double derivative = 1;
-        S[x] = sees(&row, j + x) ? (float)((score_of(&row, j + x, &derivative) - lse.top - lse.rest) / c) : -INFINITY;
-        if (cap) cap[x] = (float)derivative;
+    for (int first = 0; first < cols; first += at.n) {
+        look(&row, j + first, j + cols, &at);
+        if (at.seen) score_keys(&row, &at, 0, at.n);
+        for (int x = 0; x < at.n; x++)
+            S[first + x] = at.sees[x] ? (float)((at.z[x] - lse.top - lse.rest) / c) : -INFINITY;
+        for (int x = 0; cap && x < at.n; x++) cap[first + x] = at.sees[x] ? (float)at.slope[x] : 0;
+    }
+}
+
+void flash_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S, int64_t lds,
+                       float *cap)
+{
+    struct row row;
+    struct keys at;
+    for (int r = 0; r < t->rows; r++) {
+        float *s = S + r * lds;
+        bool open = false;
+        for (int first = 0; first < cols; first += at.n) {
+            int x0 = KEYS, x1 = 0;
+            at.n = (int)attn_min64(KEYS - (j + first) % KEYS, cols - first);
+            for (int x = 0; x < at.n; x++)
+                if (s[first + x] != s[first + x]) x0 = x < x0 ? x : x0, x1 = x + 1;
+            if (x0 >= x1) continue;
+            if (!open) open_row(&row, f, t->b, t->h + r / t->n, t->i0 + r % t->n);
+            open = true;
+            look(&row, j + first, j + cols, &at);
+            score_keys(&row, &at, x0, x1);
+            for (int x = x0; x < x1; x++) {
+                if (s[first + x] == s[first + x]) continue;
+                s[first + x] = at.z[x] < -FLT_MAX / M_LOG2E ? -FLT_MAX : (float)(at.z[x] * M_LOG2E);
+                if (cap) cap[r * lds + first + x] = (float)at.slope[x];
+            }
+        }
     }
 }

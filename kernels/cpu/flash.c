@@ -36,6 +36,7 @@ int64_t flash_find(const struct flash *f, size_t field, int64_t item)
         if (first <= item) low = middle;
         else high = middle;
     }
+    assert(f->B > 0 && item >= 0);
     return low;
 }
 
@@ -43,6 +44,7 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
 {
     const struct flash_sequence *seq = &f->seq[b];
     struct flash_tile t = { .seq = seq, .b = b, .hk = hk, .index = index };
+    assert(hk >= 0 && hk < f->g.dims.Hk && index >= 0 && index < seq->tiles);
     if (seq->heads == 1 && seq->s.Sq > 0) {
         const int64_t blocks = attn_tiles(seq->s.Sq, f->BM), g = index / blocks;
         t.h = hk * f->g.group + g;
@@ -59,6 +61,8 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
     }
     t.row0 += seq->rows0 + hk * seq->rows;
     t.rows = t.heads * t.n;
+    assert(t.rows > 0 && t.rows <= f->BM && t.row0 % FLASH_UNIT == 0);
+    assert(t.row0 + t.rows <= seq->rows0 + (hk + 1) * seq->rows);
     t.keys = attn_keys_of_rows(&f->g, &seq->s, t.i0, t.i0 + t.n);
     t.all = attn_keys_of_all_rows(&f->g, &seq->s, t.i0, t.i0 + t.n);
     return t;
@@ -78,6 +82,7 @@ bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t
                       struct visible_block *block)
 {
     int64_t lo = attn_max64(t->keys.lo, j0), hi = attn_min64(t->keys.hi, j1);
+    assert(j0 % FLASH_UNIT == 0);
     if (lo >= hi) return false;
     block->masked = false;
     if (f->mask_heads) {
@@ -106,6 +111,7 @@ bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t
     }
     block->c0 = (int)((lo - j0) / FLASH_UNIT * FLASH_UNIT);
     block->cols = (int)(hi - j0) - block->c0;
+    assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
     /* Columns of the unit before lo that only the mask hid are looked at again. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
@@ -151,7 +157,7 @@ static void mask_block(const struct flash *f, const struct flash_tile *t, int64_
 }
 
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
-                   float *S, int64_t lds, float *cap, const struct flash_limits *limits)
+                   float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild)
 {
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
@@ -167,7 +173,10 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
     }
     const float c = (float)(scale * M_LOG2E);
-    if (f->plain && c >= FLT_MIN && c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
+    for (int r = 0; wild && r < t->rows; r++) /* infinite becomes NaN, which every step keeps until it is mended */
+        for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
+    if (f->plain && !wild && c >= FLT_MIN &&
+        c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
         for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;
@@ -206,6 +215,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
         f->simd->score(t->n, cols, S + (int64_t)head * t->n * lds, lds, &how);
     }
+    if (wild) flash_mend_scores(f, t, j, cols, S, lds, cap);
     return 1;
 }
 
@@ -234,27 +244,43 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
     }
 }
 
+enum { HALVES = 8 * GROUPS };
+
+/* M of HALVES keys from 8 * group on. */
+static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float M[HALVES])
+{
+    const uint32_t threshold = f->drop_threshold;
+    uint32_t word[4][GROUPS], m[GROUPS][8], kept;
+    memcpy(&kept, &f->drop_scale, sizeof kept);
+    draw(f->p->seed, head_index, i, group, word);
+    for (int w = 0; w < 4; w++)
+        for (int g = 0; g < GROUPS; g++) { /* by masks: a branch would be guessed wrong as often as p is */
+            m[g][2 * w] = kept & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
+            m[g][2 * w + 1] = kept & -(uint32_t)(word[w][g] >> 16 >= threshold);
+        }
+    memcpy(M, m, sizeof m);
+}
+
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *M, int64_t ld)
 {
     const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, so of the 8 halves of a call */
-    const float kept = f->drop_scale;
-    const uint32_t threshold = f->drop_threshold;
+    float m[HALVES];
     for (int r = 0; r < t->rows; r++) {
         const int64_t head_index = t->b * f->g.dims.H + t->h + r / t->n, i = t->i0 + r % t->n;
-        for (int c = 0; c < block->cols; c += 8 * GROUPS) {
-            uint32_t word[4][GROUPS];
-            float m[GROUPS][8];
-            draw(f->p->seed, head_index, i, (j + c) / 8, word);
-            for (int g = 0; g < GROUPS; g++)
-                for (int w = 0; w < 4; w++) {
-                    m[g][2 * w] = (word[w][g] & 0xffffu) >= threshold ? kept : 0.0f;
-                    m[g][2 * w + 1] = word[w][g] >> 16 >= threshold ? kept : 0.0f;
-                }
-            memcpy(M + r * ld + c, m,
-                   (size_t)(block->cols - c < 8 * GROUPS ? block->cols - c : 8 * GROUPS) * sizeof(float));
+        for (int c = 0; c < block->cols; c += HALVES) {
+            drop(f, head_index, i, (j + c) / 8, m);
+            memcpy(M + r * ld + c, m, (size_t)(block->cols - c < HALVES ? block->cols - c : HALVES) * sizeof *m);
         }
     }
+}
+
+void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *M)
+{
+    static_assert(FLASH_MASK_BLOCK + 7 <= HALVES, "keys of a row that are drawn at once");
+    float m[HALVES];
+    drop(f, b * f->g.dims.H + h, i, j / 8, m);
+    memcpy(M, m + j % 8, (size_t)n * sizeof *m);
 }
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */

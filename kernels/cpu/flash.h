@@ -31,6 +31,7 @@
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
+#include <assert.h>
 #include <math.h>
 
 #include "kernels/cpu/pool.h"
@@ -73,11 +74,24 @@ struct flash_lse {
     double top, rest;
 };
 
-/* What a pack found among the values of a tile. */
+/* What a pack found in a tile. */
 enum flash_values {
     FLASH_TAME = 0,
-    FLASH_LARGE = 1, /* some are so large (2^64) that their sum may be infinite */
-    FLASH_UNREAL = 2 /* some are NaN or infinite; the pack has zeros in their place */
+    FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME) that their sum may be infinite */
+    FLASH_UNREAL = 2, /* some values are NaN or infinite; the pack has zeros in their place */
+    FLASH_WILD = 4,   /* some queries or keys are so large (SIMD_TAME), or not finite, that products may overflow */
+};
+
+/* Rows whose lse in float32 does not say what P is. */
+enum flash_strangeness {
+    FLASH_EXACT, /* each score is computed in double; lse.top is NaN where all that the row sees is NaN */
+    FLASH_ALIKE, /* every key that the row sees has the score z */
+    FLASH_SINGLE /* it sees one key: P is 1 where lse is that key's score but for its rounding */
+};
+struct flash_strange {
+    struct flash_lse lse;
+    double z;
+    enum flash_strangeness kind;
 };
 
 /* One sequence of a problem. The prefix sums (…0) count over the sequences before this one, all key/value heads
@@ -119,11 +133,13 @@ struct visible_block {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    const struct simd_type *type;         /* of the products; in a backward of those for gradients */
-    const struct simd_type *forward_type; /* of forward's: the same, or more exact */
+    /* Of the products, and of P V in a forward: the same, or more exact. Scores are of one type in a forward and in a
+     * backward: lse must be the sum of the very P that gradients are made of. */
+    const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, recompute; /* recompute: backward that starts with a forward */
     bool plain;               /* scores need no more than a scale > 0 and ranges of columns */
+    bool may_overflow;        /* q and k are of dtypes whose products may leave float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - p) */
@@ -131,26 +147,28 @@ struct flash {
     int Bk;           /* backward: keys of a chunk */
     int bundle;       /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
-    const int *cancel; /* of the run; asked with attn_is_cancelled() between tiles */
+    const int *cancel;     /* of the run; asked with attn_is_cancelled() between tiles */
+    int64_t scratch_bytes; /* of a thread; enough for each user of them */
 
     struct flash_sequence *seq; /* [B] */
 
     /* By key, FLASH_TILES with packs: per key tile K^T as B operand, then V as B operand. */
     char *kv;
-    uint8_t *v_values;            /* enum flash_values of a key tile's V */
+    uint8_t *kv_values;           /* enum flash_values of a key tile */
     int64_t kv_key_bytes;         /* kv bytes of a key */
     attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
+    _Atomic float *most; /* [B][Hk][2], see exact.c; below 0: nobody has asked yet */
 
     /* Partial results of split sequences: O [part rows][Dv], then m and l. */
     float *part_O, *part_m, *part_l;
 
     /* By row, backward. */
-    char *Qa, *dOa;           /* A operands, row by row */
-    char *Qat, *dOat;         /* transposed A operands, tile by tile */
-    float *lse2, *delta, *dQ; /* lse2: NaN where the row's lse is in `exact` */
-    struct flash_lse *exact;  /* see exact.c; written for the rows that need it */
-    uint8_t *dO_nonfinite;    /* a row tile's dO holds NaN or infinity; by row0 / FLASH_UNIT */
+    char *Qa, *dOa;                /* A operands, row by row */
+    char *Qat, *dOat;              /* transposed A operands, tile by tile */
+    float *lse2, *delta, *dQ;      /* lse2: NaN where the row's lse is in `strange` */
+    struct flash_strange *strange; /* see exact.c; written for the rows that need it */
+    uint8_t *row_values; /* enum flash_values of a row tile's Q (WILD) and dO (UNREAL); by row0 / FLASH_UNIT */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld; /* unit: bytes of FLASH_UNIT rows of Qat, dOat */
 
     /* Backward, by chunk. */
@@ -234,13 +252,17 @@ void flash_take_limits(const struct flash *f, struct flash_arena *arena, int row
                        struct flash_limits *limits);
 
 /* Turns raw products S (rows x block.cols) into scores, hidden ones -inf, and returns the factor that is still to be
- * applied in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */
+ * applied in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. `wild`: some products
+ * may not be finite though the scores are (exact.c). */
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
-                   float *S, int64_t lds, float *cap, const struct flash_limits *limits);
+                   float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
 /* M of dropout for a block: 0 or 1 / (1 - p). */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *M, int64_t ld);
+
+/* The same of one row, for up to FLASH_MASK_BLOCK keys from key j on. */
+void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *M);
 
 /* The rows of a tile in a tensor of q's shape family, as one strided matrix: in place, or gathered to `scratch`
  * (t->rows * cols elements) where the tile has several heads. */
@@ -273,6 +295,13 @@ static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_
 {
     if (f->g.page_table) return flash_keys_of_pages(f, view, b, hk, line, most, unit, cols, scratch);
     return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
+}
+
+/* Each user of a thread's scratch ends its carving with this. */
+static inline void flash_scratch_end(const struct flash *f, const struct flash_arena *arena)
+{
+    assert(arena->base == NULL || arena->used <= f->scratch_bytes);
+    (void)f, (void)arena;
 }
 
 /* Where the numbers of (h, i) are in the arrays by row. */
@@ -326,22 +355,33 @@ void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, in
 /* A row of dO, as the products round it. */
 void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row);
 
-/* exact.c: the row of query i of head h, in double. `out`: Dv numbers. */
+/* exact.c: the row of query i of head h, in double. `out`: Dv numbers, or NULL where only lse is wanted. */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
 
-/* Keeps a row's lse for gradient(): in lse2, or where that cannot hold it in `exact`. */
-static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_lse lse)
+/* How many keys the row sees where all of them have one score: then *found is written. 0: it sees none, or they may
+ * differ. */
+int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
+
+/* Does row r of a tile see one key and no other? */
+bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
+
+/* Keeps a row's lse for gradient(): in lse2, or where that cannot hold it in `strange`. */
+static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
-    const double whole = lse.top + lse.rest;
-    f->exact[row] = lse;
-    f->lse2[row] = lse.top == -INFINITY                  ? INFINITY
-                   : fabs(whole) < (double)ATTN_LSE_MOST ? (float)(whole * M_LOG2E)
-                                                         : NAN;
+    const double whole = lse.lse.top + lse.lse.rest;
+    const bool holds = lse.kind == FLASH_EXACT && fabs(whole) < (double)ATTN_LSE_MOST;
+    f->strange[row] = lse;
+    f->lse2[row] = lse.lse.top == -INFINITY ? INFINITY : holds ? (float)(whole * M_LOG2E) : NAN;
 }
 
 /* Scores of row r of a tile for gradient(), less their lse and in units of c (natural logarithms): S, and where `cap`
  * is not NULL what softcap leaves of the gradient, of columns j .. j + cols - 1. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
+
+/* Scores of a tile's rows, after score(): those that are NaN (and what softcap leaves of their gradients) are computed
+ * anew, for the products that they come from may have overflowed. */
+void flash_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S, int64_t lds,
+                       float *cap);
 
 #endif

@@ -20,7 +20,7 @@
  * one row tile a head packs each key tile as it comes.
  *
  * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is
- * packed with zeros in place of what is not finite, and the pack says so (v_values). Then, before softmax()
+ * packed with zeros in place of what is not finite, and the pack says so (kv_values). Then, before softmax()
  * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums` for exactly the rows that
  * see them, and O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been.
  * K needs no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same
@@ -51,10 +51,10 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     const struct simd_type *t = f->forward_type;
     const int64_t D = f->g.dims.D, Dv = f->g.dims.Dv;
     struct scratch scratch;
-    scratch.q_lda = simd_lda(t, D);
+    scratch.q_lda = simd_lda(f->type, D);
     scratch.lds = simd_ld(f->BN, 4);
     scratch.ldo = simd_ld(Dv, 4);
-    scratch.Qa = flash_take(arena, simd_a_bytes(t, f->BM, scratch.q_lda), 1);
+    scratch.Qa = flash_take(arena, simd_a_bytes(f->type, f->BM, scratch.q_lda), 1);
     scratch.S = flash_take(arena, simd_round_up(f->BM, SIMD_A_ROWS) * scratch.lds, 4);
     scratch.ldp = t->dtype == ATTN_F32 ? scratch.lds : simd_lda(t, f->BN);
     scratch.P = t->dtype == ATTN_F32 ? (char *)scratch.S : flash_take(arena, simd_a_bytes(t, f->BM, scratch.ldp), 1);
@@ -70,6 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* last: seldom touched */
+    flash_scratch_end(f, arena);
     return scratch;
 }
 
@@ -82,22 +83,25 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
-/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of V. Page by page, where there are
+/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Page by page, where there are
  * pages: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and are the same however many are packed at a
  * time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
-    const struct simd_type *t = f->forward_type;
+    const struct simd_type *t = f->forward_type, *score_t = f->type;
     const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
-    const int64_t first = seq->s.k_start + j0, es = simd_element_bytes(t), ldk = simd_ldb(t, D), ldv = simd_ldb(t, n);
-    char *const values = kv + simd_b_bytes(t, n, ldk);
+    const int64_t first = seq->s.k_start + j0, es = simd_element_bytes(t), ldk = simd_ldb(score_t, D),
+                  ldv = simd_ldb(t, n);
+    char *const values = kv + simd_b_bytes(score_t, n, ldk);
     struct flash_keys part;
     int found = FLASH_TAME;
     for (int at = 0; at < n; at += part.count) {
         part = flash_keys_at(f, k, b, hk, first + at, n - at, FLASH_UNIT, D, scratch->keys);
-        t->pack_bt(part.count, D, part.rows, k->dtype, part.stride, kv + at / SIMD_PANEL * ldk * es, ldk);
+        if (!score_t->pack_bt(part.count, D, part.rows, k->dtype, part.stride,
+                              kv + at / SIMD_PANEL * ldk * simd_element_bytes(score_t), ldk))
+            found |= f->may_overflow ? FLASH_WILD : FLASH_TAME;
     }
     for (int at = 0; at < n; at += part.count) {
         part = flash_keys_at(f, v, b, hk, first + at, n - at, FLASH_UNIT, Dv, scratch->keys);
@@ -133,10 +137,11 @@ void flash_prepare_item(const struct flash *f, char *memory, int64_t item)
     const int64_t tiles = attn_tiles(seq->s.Sk, f->BN), rest = item - seq->packs0;
     const int64_t hk = rest / tiles, j0 = rest % tiles * f->BN;
     const int n = (int)attn_min64(f->BN, seq->s.Sk - j0);
+    assert(rest >= 0 && hk < f->g.dims.Hk && n > 0);
     struct flash_arena arena = { .base = memory };
     const struct scratch scratch = scratch_of(f, &arena);
     char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
-    f->v_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, &scratch);
+    f->kv_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, &scratch);
 }
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
@@ -170,10 +175,11 @@ static void add_nonfinite(const struct flash *f, const struct flash_tile *t, int
 
 void flash_forward_item(const struct flash *f, char *memory, int64_t item)
 {
-    const struct simd_type *type = f->forward_type;
+    const struct simd_type *type = f->forward_type, *score_type = f->type;
     const int64_t b = FLASH_FIND(f, items0, item);
     const struct flash_sequence *seq = &f->seq[b];
     const int64_t each = seq->tiles * seq->splits, rest = item - seq->items0;
+    assert(rest >= 0 && rest < attn_tiles(f->g.dims.Hk, seq->bundle) * each);
     if (seq->path == FLASH_DOTS) {
         flash_decode(f, b, rest, memory);
         return;
@@ -185,11 +191,13 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
     struct flash_arena arena = { .base = memory };
     struct scratch scratch = scratch_of(f, &arena);
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
-    const int64_t es = simd_element_bytes(type), ldk = simd_ldb(type, D);
+    const int64_t es = simd_element_bytes(type), score_es = simd_element_bytes(score_type),
+                  ldk = simd_ldb(score_type, D);
 
     int64_t q_stride;
     const void *q = flash_gather(&t, &f->g.view[ATTN_T_q], D, scratch.gathered, &q_stride);
-    type->pack_a(t.rows, D, q, f->p->q.dtype, q_stride, scratch.Qa, scratch.q_lda);
+    const bool wild_q = !score_type->pack_a(t.rows, D, q, f->p->q.dtype, q_stride, scratch.Qa, scratch.q_lda) &&
+                        f->may_overflow;
     for (int r = 0; r < t.rows; r++) scratch.m[r] = -INFINITY, scratch.l[r] = 0;
 
     bool started = false, nonfinite_sums = false, large = false;
@@ -205,18 +213,18 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         int values;
         if (seq->packs) {
             const char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
-            K = kv + block.c0 / SIMD_PANEL * ldk * es;
-            V = kv + simd_b_bytes(type, n, ldk) + (int64_t)block.c0 * SIMD_PANEL * es;
+            K = kv + block.c0 / SIMD_PANEL * ldk * score_es;
+            V = kv + simd_b_bytes(score_type, n, ldk) + (int64_t)block.c0 * SIMD_PANEL * es;
             ldv = simd_ldb(type, n);
-            values = f->v_values[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->BN) + j0 / f->BN];
+            values = f->kv_values[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->BN) + j0 / f->BN];
         } else {
             values = pack_keys(f, seq, b, hk, j0 + block.c0, block.cols, scratch.kv, &scratch);
             K = scratch.kv;
-            V = scratch.kv + simd_b_bytes(type, block.cols, ldk);
+            V = scratch.kv + simd_b_bytes(score_type, block.cols, ldk);
             ldv = simd_ldb(type, block.cols);
         }
 
-        const bool nonfinite = values & FLASH_UNREAL;
+        const bool nonfinite = values & FLASH_UNREAL, wild = wild_q || (values & FLASH_WILD);
         large |= values & FLASH_LARGE;
         if (nonfinite && !nonfinite_sums)
             memset(scratch.nonfinite_sums, 0, (size_t)(t.rows * scratch.ldo) * sizeof *scratch.nonfinite_sums);
@@ -235,9 +243,9 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                 }
             }
             const int64_t skipped = part.c0 - block.c0; /* columns; a multiple of FLASH_UNIT */
-            type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * es, scratch.q_lda,
-                       K + skipped / SIMD_PANEL * ldk * es, ldk, scratch.S, scratch.lds, false, NULL);
-            const float c = flash_scores(f, &strip, j0, &part, scratch.S, scratch.lds, NULL, &scratch.limits);
+            score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
+                             K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);
+            const float c = flash_scores(f, &strip, j0, &part, scratch.S, scratch.lds, NULL, &scratch.limits, wild);
             if (nonfinite)
                 add_nonfinite(f, &strip, j0 + part.c0, part.cols, scratch.S, scratch.lds,
                               scratch.nonfinite_sums + r0 * scratch.ldo, scratch.ldo, scratch.clean);

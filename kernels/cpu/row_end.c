@@ -25,7 +25,8 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Does row r of a tile have numbers that vectors of float32 cannot give? m and l are its, O is its row of sums. */
+/* Does row r of a tile have numbers that vectors of float32 cannot give? m and l are its, O is its row of sums.
+ * Products that overflowed do not show here: flash_scores() has mended them. */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
@@ -40,23 +41,38 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Row r of a tile in double: to out and lse; in a backward to delta and lse2, or `exact`. */
-static void finish_exactly(const struct flash *f, const struct flash_tile *t, int r)
+/* A row that is alike, as loops in float32 left it: O is the sum of its values and l counts them. False: it is no such
+ * row. Otherwise `row` becomes its out. */
+static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
+                         struct flash_strange *found, double *row)
+{
+    const int64_t Dv = f->g.dims.Dv, keys = flash_alike(f, t->b, t->h + r / t->n, t->i0 + r % t->n, found);
+    if (keys == 0 || l != (float)keys || !f->simd->all_finite(1, (int)Dv, O, 0)) return false;
+    double factor = exp(found->z - found->lse.top - found->lse.rest);
+    if (f->p->v_scale.rank) factor *= *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], t->b, t->hk, 0);
+    for (int64_t d = 0; d < Dv; d++) row[d] = O[d] * factor;
+    return true;
+}
+
+/* Row r of a tile, which is_strange(): to out and lse; in a backward to delta and lse2, or `strange`. */
+static void finish_strange(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n, line = t->seq->s.q_start + i, Dv = f->g.dims.Dv;
     double row[ATTN_MAX_HEAD_DIM], delta = 0;
-    const struct flash_lse exact = flash_exact_row(f, t->b, h, i, row);
+    struct flash_strange found;
+    if (!finish_alike(f, t, r, l, O, &found, row))
+        found = (struct flash_strange){ .lse = flash_exact_row(f, t->b, h, i, row), .kind = FLASH_EXACT };
     if (f->backward) {
         float rounded[ATTN_MAX_HEAD_DIM];
         flash_load_dout(f, t->b, h, line, rounded);
         for (int64_t d = 0; d < Dv; d++) delta += row[d] * rounded[d];
         if (f->p->dlse.rank) delta -= *(const float *)flash_at(dlse, t->b, h, line);
         f->delta[t->row0 + r] = (float)delta;
-        flash_keep_lse(f, t->row0 + r, exact);
+        flash_keep_lse(f, t->row0 + r, found);
         return;
     }
-    if (f->p->lse.rank) *(float *)flash_at(lse, t->b, h, line) = (float)(exact.top + exact.rest);
+    if (f->p->lse.rank) *(float *)flash_at(lse, t->b, h, line) = (float)(found.lse.top + found.lse.rest);
     for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
 }
 
@@ -106,7 +122,7 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
                            out->dtype, out->row);
         for (int r = r0; strange && r < r0 + t->n; r++)
             if (is_strange(f, t, r, m[r], l[r], O + r * ldo, large) || (f->backward && isnan(f->lse2[t->row0 + r])))
-                finish_exactly(f, t, r);
+                finish_strange(f, t, r, l[r], O + r * ldo);
     }
 }
 
@@ -126,6 +142,7 @@ void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split
         return;
     }
     const int64_t row = flash_part_row(t, split), Dv = f->g.dims.Dv;
+    assert(row + t->rows <= t->seq->parts0 + f->g.dims.Hk * t->seq->splits * t->seq->part_rows);
     memcpy(f->part_m + row, m, (size_t)t->rows * sizeof *m);
     memcpy(f->part_l + row, l, (size_t)t->rows * sizeof *l);
     for (int r = 0; r < t->rows; r++) memcpy(f->part_O + (row + r) * Dv, O + r * ldo, (size_t)Dv * sizeof *O);

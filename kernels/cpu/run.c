@@ -157,6 +157,15 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
+/* Do the lengths as they are need no more than the workspace was measured with? Invariant 3 of flash.h. */
+static bool within_bounds(const struct sums *sums, const struct flash *f)
+{
+    const struct sums most = bound_sums(f);
+    return sums->tiles <= most.tiles && sums->rows <= most.rows && sums->packs <= most.packs &&
+           sums->keys <= most.keys && sums->parts <= most.parts && sums->chunks <= most.chunks &&
+           sums->longest_chunks <= most.longest_chunks;
+}
+
 /* ---- A problem --------------------------------------------------------------------------------------------------- */
 
 /* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products
@@ -171,6 +180,12 @@ static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype
     const int64_t padded = simd_round_up(D, SIMD_PANEL) + simd_round_up(Dv, SIMD_PANEL);
     const double slower = (double)padded / (double)(D + Dv);
     return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
+}
+
+/* Are its numbers so small that a dot product of two rows of them is finite? */
+static bool fits_products(attn_dtype dtype)
+{
+    return dtype == ATTN_F16 || dtype == ATTN_F8E4M3;
 }
 
 static void resolve(const struct simd *simd, const attn_problem *p, struct flash *f)
@@ -190,6 +205,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
                !p->mask_startend_rows.rank;
+    f->may_overflow = !(fits_products(p->q.dtype) && fits_products(p->k.dtype));
     f->drop_threshold = attn_dropout_threshold(p->dropout_p);
     f->dropout = p->dropout_p > 0;
     f->drop_scale = (float)(1 / (1 - p->dropout_p));
@@ -202,6 +218,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = t->Bk;
         break;
     }
+    assert(f->BM > 0); /* the last rows of tile_sizes take every head size */
     /* Heads that lie side by side in memory are read side by side. */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
@@ -228,12 +245,13 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     const struct simd_type *t = f->type, *forward_t = f->forward_type;
     const int64_t es = simd_element_bytes(t);
     f->seq = flash_take(arena, f->B, sizeof *f->seq);
+    f->most = flash_take(arena, add_product(0, f->B, d->Hk), 2 * sizeof *f->most);
     const bool forward = !f->backward || f->recompute;
     if (forward) {
-        f->kv_key_bytes = (simd_round_up(d->D, forward_t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) *
-                          simd_element_bytes(forward_t) * forward_t->parts;
+        f->kv_key_bytes = simd_round_up(d->D, t->k_multiple) * es * t->parts +
+                          simd_round_up(d->Dv, SIMD_PANEL) * simd_element_bytes(forward_t) * forward_t->parts;
         f->kv = flash_take(arena, sums->keys, f->kv_key_bytes);
-        f->v_values = flash_take(arena, sums->packs, 1);
+        f->kv_values = flash_take(arena, sums->packs, 1);
         f->part_O = flash_take(arena, sums->parts, d->Dv * 4);
         f->part_m = flash_take(arena, sums->parts, 4);
         f->part_l = flash_take(arena, sums->parts, 4);
@@ -251,10 +269,10 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->dOa = flash_take(arena, sums->rows, f->do_lda * es);
         f->Qat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->q_unit_bytes);
         f->dOat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->do_unit_bytes);
-        f->dO_nonfinite = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
+        f->row_values = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
         f->lse2 = flash_take(arena, sums->rows, 4);
         f->delta = flash_take(arena, sums->rows, 4);
-        f->exact = flash_take(arena, sums->rows, sizeof *f->exact);
+        f->strange = flash_take(arena, sums->rows, sizeof *f->strange);
         if (f->p->dq.rank) f->dQ = flash_take(arena, sums->rows, f->dq_ld * 4);
         f->chunks = sums->longest_chunks;
         f->progress = flash_take(arena, sums->chunks, sizeof *f->progress);
@@ -358,13 +376,16 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash_arena ahead = arena; /* cut() takes seq first: fill it in, for its sums are what cut() needs */
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);
+        assert(within_bounds(&sums, f));
         cut(f, &sums, &arena);
+        f->scratch_bytes = scratch_bytes(f);
+        for (int64_t head = 0; head < 2 * f->B * f->g.dims.Hk; head++) atomic_init(&f->most[head], -1);
         for (int64_t c = 0; f->backward && c < f->chunks_all; c++) atomic_init(&f->progress[c].tile, 0);
         for (int phase = 0; phase < FLASH_PHASES; phase++) {
             f->first[phase] = run.items[phase];
             run.items[phase] += f->items[phase];
         }
-        run.scratch_bytes = attn_max64(run.scratch_bytes, (scratch_bytes(f) + 63) & ~INT64_C(63));
+        run.scratch_bytes = attn_max64(run.scratch_bytes, (f->scratch_bytes + 63) & ~INT64_C(63));
         flops += (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) *
                  (f->backward ? 2.5 : 1);
     }

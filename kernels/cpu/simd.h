@@ -82,7 +82,9 @@ enum {
     SIMD_A_ROWS = 16, /* A is readable up to a multiple of this many rows */
 };
 
-#define SIMD_TAME       0x1p64f  /* sums of 2^63 values below this are finite */
+/* Sums of 2^63 values below this are finite, and dot products of up to ATTN_MAX_HEAD_DIM pairs of them are, part by
+ * part: 2^58 * 2^58 * 2^10 = 2^126. */
+#define SIMD_TAME       0x1p58f
 #define SIMD_SCORE_MOST 0x1p126f /* below this a row's largest score in base 2 says that none has overflowed */
 
 /* One step of the scores that is not a plain scale: see struct simd's score(). */
@@ -199,6 +201,15 @@ struct simd {
                  float *S, int64_t lds);
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
+
+    /* For rows that float32 does not hold (exact.c). S[j] = q . K[j] in double, each product exact, j < n. */
+    void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
+
+    /* Is every S[r][c] a finite number? */
+    bool (*all_finite)(int rows, int cols, const float *S, int64_t lds);
+
+    /* The largest |X[r][c]|, infinity where one is not finite. */
+    float (*most)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride);
 
     /* y[r] = sum_c X[r][c] Y[r][c], each of any floating dtype: delta from dO and O. */
     void (*row_dots)(int rows, int cols, const void *X, attn_dtype x_dtype, int64_t x_stride, const void *Y,

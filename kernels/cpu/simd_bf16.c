@@ -16,7 +16,7 @@
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)
 #include "kernels/cpu/simd_v512.h"
 
-enum { K_MULTIPLE = 32, TAME_BITS = (127 + 64) << 7 /* of SIMD_TAME in bf16 */ };
+enum { K_MULTIPLE = 32, TAME_BITS = (127 + 58) << 7 /* of SIMD_TAME in bf16 */ };
 
 /* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
 

@@ -190,6 +190,33 @@ static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *
     }
 }
 
+static void dots_exact(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S)
+{
+    for (int j = 0; j < n; j++) {
+        S[j] = 0;
+        for (int c = 0; c < d; c++) S[j] += (double)q[c] * simd_get_element(simd_row(K, dtype, stride, j), dtype, c);
+    }
+}
+
+static bool all_finite(int rows, int cols, const float *S, int64_t lds)
+{
+    bool all = true;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++) all &= isfinite(S[r * lds + c]) != 0;
+    return all;
+}
+
+static float most(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride)
+{
+    float all = 0;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++) {
+            const float x = fabsf(simd_get_element(simd_row(X, dtype, stride, r), dtype, c));
+            all = !isfinite(x) ? INFINITY : x > all ? x : all;
+        }
+    return all;
+}
+
 static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo)
 {
@@ -271,6 +298,9 @@ const struct simd simd_portable = {
     .hide = hide,
     .dots = dots,
     .axpys = axpys,
+    .dots_exact = dots_exact,
+    .all_finite = all_finite,
+    .most = most,
     .row_dots = row_dots,
     .load = load,
     .save = save,

@@ -38,7 +38,7 @@ VEC int min_int(int a, int b)
  * numbers not far below SIMD_TAME, which then count as such). */
 VEC vf v_tame(vf sum, vf x)
 {
-    return v_fma(x, v_set(SIMD_TAME), sum);
+    return v_fma(x, v_set(0x1p70f /* times SIMD_TAME it is infinite */), sum);
 }
 
 VEC bool is_tame(vf sum)
@@ -293,6 +293,62 @@ static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *
             r++;
         }
     }
+}
+
+VEC void dots_exact_as(attn_dtype dtype, int n, int d, const float *q, const void *K, int64_t stride, double *S)
+{
+    for (int j = 0; j < n; j++) {
+        const void *k = simd_row(K, dtype, stride, j);
+        vd low = v_zero_d(), high = v_zero_d();
+        int c = 0;
+        for (; c + V_LANES <= d; c += V_LANES) {
+            const vf x = v_load(q + c), y = v_get(k, dtype, c);
+            low = v_fma_d(v_low_d(x), v_low_d(y), low);
+            high = v_fma_d(v_high_d(x), v_high_d(y), high);
+        }
+        if (c < d) {
+            const vf x = v_load_n(q + c, d - c), y = v_get_n(k, dtype, c, d - c);
+            low = v_fma_d(v_low_d(x), v_low_d(y), low);
+            high = v_fma_d(v_high_d(x), v_high_d(y), high);
+        }
+        S[j] = v_hsum_d(low, high);
+    }
+}
+
+static void dots_exact(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S)
+{
+    FOR_DTYPE(dtype, dots_exact_as(T, n, d, q, K, stride, S))
+}
+
+static bool all_finite(int rows, int cols, const float *S, int64_t lds)
+{
+    vf sum = v_zero();
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < cols; j += V_LANES)
+            sum = v_fma(v_load_n(S + r * lds + j, min_int(cols - j, V_LANES)), v_zero(), sum);
+    return !v_any_nan(sum);
+}
+
+VEC float most_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride)
+{
+    vf most = v_zero(), nan = v_zero();
+    float lanes[V_LANES], all = 0;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c += V_LANES) {
+            const vf x = v_get_n(simd_row(X, dtype, stride, r), dtype, c, min_int(cols - c, V_LANES));
+            most = v_max(v_abs(x), most);
+            nan = v_fma(x, v_zero(), nan);
+        }
+    v_store(lanes, most);
+    for (int n = 0; n < V_LANES; n++) all = lanes[n] > all ? lanes[n] : all;
+    return v_any_nan(nan) ? INFINITY : all;
+}
+
+static float most(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride)
+{
+    float result = 0;
+    FOR_DTYPE(dtype, result = most_as(T, rows, cols, X, stride))
+    return result;
 }
 
 /* Eight rows of V at a time, a vector of each in a register: read and converted once for all queries, and a piece

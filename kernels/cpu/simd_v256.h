@@ -14,6 +14,7 @@
 enum { V_LANES = 8, V_DOT_QUERIES = 2 };
 typedef __m256 vf;
 typedef __m256i vi;
+typedef __m256d vd;
 typedef __m256 vm; /* all bits of a lane, or none */
 
 /* A word a line. */
@@ -59,6 +60,17 @@ VEC vi v_high_bits(vi x, int low) { return _mm256_slli_epi32(_mm256_srai_epi32(x
 VEC vf v_from_i(vi x) { return _mm256_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm256_castps_si256(x); }
 VEC vf v_of_bits(vi x) { return _mm256_castsi256_ps(x); }
+/* Doubles: of the first and of the second half of the lanes. */
+VEC vd v_zero_d(void) { return _mm256_setzero_pd(); }
+VEC vd v_low_d(vf x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+VEC vd v_high_d(vf x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
+VEC vd v_fma_d(vd a, vd b, vd c) { return _mm256_fmadd_pd(a, b, c); }
+VEC double v_hsum_d(vd a, vd b)
+{
+    const __m256d sum = _mm256_add_pd(a, b);
+    const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(sum), _mm256_extractf128_pd(sum, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
+}
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 /* clang-format on */
 

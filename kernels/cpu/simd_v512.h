@@ -21,6 +21,7 @@
 enum { V_LANES = 16, V_DOT_QUERIES = 4 };
 typedef __m512 vf;
 typedef __m512i vi;
+typedef __m512d vd;
 typedef __mmask16 vm;
 
 /* A word a line. */
@@ -66,6 +67,12 @@ VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x
 VEC vf v_from_i(vi x) { return _mm512_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm512_castps_si512(x); }
 VEC vf v_of_bits(vi x) { return _mm512_castsi512_ps(x); }
+/* Doubles: of the first and of the second half of the lanes. */
+VEC vd v_zero_d(void) { return _mm512_setzero_pd(); }
+VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+VEC vd v_fma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
+VEC double v_hsum_d(vd a, vd b) { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
 /* clang-format on */
 
 VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0 */

@@ -47,8 +47,11 @@ struct options {
     int64_t page_size; /* K and V are pools of pages of so many keys, in no order; 0: they are whole */
     bool forks;        /* all pages of the rows but their last are the same */
     bool latent;       /* V is the first Dv columns of K, the same memory */
-    bool deterministic, alibi;
-    double softcap;
+    bool deterministic, alibi, sinks;
+    double softcap, scale, dropout;
+    bool biased;    /* a bias of [1, 1, Sq, Sk]: hidden_bias for later keys and for the first `padded`, 0 for others */
+    int64_t padded; /* as the 4-D masks of Hugging Face's models are, with the least float32 for hidden_bias */
+    double hidden_bias;
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS } sweep;
     attn_dtype dtype, key_dtype; /* of q, and of k and v */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
@@ -201,6 +204,18 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     free(order);
 }
 
+static void give_bias(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
+{
+    *t = attn_tensor_make(NULL, ATTN_F32, 4, (int64_t[]){ 1, 1, o->Sq, o->Sk });
+    give_memory(m, t, b);
+    for (int64_t n = 0; n < o->Sq * o->Sk; n++) {
+        const int64_t i = n / o->Sk, j = n % o->Sk;
+        ((float *)b->host)[n] = j > i + o->Sk - o->Sq || j < o->padded ? (float)o->hidden_bias : 0;
+    }
+    must(attn_copy(m->stream, b->device, b->host, (size_t)b->bytes, ATTN_TO_DEVICE, &err));
+    must(attn_stream_wait(m->stream, &err));
+}
+
 /* q, k, v and what says who may see whom. */
 static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
@@ -229,7 +244,15 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         give_indices(m, &p->cu_seqlens_k, &blocks[ATTN_T_cu_seqlens_k], cu);
     }
     p->softcap = o->softcap;
+    p->scale = o->scale;
+    p->has_scale = o->scale != 0;
+    p->dropout_p = o->dropout;
     p->deterministic = o->deterministic;
+    if (o->biased) give_bias(m, o, &p->bias, &blocks[ATTN_T_bias]);
+    if (o->sinks) {
+        p->sinks = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
+        give_memory(m, &p->sinks, &blocks[ATTN_T_sinks]);
+    }
     if (o->alibi) {
         p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
@@ -628,7 +651,8 @@ static const char help[] =
     "  --tokens N                   of the sweeps paper and masks (16384; on a CPU 2048 takes a minute)\n"
     "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
     "  --documents N                FlashMask: so many equal documents\n"
-    "  --softcap N  --alibi         options of the scores\n"
+    "  --softcap N  --alibi  --sinks  --scale X  --dropout P   options of the scores\n"
+    "  --bias X  --padded N         a float32 bias: X for later keys and for the first N, 0 for others\n"
     "  --deterministic              backward: sums of dq in one order\n"
     "  --page-size N                forward: K and V are pools of pages of N keys, which lie in no order\n"
     "  --forks                      with --page-size: all rows have their pages in common, but for the last\n"
@@ -650,6 +674,17 @@ static int64_t number(const char *option, const char *text, int64_t low, int64_t
         die(what, NULL);
     }
     return n;
+}
+
+static double real(const char *option, const char *text)
+{
+    char *end, what[128];
+    const double x = strtod(text, &end);
+    if (*text == 0 || *end || !isfinite((float)x)) {
+        snprintf(what, sizeof what, "%s is '%.40s', must be a finite float32", option, text);
+        die(what, NULL);
+    }
+    return x;
 }
 
 int main(int argc, char **argv)
@@ -680,6 +715,11 @@ int main(int argc, char **argv)
         DETERMINISTIC,
         ALIBI,
         SOFTCAP,
+        SINKS,
+        SCALE,
+        DROPOUT,
+        BIAS,
+        PADDED,
         CODEC,
         JSON,
         HELP
@@ -710,6 +750,11 @@ int main(int argc, char **argv)
         { "deterministic", no_argument, NULL, DETERMINISTIC },
         { "alibi", no_argument, NULL, ALIBI },
         { "softcap", required_argument, NULL, SOFTCAP },
+        { "sinks", no_argument, NULL, SINKS },
+        { "scale", required_argument, NULL, SCALE },
+        { "dropout", required_argument, NULL, DROPOUT },
+        { "bias", required_argument, NULL, BIAS },
+        { "padded", required_argument, NULL, PADDED },
         { "codec", no_argument, NULL, CODEC },
         { "json", no_argument, NULL, JSON },
         { "help", no_argument, NULL, HELP },
@@ -744,6 +789,11 @@ int main(int argc, char **argv)
         case DETERMINISTIC: o.deterministic = true; break;
         case ALIBI: o.alibi = true; break;
         case SOFTCAP: o.softcap = (double)number("--softcap", optarg, 1, INT32_MAX); break;
+        case SINKS: o.sinks = true; break;
+        case SCALE: o.scale = real("--scale", optarg); break;
+        case DROPOUT: o.dropout = real("--dropout", optarg); break;
+        case BIAS: o.biased = true, o.hidden_bias = real("--bias", optarg); break;
+        case PADDED: o.padded = number("--padded", optarg, 0, INT32_MAX); break;
         case CODEC: o.codec = true; break;
         case JSON: o.json = true; break;
         case OP:

@@ -864,6 +864,41 @@ static void test_decode_kernels(void **state)
             }
 }
 
+static void test_what_finds_and_mends_rows_beyond_float32(void **state)
+{
+    (void)state;
+    FOR_TABLES(simd)
+    for (size_t d = 0; d < ARRAY_SIZE(floating); d++)
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) {
+            const attn_dtype dtype = floating[d];
+            const int dim = sizes[a], n = sizes[(a * 5 + 3) % ARRAY_SIZE(sizes)];
+            const int64_t stride = dim + 9;
+            struct area q = area_random(dim, ATTN_F32), K = area_random(n * stride, dtype),
+                        S = area_new((size_t)n * sizeof(double)), X = area_random(n * stride, ATTN_F32);
+            float largest = 0;
+            simd->dots_exact(n, dim, floats(q), K.data, dtype, stride, (double *)S.data);
+            for (int j = 0; j < n; j++) {
+                double want = 0;
+                for (int c = 0; c < dim; c++) {
+                    const float k = simd_get_element(K.data, dtype, j * stride + c);
+                    want += (double)floats(q)[c] * k;
+                    largest = fmaxf(largest, fabsf(k));
+                }
+                near_(((double *)S.data)[j], want, 1e-13, simd->name, "dots_exact", j);
+            }
+            assert_true(simd->most(n, dim, K.data, dtype, stride) == largest);
+            assert_true(simd->all_finite(n, dim, floats(X), stride));
+            if (n > 0 && dim > 0) {
+                const int64_t at = (n - 1) * stride + dim - 1;
+                simd_put_element(K.data, dtype, at, NAN);
+                assert_true(simd->most(n, dim, K.data, dtype, stride) == INFINITY);
+                floats(X)[at] = a % 2 ? INFINITY : NAN;
+                assert_false(simd->all_finite(n, dim, floats(X), stride));
+            }
+            area_free(&q), area_free(&K), area_free(&S), area_free(&X);
+        }
+}
+
 static void test_stores_scale_and_transpose(void **state)
 {
     (void)state;
@@ -948,6 +983,7 @@ int main(void)
         cmocka_unit_test(test_hide_leaves_what_a_row_sees_and_nothing_else),
         cmocka_unit_test(test_a_capped_score_is_within_1e_6_of_itself),
         cmocka_unit_test(test_decode_kernels),
+        cmocka_unit_test(test_what_finds_and_mends_rows_beyond_float32),
         cmocka_unit_test(test_stores_scale_and_transpose),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
