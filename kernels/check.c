@@ -678,16 +678,27 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Shapes were refused. Where all of them would do in the other layout, the message ends with that. bshd is the default:
- * who is read as bhsd has said so. */
+/* Read in the other layout, are heads fewer than rows, as they nearly always are? Axis 1 has the heads of bhsd, axis 2
+ * those of bshd. A single query is fewer than the heads, whatever they are. */
+static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
+{
+    const int heads = layout == ATTN_BHSD ? 1 : 2;
+    return t->shape[heads] < t->shape[3 - heads];
+}
+
+/* Shapes were refused. Where all of them would do in the other layout, and that is the likelier one, the message ends
+ * with it. The length of alibi_slopes says nothing about axes. bshd is the default: who is read as bhsd has said so. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
+    if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
     for (int a = 1; a <= 2; a++) /* of rows there may be none, of heads not: with a 0 the other order fits by chance */
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;
     other.layout = as_bhsd ? ATTN_BHSD : ATTN_BSHD;
+    const bool one_query = p->q.shape[as_bhsd ? 2 : 1] == 1;
+    if (!heads_are_fewer(&p->k, other.layout) || (!one_query && !heads_are_fewer(&p->q, other.layout))) return;
     if (p->cu_seqlens_q.rank > 0 || check_shapes(&other, NULL) != ATTN_OK) return;
     const size_t used = strlen(err->text);
     snprintf(err->text + used, sizeof err->text - used, "; read as %s all would fit: is \"layout\": \"bhsd\" %s?",

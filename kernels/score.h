@@ -15,7 +15,7 @@
 
 #include "tiles.h"
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(ATTN_SCORES_IN_DOUBLE)
 typedef float attn_real;
 #define ATTN_TANH tanhf
 #else

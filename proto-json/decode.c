@@ -151,7 +151,13 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
         }
     if (*item->context) return beside_context(value, err);
     if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r, item, err);
-    return proto_item_prepare(item, err);
+    const attn_status prepared = proto_item_prepare(item, err);
+    if (prepared == ATTN_OK && r->op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
+        return attn_fail(
+            err, ATTN_INVALID, "/seed",
+            "seed: is missing, must be that of the forward with this dropout_p; the forward's answer has it "
+            "(a context has its own)");
+    return prepared;
 }
 
 attn_status proto_output(attn_problem *problem, attn_tensor_id id, attn_dtype out_dtype, attn_error *err)
@@ -222,6 +228,11 @@ void proto_decoder_free(proto_decoder *decoder)
 attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t count, attn_error *err)
 {
     return decoder->format->feed(decoder->reader, bytes, count, err);
+}
+
+proto_op proto_decoder_op(const proto_decoder *decoder)
+{
+    return decoder->op;
 }
 
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)

@@ -42,8 +42,10 @@ const proto_option proto_options[] = {
 #undef X
         { "dropout_p", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
           "from 0 to below 1: the probability with which each probability is dropped" },
-    { "seed", PROTO_TYPE_SEED, BOTH, false, AT(problem.seed), 0, 0, 0, NULL, "0",
-      "of dropout: the same seed drops the same elements, in backward too, on every backend" },
+    { "seed", PROTO_TYPE_SEED, BOTH, false, AT(problem.seed), AT(has_seed), 0, 0, NULL, NULL,
+      "of dropout: the same seed drops the same elements, on every backend. A forward without one draws it, and "
+      "answers "
+      "it; a backward with dropout_p wants the forward's" },
     { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",
       "the same bits on every run" },
     { "out_dtype", PROTO_TYPE_DTYPE, SCORES, false, AT(out_dtype), AT(has_out_dtype), 0, 0, NULL, NULL,

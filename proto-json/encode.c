@@ -141,6 +141,31 @@ static void put_plain(struct text *t, const char *text)
     text_put_char(t, '"');
 }
 
+static void put_size(struct text *t, const char *name, int64_t size)
+{
+    text_put_string(t, name);
+    text_put_number(t, (uint64_t)size);
+}
+
+/* The sizes that the server has read from the shapes: a wrong layout shows here and nowhere else. Queries that are
+ * packed have no B and no Sq, and keys no Sk. Of caches it is the longest that counts. */
+static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
+{
+    const attn_dims d = attn_dims_of(&item->problem);
+    const bool pages = item->problem.page_table.rank > 0;
+    int64_t Sk = d.Sk;
+    for (int i = 0; i < result->length_count; i++)
+        if (i == 0 || result->lengths[i] > Sk) Sk = result->lengths[i];
+    put_size(t, d.packed ? "{\"sequences\":" : "{\"B\":", d.B);
+    put_size(t, d.packed ? ",\"total_q\":" : ",\"Sq\":", d.Sq);
+    put_size(t, d.packed && !pages ? ",\"total_k\":" : ",\"Sk\":", Sk);
+    put_size(t, ",\"H\":", d.H);
+    put_size(t, ",\"Hk\":", d.Hk);
+    put_size(t, ",\"D\":", d.D);
+    put_size(t, ",\"Dv\":", d.Dv);
+    text_put_char(t, '}');
+}
+
 int encode_facts(const proto_item *item, const proto_result *result, struct encode_fact facts[ENCODE_FACTS])
 {
     static const proto_stage written[] = { PROTO_STAGE_queue, PROTO_STAGE_copy_in, PROTO_STAGE_compute,
@@ -173,6 +198,10 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
             text_put_number(&t, (uint64_t)result->lengths[i]);
         }
         text_put_char(&t, ']');
+    }
+    if (item->problem.q.rank > 0) { /* an append has no queries */
+        FACT("sizes");
+        put_sizes(&t, item, result);
     }
     FACT("backend");
     put_plain(&t, result->backend);

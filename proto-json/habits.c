@@ -129,6 +129,7 @@ const struct habit habits[] = {
     { "decode append", "descale_k k_descale descale_v v_descale",
       "leave it out, a cache is given its scales where it is made, POST /v1/caches" },
     { OPS, "num_splits device backend implementation op", "leave it out, the server decides" },
+    { OPS, "sizes", "leave it out, the server reads them from the shapes" },
     { BOTH, "tensor_layout qkv_layout qkv_format tensor_format input_layout", "write 'layout'" },
     { "decode", "tensor_layout qkv_layout qkv_format tensor_format input_layout",
       "leave it out, q is [B, Sq, H, D], k and v are [B, S, Hk, D]" },

@@ -168,6 +168,7 @@ typedef struct proto_item {
     attn_problem problem;
     attn_dtype out_dtype; /* of `out`, as asked or by default */
     bool has_out_dtype;   /* it was asked for */
+    bool has_seed;        /* problem.seed was given; the caller draws one for a forward with dropout that has none */
     uint64_t outputs;     /* bit attn_tensor_id: wanted in the answer */
     proto_encoding encoding;
     int64_t verify_rows;                 /* 0: none, PROTO_VERIFY_ALL */
@@ -319,6 +320,8 @@ void proto_decoder_free(proto_decoder *decoder); /* NULL is fine */
  * name the byte offset in the body. */
 attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t count, attn_error *err);
 
+/* What the body asks for, from the start on; of KServe from proto_decoder_kserve() on. */
+proto_op proto_decoder_op(const proto_decoder *decoder);
 /* How much of the body so far is no tensor data: what proto_decoder_finish() parses, some 12 us for 200 bytes of it. */
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 

@@ -417,7 +417,7 @@ static const struct {
         "'data':{'type':'array','items':{},'description':'Numbers, flat. What JSON has no number for is written as NaN, Infinity and "
         "-Infinity without quotes, which KServe clients read.'}}}" },
     { "InferAnswer", OBJECT("'model_name','model_version','parameters','outputs'", "'id':" STRING ",'model_name':" STRING
-        ",'model_version':" STRING ",'parameters':{'type':'object','description':'backend, timing_us, and where there is any seed, "
+        ",'model_version':" STRING ",'parameters':{'type':'object','description':'sizes, backend, timing_us, and where there is any seed, "
         "verification, context, lengths. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
 };
 /* clang-format on */

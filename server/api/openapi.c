@@ -333,17 +333,18 @@ static void put_answer_schemas(struct json *j, proto_op op)
 {
     const char *name = op_names[op];
     bool by_default;
-    json_put(
-        j,
-        ",'%sResult':{'type':'object','additionalProperties':false,'required':['backend','timing_us'],'properties':{",
-        name);
+    json_put(j,
+             ",'%sResult':{'type':'object','additionalProperties':false,'required':['sizes','backend','timing_us'],'"
+             "properties':{",
+             name);
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
     json_comma(j);
-    json_put(j, "'backend':{'type':'string','description':'Which device and kernel computed it.'},"
+    json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},"
+                "'backend':{'type':'string','description':'Which device and kernel computed it.'},"
                 "'timing_us':{'$ref':'#/components/schemas/Timing'},"
                 "'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,"
-                "'description':'The seed that dropout used.'}");
+                "'description':'The seed that dropout used; drawn, below 2^53, where a forward was given none.'}");
     if (op == ATTN_OP_FORWARD)
         json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'},"
                     "'context':{'type':'string','description':'Of save: for one backward.'}");
@@ -360,16 +361,17 @@ static void put_answer_schemas(struct json *j, proto_op op)
 /* Of an operation on caches: one problem, and its answer. */
 static void put_cache_schemas(struct json *j, proto_op op)
 {
+    const bool computes = op == PROTO_OP_DECODE;
     bool by_default;
     json_put(j, ",'%sRequest':", op_names[op]);
     put_problem_schema(j, op, false);
-    json_put(j,
-             ",'%sAnswer':{'type':'object','additionalProperties':false,'required':['lengths','backend','timing_us'],"
-             "'properties':{",
+    json_put(j, ",'%sAnswer':{'type':'object','additionalProperties':false,'required':['lengths','backend','timing_us'",
              op_names[op]);
+    json_put(j, computes ? ",'sizes'],'properties':{" : "],'properties':{");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
     json_comma(j);
+    if (computes) json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},");
     json_put(j,
              "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':'integer',"
              "'minimum':0}},'backend':{'type':'string','description':'Which device and kernel did it.'},"
@@ -379,11 +381,23 @@ static void put_cache_schemas(struct json *j, proto_op op)
 /* What the answers of both operations are made of. */
 static void put_answer_parts(struct json *j)
 {
+    /* D comes last, and none is required: a generator of Python clients calls it d, as the object that it takes all
+     * others from, and takes required ones first. */
+    static const char *const sizes[] = { "B", "Sq", "Sk", "sequences", "total_q", "total_k", "H", "Hk", "Dv", "D" };
     json_put(j, ",'Timing':{'type':'object','description':'Microseconds.','additionalProperties':false,'properties':{");
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
         if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* Server-Timing alone has them */
         json_comma(j);
         json_put(j, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
+    }
+    json_put(
+        j,
+        "}},'Sizes':{'type':'object','additionalProperties':false,'description':"
+        "'The sizes that the server has read from the shapes. A wrong layout shows here: H and Hk are heads. B, Sq "
+        "and Sk; where rows are packed sequences, total_q and total_k; of caches the longest is Sk.','properties':{");
+    for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
+        json_comma(j);
+        json_put(j, "'%s':{'$ref':'#/components/schemas/Axis'}", sizes[i]);
     }
     json_put(j, "}},'Verification':{'type':'object','description':'Of verify: the error against float64.',"
                 "'additionalProperties':false,'required':['max_abs','relative','rows'],'properties':{"

@@ -104,6 +104,7 @@ enum {
 
     CHECK_LONG_SKELETON_BYTES = 32 << 10, /* longer ones are decoded elsewhere: 2 ms of names and shapes */
     CHECK_LONG_BODY_BYTES = 8 << 20,      /* the same: 2 ms, if all of it were mask rows */
+    CHECK_LONG_LSE_BYTES = 512 << 10,     /* the same of a backward, whose keys a few rows of lse are held against */
     CHECK_COPY_BYTES =
         256 << 10, /* of a body, beside which a larger block is leased: the copy takes less than new pages */
     FINISH_PIECE_NS = 10000000,     /* of verifying or measuring, after which it is somebody else's turn */
@@ -159,6 +160,8 @@ enum {
  * second); and one of them: the K and V of one head as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
+/* Multiply-adds for rows of lse of one body: 30 ms. A row that takes more is not looked at. */
+#define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 

@@ -20,7 +20,8 @@ enum { ALIGNMENT = 64 }; /* of a tensor in memory */
 
 bool check_takes_long(const struct request *request)
 {
-    return request->decoded_bytes > CHECK_LONG_BODY_BYTES ||
+    const bool back = proto_decoder_op(request->decoder) == (proto_op)ATTN_OP_BACKWARD;
+    return request->decoded_bytes > (back ? CHECK_LONG_LSE_BYTES : CHECK_LONG_BODY_BYTES) ||
            proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES ||
            (request->shared && request->shared->input_bytes > REGIONS_AT_ONCE_BYTES);
 }

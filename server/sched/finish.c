@@ -8,6 +8,7 @@
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/work/regions.h"
+#include "server/work/verify.h"
 
 bool finish_is_wanted(const struct job *job)
 {
@@ -41,6 +42,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
+    if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error); /* it is the only item */
     if (item->error.status != ATTN_OK || item->verify_rows == 0 ||
         (finishing->verifier == NULL &&
          attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error) != ATTN_OK)) {

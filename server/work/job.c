@@ -58,6 +58,7 @@ void job_release(struct job *job)
     job_release_memory(job);
     caller_release(job->caller);
     free(job->saved);
+    free(job->lse);
     free(job->results);
     proto_call_free(job->call);
     free(job);

@@ -58,6 +58,8 @@ struct job {
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
     struct region_uses
         *shared; /* outputs that go into shared memory, and all that is in a GPU's; NULL: none do, or they are there */
+    attn_lse_look *lse; /* of a backward whose q or k only a device reads: rows that it sums up; NULL: there are none */
+    void *lse_found;    /* to here, among the outputs */
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
     bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */

@@ -13,8 +13,10 @@
 #include "server/work/prepare.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "server/base/caller.h"
 #include "server/base/clock.h"
@@ -129,6 +131,19 @@ static attn_status check_save(const proto_item *item, const attn_device *device,
     if (status == ATTN_OK) status = attn_plan_make(device, &backward, &plan, &why);
     if (status == ATTN_OK) return ATTN_OK;
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
+}
+
+/* Each forward with dropout that names no seed drops others, whatever process computes it. JSON's readers that have
+ * nothing but doubles hold the seed exactly: it is below 2^53. */
+static attn_status draw_seed(proto_item *item, attn_error *err)
+{
+    enum { BITS = 53 };
+    if (item->problem.dropout_p == 0 || item->has_seed) return ATTN_OK;
+    if (getrandom(&item->problem.seed, sizeof item->problem.seed, 0) != (ssize_t)sizeof item->problem.seed)
+        return attn_fail(err, ATTN_INTERNAL, NULL, "no random numbers for a seed: %s", strerror(errno));
+    item->problem.seed >>= 64 - BITS;
+    item->has_seed = true;
+    return ATTN_OK;
 }
 
 /* What a request has in clients' regions, now that its shapes are known: of a body with one problem. What lies in a
@@ -284,8 +299,10 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
         if (error->status == ATTN_OK && step_is_of(call->op)) error->status = step_prepare(job, error);
         if (error->status == ATTN_OK) bind_regions(job, item, error);
+        if (error->status == ATTN_OK && call->op == ATTN_OP_FORWARD) draw_seed(item, error);
         attn_plan plan; /* that there is one: the device that will run it makes its own */
         if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
+        if (error->status == ATTN_OK) verify_lse(job, i, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
         if (error->status == ATTN_OK && item->save) check_save(item, device, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
@@ -302,14 +319,16 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         }
         job->runnable++;
         if (job_problem(job, i)) job->flops += attn_flops(&item->problem);
-        job->wants_verify |= item->verify_rows != 0;
+        job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
         if (proto_writes_numbers(call, item)) numbers += count_numbers(item);
         saves += item->save;
     }
 
     /* The inputs' end is kept a line away from the outputs: threads of a device write there while others read here. */
     const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    const size_t found = job->lse ? (sizeof job->lse->found + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
     char *at = NULL;
+    bytes += found; /* a few KB: no sum of sizes that fit comes near SIZE_MAX */
     if (bytes > 0) {
         if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
             at = (char *)job->inputs->memory + used;
@@ -322,6 +341,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     job->outputs = (struct job_region){ at, bytes };
     for (int i = 0; i < call->count; i++)
         if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], elsewhere_of(job), &at);
+    if (found > 0) job->lse_found = at, at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* it was not the first time */

@@ -1,5 +1,11 @@
-/* verify.c: bounds for attn_verifier, which does the work (kernels/cpu/reference.c). */
+/* verify.c: bounds for attn_verifier and attn_check_lse(), which do the work (kernels/cpu/reference.c,
+ * kernels/verify_lse.c). */
 #include "server/work/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/work/regions.h"
 
 attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
 {
@@ -26,4 +32,37 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
             (long long)work, (long long)*left, (long long)VERIFY_MAX_MULTIPLY_ADDS);
     *left = work > *left ? 0 : *left - work;
     return ATTN_OK;
+}
+
+/* It lies in the memory of a GPU, or is copied by one from where no processor may look: a client could cut the object
+ * off, and reading would end the process. */
+static bool only_devices_read(const struct job *job, attn_tensor_id id)
+{
+    for (int i = 0; job->shared && i < job->shared->count; i++) {
+        const struct region_use *const use = &job->shared->list[i];
+        if (use->id == id && !use->output) return use->in_place || use->pinned;
+    }
+    return false;
+}
+
+attn_status verify_lse(struct job *job, int index, attn_error *err)
+{
+    const proto_item *const item = &job->call->items[index];
+    const attn_problem *const p = &item->problem;
+    const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
+    if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK; /* a context's is our own */
+    if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k)) return attn_check_lse(p, share, err);
+    job->lse = malloc(sizeof *job->lse);
+    if (job->lse == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    attn_lse_choose(p, share, job->lse);
+    if (job->lse->count > 0) return ATTN_OK;
+    free(job->lse);
+    job->lse = NULL;
+    return ATTN_OK;
+}
+
+attn_status verify_found_lse(const struct job *job, attn_error *err)
+{
+    memcpy(job->lse->found, job->lse_found, sizeof job->lse->found);
+    return attn_lse_judge(&job->call->items[0].problem, job->lse, err);
 }

@@ -230,7 +230,7 @@ row('shape of rank 3', {n: tensor(x[0]) for n, x in (('q', Q), ('k', K), ('v', V
     ('q: shape [3, 4, 8] has 3 dimensions', 'must have 4', '[B, Sq, H, D]', 'missing axis is written as 1'))
 row('shape of rank 2', {n: tensor(x[0, :, 0]) for n, x in (('q', Q), ('k', K), ('v', V))}, 400, ('has 2 dimensions', 'must have 4', '[B, Sq, H, D]'))
 row('shape of rank 5', {**GOOD, 'q': tensor(Q[None])}, 400, ('q: shape', 'has 5 dimensions', '[B, Sq, H, D]'))
-row('bhsd sent as bshd', {n: tensor(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for n, x in (('q', array(B, 4, 8, D)), ('k', array(B, 6, 8, D)), ('v', array(B, 6, 8, D)))}, 400,
+row('bhsd sent as bshd', {n: tensor(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for n, x in (('q', array(B, 12, 8, D)), ('k', array(B, 18, 8, D)), ('v', array(B, 18, 8, D)))}, 400,
     ("k: shape[2]", 'must divide', '[B, H, S, D]', '"layout": "bhsd"'))
 row('bhsd sent as bshd, with a mask', {**{n: tensor(array(1, 8, 16, D)) for n in 'qkv'}, 'keep_mask': tensor(np.ones((1, 1, 16, 16), 'uint8'))}, 400,
     ('keep_mask: shape', '"layout": "bhsd"'))

@@ -297,7 +297,7 @@ def test_chunked_bodies(server):
 def test_answer_has_the_documented_members(server):
     answer = server.forward(**wire.small_body())
     a = ok(answer)
-    assert set(a) == {'out', 'lse', 'backend', 'timing_us'}
+    assert set(a) == {'out', 'lse', 'sizes', 'backend', 'timing_us'}
     assert a['out']['shape'] == [1, 3, 2, 4] and a['out']['dtype'] == 'float32'
     assert set(a['out']) == {'shape', 'dtype', 'data'}
     assert isinstance(a['backend'], str) and a['backend']

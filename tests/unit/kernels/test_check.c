@@ -362,14 +362,23 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
 static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
 {
     (void)state;
-#define AS_BHSD "; read as [B, H, S, D] all would fit: is \"layout\": \"bhsd\" missing?"
-#define AS_BSHD "; read as [B, S, H, D] all would fit: is \"layout\": \"bhsd\" meant?"
-    SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 4, must divide the 3 heads of q" AS_BHSD, p.layout = ATTN_BSHD);
-    SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 4, must divide the 3 heads of q" AS_BSHD,
-         p.layout = ATTN_BHSD);
-    SAYS(bhsd, INVALID, "/keep_mask/shape/2", "keep_mask: shape[2] is 3, must be 1 or 8, the queries of q" AS_BHSD,
-         p.layout = ATTN_BSHD;
-         p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 3, 3));
+#define AS_BHSD      "; read as [B, H, S, D] all would fit: is \"layout\": \"bhsd\" missing?"
+#define MORE_ROWS(p) p.q.shape[2] = 30, p.k.shape[2] = p.v.shape[2] = 40
+#define AS_BSHD      "; read as [B, S, H, D] all would fit: is \"layout\": \"bhsd\" meant?"
+    SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 30 heads of q" AS_BHSD, MORE_ROWS(p);
+         p.layout = ATTN_BSHD);
+    SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 40, must divide the 30 heads of q" AS_BSHD,
+         p.q = TENSOR(zeros, ATTN_F16, 2, 30, 8, 16);
+         p.k = TENSOR(zeros, ATTN_F16, 2, 40, 2, 16); p.v = TENSOR(zeros, ATTN_F16, 2, 40, 2, 8);
+         p.out.rank = p.lse.rank = 0; p.layout = ATTN_BHSD);
+    SAYS(bhsd, INVALID, "/keep_mask/shape/2", "keep_mask: shape[2] is 30, must be 1 or 8, the queries of q" AS_BHSD,
+         MORE_ROWS(p);
+         p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
+    SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
+         p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
+    /* A single query, of many keys. */
+    SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
+         p.layout = ATTN_BSHD; p.q.shape[2] = 1);
     /* Neither fits, or the fault is none of shapes. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
@@ -377,6 +386,28 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     attn_problem p = bhsd();
     p.layout = ATTN_BSHD;
     assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* who wants no words gets none */
+}
+
+/* q [1, 128, 32, 16] with 12 heads of keys, told to say bhsd, was answered 200 with wrong numbers: any two counts of
+ * heads fit as lengths. */
+static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
+         p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
+         p.k = TENSOR(zeros, ATTN_F16, 1, 128, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 128, 12, 16);
+         p.out.rank = p.lse.rank = 0);
+    SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
+         p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
+         p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
+    /* Few keys for many queries: axis 1 is the smaller of k alone. */
+    SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
+         p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
+         p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);
+         p.out.rank = p.lse.rank = 0);
+    SAYS(bhsd, INVALID, "/alibi_slopes/shape/0", "alibi_slopes: shape[0] is 4, must be 8, the heads of q",
+         p.layout = ATTN_BSHD;
+         p.q = p.k = p.v = TENSOR(zeros, ATTN_F16, 1, 4, 8, 16); p.alibi_slopes = TENSOR(slopes, ATTN_F32, 4));
 }
 
 static void test_masks_and_biases(void **state)
@@ -741,6 +772,7 @@ int main(void)
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
         cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),
+        cmocka_unit_test(test_heads_that_do_not_divide_are_not_taken_for_another_layout),
         cmocka_unit_test(test_masks_and_biases),
         cmocka_unit_test(test_keys_in_float8),
         cmocka_unit_test(test_a_mask_of_the_last_keys),

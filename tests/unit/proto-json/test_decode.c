@@ -256,6 +256,11 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"softcap\":-1"), "/softcap",
           "softcap: is -1, must be 0 or between 1.18e-38 and 3.4e38 (a float32)" },
         { FORWARD, O("\"dropout_p\":1"), "/dropout_p", "dropout_p: is 1, must be at least 0 and below 1" },
+        { BACKWARD, OB("\"dropout_p\":0.5"), "/seed",
+          "seed: is missing, must be that of the forward with this dropout_p; the forward's answer has it (a context "
+          "has "
+          "its own)" },
+        { BACKWARD, OB("\"dropout_p\":1"), "/dropout_p", "dropout_p: is 1, must be at least 0 and below 1" },
         { FORWARD, O("\"window\":5"), "/window", "window: is 5, must be [left, right], where -1 is unbounded" },
         { FORWARD, O("\"window\":[5]"), "/window", "window: has 1 element, must have 2: [left, right]" },
         { FORWARD, O("\"window\":[1,2,3]"), "/window", "window: has 3 elements, must have 2: [left, right]" },

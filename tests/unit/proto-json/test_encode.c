@@ -164,6 +164,86 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
+/* A wrong layout is answered 200: only the sizes show it. */
+static void test_the_sizes_are_told_as_they_were_read(void **state)
+{
+    static const int32_t longest[] = { 5, 900, 7 };
+    static const struct {
+        const char *says;
+        int q_rank;
+        int64_t q[4], k[4], v[4];
+        attn_layout layout;
+        int64_t sequences, pages; /* packed; entries of a row of page_table */
+        bool whole_keys;          /* cu_seqlens_k too */
+        int lengths;              /* of caches */
+    } cases[] = {
+#define SAYS(first, last) "\"sizes\":{" first last "},"
+#define SMALL             ",\"H\":4,\"Hk\":2,\"D\":8,\"Dv\":8"
+        { .says = SAYS("\"B\":1,\"Sq\":8,\"Sk\":9", ",\"H\":128,\"Hk\":64,\"D\":48,\"Dv\":32"),
+          .q_rank = 4,
+          .q = { 1, 8, 128, 48 },
+          .k = { 1, 9, 64, 48 },
+          .v = { 1, 9, 64, 32 } },
+        { .says = SAYS("\"B\":2,\"Sq\":128,\"Sk\":64", ",\"H\":8,\"Hk\":2,\"D\":48,\"Dv\":32"),
+          .q_rank = 4,
+          .q = { 2, 8, 128, 48 },
+          .k = { 2, 2, 64, 48 },
+          .v = { 2, 2, 64, 32 },
+          .layout = ATTN_BHSD },
+        { .says = SAYS("\"sequences\":2,\"total_q\":7,\"total_k\":0", SMALL),
+          .q_rank = 3,
+          .q = { 7, 4, 8 },
+          .k = { 0, 2, 8 },
+          .v = { 0, 2, 8 },
+          .sequences = 2,
+          .whole_keys = true },
+        { .says = SAYS("\"B\":2,\"Sq\":1,\"Sk\":48", SMALL),
+          .q_rank = 4,
+          .q = { 2, 1, 4, 8 },
+          .k = { 9, 16, 2, 8 },
+          .v = { 9, 16, 2, 8 },
+          .pages = 3 },
+        { .says = SAYS("\"sequences\":2,\"total_q\":7,\"Sk\":48", SMALL),
+          .q_rank = 3,
+          .q = { 7, 4, 8 },
+          .k = { 9, 16, 2, 8 },
+          .v = { 9, 16, 2, 8 },
+          .sequences = 2,
+          .pages = 3 },
+        { .says = "\"lengths\":[5,900,7]," SAYS("\"B\":3,\"Sq\":1,\"Sk\":900", SMALL),
+          .q_rank = 4,
+          .q = { 3, 1, 4, 8 },
+          .k = { 9, 128, 2, 8 },
+          .v = { 9, 128, 2, 8 },
+          .pages = 8,
+          .lengths = 3 },
+        { .says = "" }, /* an append has no queries */
+#undef SAYS
+#undef SMALL
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        proto_item item = { .problem = ATTN_PROBLEM_INIT };
+        attn_problem *const p = &item.problem;
+        const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
+        const proto_result result = { .backend = "cpu",
+                                      .lengths = cases[i].lengths ? longest : NULL,
+                                      .length_count = cases[i].lengths };
+        const int q_rank = cases[i].q_rank, k_rank = cases[i].pages ? 4 : q_rank;
+        const int64_t bounds = cases[i].sequences + 1;
+        char says[512];
+        p->layout = cases[i].layout;
+        p->q = attn_tensor_make(NULL, ATTN_F32, q_rank, cases[i].q);
+        p->k = attn_tensor_make(NULL, ATTN_F32, k_rank, cases[i].k);
+        p->v = attn_tensor_make(NULL, ATTN_F32, k_rank, cases[i].v);
+        if (bounds > 1) p->cu_seqlens_q = attn_tensor_make(NULL, ATTN_I32, 1, &bounds);
+        if (cases[i].whole_keys) p->cu_seqlens_k = attn_tensor_make(NULL, ATTN_I32, 1, &bounds);
+        if (cases[i].pages) p->page_table = attn_tensor_make(NULL, ATTN_I32, 2, SHAPE(3, cases[i].pages));
+        snprintf(says, sizeof says, "{%s\"backend\":\"cpu\"," TIMING "}", cases[i].says);
+        check(&call, &result, says);
+    }
+}
+
 static void test_an_envelope_answers_each(void **state)
 {
     float lse[] = { 1 };
@@ -237,10 +317,15 @@ static void test_answers_can_be_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_answer_of_base64),         cmocka_unit_test(test_every_remainder_of_three),
-        cmocka_unit_test(test_an_answer_of_numbers),        cmocka_unit_test(test_an_empty_tensor_is_flat),
-        cmocka_unit_test(test_what_else_an_answer_says),    cmocka_unit_test(test_an_envelope_answers_each),
-        cmocka_unit_test(test_a_failed_call_has_no_answer), cmocka_unit_test(test_answers_can_be_requests),
+        cmocka_unit_test(test_an_answer_of_base64),
+        cmocka_unit_test(test_every_remainder_of_three),
+        cmocka_unit_test(test_an_answer_of_numbers),
+        cmocka_unit_test(test_an_empty_tensor_is_flat),
+        cmocka_unit_test(test_the_sizes_are_told_as_they_were_read),
+        cmocka_unit_test(test_what_else_an_answer_says),
+        cmocka_unit_test(test_an_envelope_answers_each),
+        cmocka_unit_test(test_a_failed_call_has_no_answer),
+        cmocka_unit_test(test_answers_can_be_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

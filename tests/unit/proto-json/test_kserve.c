@@ -936,8 +936,10 @@ static char *answer_to(const struct body *body, const void *out, const void *lse
     return text;
 }
 
-#define BEGIN \
-    "\"model_name\":\"attention_forward\",\"model_version\":\"1\",\"parameters\":{\"backend\":\"cpu\",\"timing_us\":"
+#define BEGIN                                                                                                \
+    "\"model_name\":\"attention_forward\",\"model_version\":\"1\",\"parameters\":{\"sizes\":\"{\\\"B\\\":1," \
+    "\\\"Sq\\\":2,"                                                                                          \
+    "\\\"Sk\\\":3,\\\"H\\\":2,\\\"Hk\\\":1,\\\"D\\\":2,\\\"Dv\\\":1}\",\"backend\":\"cpu\",\"timing_us\":"
 #define TIMING "\"{\\\"queue\\\":0.0,\\\"copy_in\\\":0.0,\\\"compute\\\":0.0,\\\"copy_out\\\":0.0}\"}"
 #define OUT    "{\"name\":\"out\",\"datatype\":\"FP16\",\"shape\":[1,2,2,1],"
 #define LSE    "{\"name\":\"lse\",\"datatype\":\"FP32\",\"shape\":[1,2,2],"

@@ -223,6 +223,40 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
+/* It was 0 in every call: each layer of each step dropped the same elements. */
+static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
+{
+    (void)state;
+    struct bench b;
+    uint64_t seeds[8];
+    open_bench(&b, "fake", 0);
+    for (int i = 0; i < 8; i++) {
+        struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5"));
+        seeds[i] = job->call->items[0].problem.seed;
+        assert_true(seeds[i] < UINT64_C(1) << 53);
+        for (int before = 0; before < i; before++) assert_true(seeds[before] != seeds[i]);
+        job_release(job);
+    }
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"seed\": 0"));
+    assert_true(job->call->items[0].problem.seed == 0); /* 0 is a seed like others */
+    job_release(job);
+    job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
+    assert_true(job->call->items[0].problem.seed == 0); /* nothing is dropped, and nothing said of a seed */
+    job_release(job);
+
+    char id[PROTO_CONTEXT_BYTES];
+    struct job *forward = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"save\": true"));
+    strcpy(id, forward->results[0].context);
+    prepare_finish_contexts(forward, true);
+    job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
+    assert_true(job->call->items[0].problem.dropout_p == 0.5);
+    assert_true(job->call->items[0].problem.seed == forward->call->items[0].problem.seed);
+    prepare_finish_contexts(job, true);
+    job_release(job);
+    job_release(forward);
+    close_bench(&b);
+}
+
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **state)
@@ -503,6 +537,7 @@ int main(void)
         cmocka_unit_test(test_outputs_for_which_there_is_no_memory_are_refused_as_busy),
         cmocka_unit_test(test_small_problems_of_one_op_dtype_and_head_are_of_one_kind),
         cmocka_unit_test(test_what_a_job_wants_is_noted),
+        cmocka_unit_test(test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it),
         cmocka_unit_test(test_what_no_device_has_memory_for_is_refused_with_the_bytes),
         cmocka_unit_test(test_a_device_that_computes_in_staging_memory_needs_scratch_memory_alone),
         cmocka_unit_test(test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_on),

@@ -1,0 +1,452 @@
+/* verify_lse.c: does the lse that a backward is given belong to its scores?
+ *
+ * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and no other sign. The P of a row
+ * sum to 1. They may sum to less: a client that has split the keys into parts sends one part, and the lse of all (ring
+ * attention). They cannot sum to more. So a few rows are summed up in double. Refused is
+ *
+ *   1. a row whose P, and the sink's, sum to more than 1: always;
+ *   2. an lse that one conversion makes that of these very scores, in every row: it was computed in base 2, with
+ *      another scale, or without a mask. Then the message names the conversion.
+ *
+ * What the lse of an honest part of the keys might do by chance is no evidence, so for 2. alone
+ *   - ENOUGH_ROWS rows must say so, and none otherwise;
+ *   - what the conversion makes of the rows must differ by more than the tolerance: where all scores are equal the lse
+ *     of 128 keys in base 2 is also the natural one of 1097 keys.
+ *
+ * Tolerances, on lse. The scores that the lse was made from had the same q and k, or what was later rounded to them;
+ * products in TensorFloat32 round as float16 does. With u = 2^-10 (bfloat16: 2^-8) for both factors of a product, and
+ * size = |scale| sqrt(sum_d (q_d k_d)^2), of a row the mean that its P weight:
+ *   refused as more than 1    2^-9  + u sqrt(D) size: all D errors have the same sign
+ *   taken for equal           2^-10 + u size: they are as independent as they nearly always are
+ * and 2^-21 of lse, which is a float32 and made of such; with softcap 2^-11 of it, the error of the instruction
+ * tanh.approx of GPUs.
+ *
+ * Rows are drawn by a hash of the sizes: the same request always gets the same answer. Not looked at are rows whose lse
+ * is not finite, or at least ATTN_LSE_MOST (a backward takes that from the scores), and rows with NaN. */
+#include "verify_lse.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend.h"
+
+enum {
+    FIRST_ROWS = 4,        /* are enough where they are right: then nothing more is looked at */
+    ROWS_SHARE = 128,      /* of more rows one in so many, up to ATTN_LSE_ROWS */
+    ENOUGH_ROWS = 4,       /* see above */
+    KEY_MULTIPLY_ADDS = 32 /* an exponential and the masks of a key, in multiply-adds */
+};
+
+#define LOOSE 0x1p-9
+#define TIGHT 0x1p-10
+#define APART 4 /* tolerances between what is told from each other, and twice as many over all rows */
+
+/* ---- Variants ---------------------------------------------------------------------------------------------------- */
+
+/* What the lse would have been computed with, for the messages; the variants of scores, and base 2 of the first. */
+static const struct {
+    const char *with;
+    unsigned without;
+} table[ATTN_LSE_VARIANTS] = {
+    { "", 0 },
+    { "scale 1/sqrt(Dv)", 0 },
+    { "scale 1", 0 },
+    { "the square of scale", 0 },
+    { "no causal and no window", LSE_PLACES },
+    { "no keep_mask", LSE_KEEP },
+    { "no mask_startend_rows", LSE_ROWS },
+    { "no bias", LSE_BIAS },
+    { "no alibi_slopes", LSE_ALIBI },
+    { "no softcap", LSE_SOFTCAP },
+    { "no sinks", LSE_SINKS },
+    { "no mask at all", LSE_MASKS },
+};
+
+static unsigned parts_of(const attn_problem *p)
+{
+    return (p->causal || p->window_left >= 0 || p->window_right >= 0 ? LSE_PLACES : 0u) |
+           (p->keep_mask.rank ? LSE_KEEP : 0u) | (p->mask_startend_rows.rank ? LSE_ROWS : 0u) |
+           (p->bias.rank ? LSE_BIAS : 0u) | (p->alibi_slopes.rank ? LSE_ALIBI : 0u) |
+           (p->softcap > 0 ? LSE_SOFTCAP : 0u) | (p->sinks.rank ? LSE_SINKS : 0u);
+}
+
+static bool is_same_scale(double a, double b)
+{
+    return fabs(a - b) <= 1e-6 * fabs(a);
+}
+
+lse_variants lse_variants_of(const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    const unsigned parts = parts_of(p), masks = parts & LSE_MASKS;
+    const double scales[] = { g.scale, 1 / sqrt((double)g.dims.Dv), 1, g.scale * g.scale };
+    const int scale_count = sizeof scales / sizeof *scales;
+    lse_variants all;
+    for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
+        const unsigned without = table[v].without;
+        all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
+        all.list[v].applies = v == 0 || (parts & without) != 0;
+        if (without == LSE_MASKS) all.list[v].applies = (masks & (masks - 1)) != 0; /* else it is one of those before */
+        if (v == 0 || v >= scale_count) continue;
+        all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
+        for (int before = 0; before < v; before++) all.list[v].applies &= !is_same_scale(scales[before], scales[v]);
+    }
+    return all;
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+/* SplitMix64 (Steele, Lea, Flood 2014). */
+static uint64_t hash(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static uint64_t hash_of(const attn_geometry *g)
+{
+    const int64_t sizes[] = { g->dims.B, g->dims.H, g->dims.Hk, g->dims.Sq, g->dims.Sk, g->dims.D, g->dims.Dv };
+    uint64_t state = 0;
+    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) state = hash(state ^ (uint64_t)sizes[n]);
+    return state;
+}
+
+/* Row `index` of all, heads first. */
+static attn_lse_row row_at(const attn_geometry *g, int64_t index)
+{
+    const attn_dims *const d = &g->dims;
+    attn_lse_row row = { .b = 0, .h = index / d->Sq % d->H, .i = index % d->Sq };
+    if (!d->packed) row.b = index / d->Sq / d->H;
+    else {
+        int64_t low = 0, high = d->B; /* cu_q[low] <= i < cu_q[high] */
+        while (high - low > 1) {
+            const int64_t middle = (low + high) / 2;
+            if (g->cu_q[middle] <= row.i) low = middle;
+            else high = middle;
+        }
+        row.b = low;
+        row.i -= g->cu_q[low];
+    }
+    return row;
+}
+
+/* What a row costs, in multiply-adds; or, where `whole`, without causal and window. */
+static int64_t cost_of(const attn_geometry *g, const attn_lse_row *row, bool whole)
+{
+    const attn_sequence s = attn_sequence_of(g, row->b);
+    const attn_range keys = attn_keys_of(g, &s, row->i);
+    return (whole ? s.Sk : keys.hi - keys.lo) * (g->dims.D + KEY_MULTIPLY_ADDS);
+}
+
+void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    const int64_t total = (g.dims.packed ? 1 : g.dims.B) * g.dims.H * g.dims.Sq;
+    const int64_t count = attn_min64(total, ATTN_LSE_ROWS);
+    uint64_t state = hash_of(&g);
+    *look = (attn_lse_look){ 0 };
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t first = n * (total / count), end = n + 1 == count ? total : first + total / count;
+        state = hash(state);
+        const attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
+        const int64_t cost = cost_of(&g, &row, false);
+        if (cost > multiply_adds) continue;
+        multiply_adds -= cost;
+        look->row[look->count] = row;
+        look->row[look->count++].lse = attn_load(
+            ATTN_F32, p->lse.data,
+            attn_at(&g.view[ATTN_T_lse], row.b, row.h, attn_sequence_of(&g, row.b).q_start + row.i));
+    }
+    /* The first rows are looked at first: they shall be from everywhere. */
+    for (int n = 0; n < look->count; n++) {
+        const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
+        const attn_lse_row row = look->row[n];
+        look->row[n] = look->row[other];
+        look->row[other] = row;
+    }
+}
+
+/* ---- Summing up in host memory ----------------------------------------------------------------------------------- */
+
+struct reader {
+    const attn_problem *p;
+    attn_geometry g;
+    attn_score_options options;
+    lse_variants variants;
+    double q[ATTN_MAX_HEAD_DIM];
+    float k[ATTN_MAX_HEAD_DIM];
+};
+
+enum { AT_ONCE = 8 }; /* numbers, in loops of a fixed length: these become vectors */
+
+/* A float16 without branches: bits moved to where a float32 has them are the number times 2^-112, subnormals too. */
+static float widen_half(uint16_t bits)
+{
+    const uint32_t magnitude = bits & 0x7fffu, infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0;
+    const float x = attn_f32_from_bits(magnitude << 13) * 0x1p112f;
+    return attn_f32_from_bits(attn_f32_bits(x) | infinite | (uint32_t)(bits & 0x8000u) << 16);
+}
+
+static void read_halves(const uint16_t *from, int64_t D, float *to)
+{
+    int64_t d = 0;
+    for (; d + AT_ONCE <= D; d += AT_ONCE)
+        for (int n = 0; n < AT_ONCE; n++) to[d + n] = widen_half(from[d + n]);
+    for (; d < D; d++) to[d] = widen_half(from[d]);
+}
+
+static void read_brain_halves(const uint16_t *from, int64_t D, float *to)
+{
+    int64_t d = 0;
+    for (; d + AT_ONCE <= D; d += AT_ONCE)
+        for (int n = 0; n < AT_ONCE; n++) to[d + n] = attn_bf16_to_f32(from[d + n]);
+    for (; d < D; d++) to[d] = attn_bf16_to_f32(from[d]);
+}
+
+static void read_key(struct reader *r, const attn_lse_row *row, int64_t line)
+{
+    const attn_view *const view = &r->g.view[ATTN_T_k];
+    const int64_t at = attn_at(view, row->b, row->h / r->g.group, line), D = r->g.dims.D;
+    if (view->dtype == ATTN_F16) read_halves((const uint16_t *)view->data + at, D, r->k);
+    else if (view->dtype == ATTN_BF16) read_brain_halves((const uint16_t *)view->data + at, D, r->k);
+    else memcpy(r->k, (const float *)view->data + at, (size_t)D * sizeof *r->k);
+}
+
+/* q . k, and the square root of the sum of its squared products. */
+static double dot_of(const struct reader *r, double *size)
+{
+    double dot[AT_ONCE] = { 0 }, squares[AT_ONCE] = { 0 };
+    int64_t d = 0;
+    for (; d + AT_ONCE <= r->g.dims.D; d += AT_ONCE)
+        for (int n = 0; n < AT_ONCE; n++) {
+            const double x = r->q[d + n] * r->k[d + n];
+            dot[n] += x;
+            squares[n] += x * x;
+        }
+    for (; d < r->g.dims.D; d++) {
+        const double x = r->q[d] * r->k[d];
+        dot[0] += x;
+        squares[0] += x * x;
+    }
+    for (int half = AT_ONCE / 2; half > 0; half /= 2)
+        for (int n = 0; n < half; n++) dot[n] += dot[n + half], squares[n] += squares[n + half];
+    *size = sqrt(squares[0]);
+    return dot[0];
+}
+
+/* The variants whose bits are set, of one row; NaN of the others. */
+static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
+{
+    const attn_sequence s = attn_sequence_of(&r->g, row->b);
+    const attn_view *const q = &r->g.view[ATTN_T_q];
+    const attn_range seen = attn_keys_of(&r->g, &s, row->i);
+    lse_sum sums[ATTN_LSE_VARIANTS];
+    int64_t from = seen.lo, to = seen.hi;
+    for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
+        sums[v] = lse_sum_init();
+        if ((which >> v & 1) && (r->variants.list[v].without & LSE_PLACES)) from = 0, to = s.Sk;
+    }
+    for (int64_t d = 0; d < r->g.dims.D; d++)
+        r->q[d] = attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
+    for (int64_t j = from; j < to; j++) {
+        double dot = 0, size = 0;
+        bool read = false; /* what nobody sees may be NaN, and need not be read */
+        for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
+            const lse_variant *const variant = &r->variants.list[v];
+            if (!(which >> v & 1) || !lse_sees(&r->g, &s, row, j, variant->without)) continue;
+            if (!read) read_key(r, row, s.k_start + j), dot = dot_of(r, &size), read = true;
+            lse_sum_add(&sums[v], lse_score(&r->g, &r->options, &s, row, j, dot, variant), size);
+        }
+    }
+    for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
+        lse_add_sink(&r->g, row, &r->variants.list[v], &sums[v]);
+        found[v] = which >> v & 1 ? lse_of(&sums[v]) : NAN;
+    }
+    found[ATTN_LSE_VARIANTS] = lse_size_of(&sums[0]);
+}
+
+/* ---- Judging ----------------------------------------------------------------------------------------------------- */
+
+struct tolerances {
+    double loose, tight;
+};
+
+/* Rows whose lse says nothing of a sum, and rows with NaN, are neither right nor wrong. */
+static bool is_told(const attn_lse_row *row, const double *found)
+{
+    return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
+}
+
+static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
+{
+    const double u = p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10, D = (double)attn_dims_of(p).D;
+    const double added = 0x1p-21 * fabs(row->lse) + (p->softcap > 0 ? 0x1p-11 * p->softcap : 0);
+    size *= fabs(scale);
+    return (struct tolerances){ LOOSE + u * sqrt(D) * size + added, TIGHT + u * size + added };
+}
+
+static bool is_too_much(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found)
+{
+    const double size = found[ATTN_LSE_VARIANTS];
+    return is_told(row, found) && found[0] - row->lse > tolerances_of(p, row, all->list[0].scale, size).loose;
+}
+
+enum says { NOTHING, YES, NO };
+
+/* Does the row say that lse is that of variant v; for v == ATTN_LSE_VARIANTS that it is in base 2? *apart: how far it
+ * then is from what is given. */
+static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
+                      int v, double *apart)
+{
+    const bool base_2 = v == ATTN_LSE_VARIANTS;
+    const double wanted = base_2 ? found[0] / M_LN2 : found[v], scale = all->list[base_2 ? 0 : v].scale;
+    if (!is_told(row, found)) return NOTHING;
+    const struct tolerances of_v = tolerances_of(p, row, scale, found[ATTN_LSE_VARIANTS]);
+    const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
+    const double tight = fmax(of_v.tight, given.tight);
+    const bool fits = fabs(row->lse - wanted) <= of_v.tight;
+    *apart = fmin(fmax(wanted - found[0], -1e3), 1e3); /* of a row that sees nothing as given it is infinite */
+    if (fabs(*apart) > APART * tight) return fits ? YES : NO;
+    return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
+}
+
+/* The variant that explains the lse of all rows; 0: none does. *at: a row that says so. */
+static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
+{
+    for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
+        const int v = n == 0 ? ATTN_LSE_VARIANTS : n; /* base 2 first */
+        double least = INFINITY, most = -INFINITY, tolerance = 0;
+        int yes = 0;
+        bool no = v < ATTN_LSE_VARIANTS && !all->list[v].applies;
+        for (int r = 0; r < look->count && !no; r++) {
+            double apart = 0;
+            const enum says said = says(p, all, &look->row[r], look->found[r], v, &apart);
+            no = said == NO;
+            if (said != YES) continue;
+            if (yes++ == 0) *at = r;
+            least = fmin(least, apart), most = fmax(most, apart);
+            tolerance = fmax(tolerance, tolerances_of(p, &look->row[r], all->list[v % ATTN_LSE_VARIANTS].scale,
+                                                      look->found[r][ATTN_LSE_VARIANTS])
+                                            .tight);
+        }
+        if (!no && yes >= (refused ? 1 : ENOUGH_ROWS) && (refused || most - least > 2 * APART * tolerance)) return v;
+    }
+    return 0;
+}
+
+enum { INDEX_BYTES = 80 };
+
+/* Where the row's lse is, as the client counts. */
+static const char *index_of(const attn_problem *p, const attn_lse_row *row, char text[INDEX_BYTES])
+{
+    const attn_geometry g = attn_geometry_of(p);
+    if (g.dims.packed)
+        snprintf(text, INDEX_BYTES, "[%lld, %lld]", (long long)row->h, (long long)(g.cu_q[row->b] + row->i));
+    else snprintf(text, INDEX_BYTES, "[%lld, %lld, %lld]", (long long)row->b, (long long)row->h, (long long)row->i);
+    return text;
+}
+
+attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, attn_error *err)
+{
+    const lse_variants all = lse_variants_of(p);
+    char index[INDEX_BYTES], how[160] = "", value[40] = "";
+    bool refused = false;
+    int at = 0, said_by = 0;
+    for (int r = 0; r < look->count && !refused; r++)
+        if (is_too_much(p, &all, &look->row[r], look->found[r])) refused = true, at = r;
+    const int v = explanation(p, &all, look, refused, &said_by);
+    if (!refused && v == 0) return ATTN_OK;
+    if (!refused) at = said_by;
+    if (v == ATTN_LSE_VARIANTS)
+        snprintf(how, sizeof how,
+                 "; your lse is in base 2: multiply it by 0.6931472, for the natural logarithm is wanted");
+    else if (v > 0) {
+        if (all.list[v].without == 0) snprintf(value, sizeof value, ", %.9g", all.list[v].scale);
+        snprintf(how, sizeof how, "; your lse was computed with %s%s: send the options of that forward", table[v].with,
+                 value);
+    }
+    return attn_fail(err, ATTN_INVALID, "/lse",
+                     "lse: %s is %.9g, with which the probabilities of the row%s sum to %.4g, must be %s%s",
+                     index_of(p, &look->row[at], index), look->row[at].lse, p->sinks.rank ? " and of its sink" : "",
+                     exp(fmin(look->found[at][0] - look->row[at].lse, 700)), refused ? "at most 1" : "1", how);
+}
+
+/* The first rows, as they are given. Are they all right? */
+static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
+{
+    int right = 0;
+    for (int n = 0; n < first; n++) {
+        const attn_lse_row *const row = &look->row[n];
+        read_row(r, row, 1, look->found[n]);
+        const struct tolerances t = tolerances_of(r->p, row, r->g.scale, look->found[n][ATTN_LSE_VARIANTS]);
+        right += !is_told(row, look->found[n]) || fabs(look->found[n][0] - row->lse) <= t.loose;
+    }
+    return right == first;
+}
+
+/* Every row by every variant that no row before has denied: of a part of the keys none is left after the first. Then
+ * the rows that were read before are enough. */
+static void read_variants(struct reader *r, attn_lse_look *look, int first, int64_t multiply_adds)
+{
+    enum { BASE_2 = 1u << ATTN_LSE_VARIANTS };
+    unsigned which = BASE_2, places = 0;
+    for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
+        if (r->variants.list[v].applies) which |= 1u << v;
+        if (r->variants.list[v].without & LSE_PLACES) places |= 1u << v;
+    }
+    for (int n = 0; n < look->count; n++) {
+        const attn_lse_row *const row = &look->row[n];
+        if (which == 1 && n < first) continue;
+        if (cost_of(&r->g, row, true) > multiply_adds) which &= ~places;
+        const int64_t cost = cost_of(&r->g, row, (which & places) != 0);
+        if (which == 1 || cost > multiply_adds) {
+            look->count = n;
+            return;
+        }
+        multiply_adds -= cost;
+        read_row(r, row, which, look->found[n]);
+        for (int v = 1; v <= ATTN_LSE_VARIANTS; v++) {
+            double apart;
+            if ((which >> v & 1) && says(r->p, &r->variants, row, look->found[n], v, &apart) == NO) which &= ~(1u << v);
+        }
+    }
+}
+
+static struct reader reader_of(const attn_problem *p)
+{
+    struct reader r = { .p = p, .g = attn_geometry_of(p), .variants = lse_variants_of(p) };
+    r.options = attn_score_options_of(&r.g);
+    return r;
+}
+
+void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found)
+{
+    struct reader r = reader_of(p);
+    unsigned which = 0;
+    for (int v = 0; v < ATTN_LSE_VARIANTS; v++) which |= r.variants.list[v].applies ? 1u << v : 0;
+    for (int n = 0; n < look->count; n++) read_row(&r, &look->row[n], which, found + (size_t)n * ATTN_LSE_NUMBERS);
+}
+
+attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
+                           attn_error *err)
+{
+    const attn_backend *const backend = stream->device->backend;
+    if (backend->sum_lse) return backend->sum_lse(stream, p, look, found, err);
+    return attn_fail(err, ATTN_UNSUPPORTED, "/lse", "lse: %s sums up no rows", backend->name);
+}
+
+attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err)
+{
+    struct reader r = reader_of(p);
+    const attn_dims *const d = &r.g.dims;
+    const int64_t total = (d->packed ? 1 : d->B) * d->H * d->Sq;
+    attn_lse_look look;
+    attn_lse_choose(p, multiply_adds, &look);
+    const int first = (int)attn_min64(look.count, attn_clamp64(total / ROWS_SHARE, FIRST_ROWS, ATTN_LSE_ROWS));
+    if (first_are_right(&r, &look, first)) return ATTN_OK;
+    read_variants(&r, &look, first, multiply_adds);
+    return attn_lse_judge(p, &look, err);
+}

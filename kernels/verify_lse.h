@@ -1,0 +1,146 @@
+/* verify_lse.h: rows of scores in float64, under the given options and under other ones, on host and device. See
+ * verify_lse.c, which says what for. */
+#ifndef ATTN_VERIFY_LSE_H
+#define ATTN_VERIFY_LSE_H
+
+#ifdef __cplusplus
+#define ATTN_SCORES_IN_DOUBLE /* score.h: here, in a file that includes this one first */
+#endif
+
+#include <float.h>
+#include <math.h>
+
+#include "attention.h"
+#include "score.h"
+#include "tiles.h"
+
+/* What an lse may have been computed without: bits. */
+enum lse_part {
+    LSE_PLACES = 1, /* causal and window */
+    LSE_KEEP = 2,
+    LSE_ROWS = 4,
+    LSE_BIAS = 8,
+    LSE_ALIBI = 16,
+    LSE_SOFTCAP = 32,
+    LSE_SINKS = 64,
+    LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
+};
+
+/* The scores as given, or otherwise. */
+typedef struct lse_variant {
+    double scale;
+    unsigned without; /* of enum lse_part */
+    bool applies;     /* it differs from what is given */
+} lse_variant;
+
+typedef struct lse_variants {
+    lse_variant list[ATTN_LSE_VARIANTS]; /* the first: as given */
+} lse_variants;
+
+/* ln(sum of exp(z)), and the mean size of the products that the scores are made of, weighted with exp(z). */
+typedef struct lse_sum {
+    double top, sum, size;
+} lse_sum;
+
+ATTN_HD lse_sum lse_sum_init(void)
+{
+    const lse_sum none = { -INFINITY, 0, 0 };
+    return none;
+}
+
+/* Adds what has been summed up from other keys. Not finite numbers (NaN too) make the whole NaN; an empty sum adds
+ * nothing. */
+ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
+{
+    if (other.sum == 0) return;
+    if (!(s->top >= other.top)) { /* NaN too */
+        const lse_sum lower = *s;
+        *s = other;
+        other = lower;
+    }
+    const double weight = other.sum == 0 ? 0 : exp(other.top - s->top);
+    s->sum += other.sum * weight;
+    s->size += other.size * weight;
+}
+
+ATTN_HD void lse_sum_add(lse_sum *s, double z, double size)
+{
+    const lse_sum one = { z, z == z ? 1 : NAN, size };
+    lse_sum_join(s, one);
+}
+
+ATTN_HD double lse_of(const lse_sum *s)
+{
+    return s->sum == 0 ? -INFINITY : s->top + log(s->sum);
+}
+
+ATTN_HD double lse_size_of(const lse_sum *s)
+{
+    return s->sum > 0 ? s->size / s->sum : 0;
+}
+
+/* May query i of head h of sequence b see key j, which exists? */
+ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn_lse_row *row, int64_t j,
+                      unsigned without)
+{
+    const attn_view *const keep = &g->view[ATTN_T_keep_mask], *const bias = &g->view[ATTN_T_bias],
+                           *const rows = &g->view[ATTN_T_mask_startend_rows];
+    if (!(without & LSE_PLACES)) {
+        const attn_range keys = attn_keys_of(g, s, row->i);
+        if (j < keys.lo || j >= keys.hi) return false;
+    }
+    if (keep->data && !(without & LSE_KEEP)) {
+        const int64_t column = j - attn_keep_from(g, s);
+        if (column >= 0 && attn_load(keep->dtype, keep->data, attn_at(keep, row->b, row->h, row->i) + column) == 0)
+            return false;
+    }
+    if (bias->data && !(without & LSE_BIAS) &&
+        attn_load(bias->dtype, bias->data, attn_at(bias, row->b, row->h, row->i) + j) == -INFINITY)
+        return false;
+    if (rows->data && !(without & LSE_ROWS)) {
+        const int32_t *const bounds = (const int32_t *)rows->data + attn_at(rows, row->b, row->h / g->mask_group, j);
+        if (attn_mask_hides(attn_mask_of(bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i)) return false;
+    }
+    return true;
+}
+
+/* z of a pair that is seen, from q . k. */
+ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
+                         const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
+{
+    const attn_view *const bias = &g->view[ATTN_T_bias], *const slopes = &g->view[ATTN_T_alibi_slopes];
+    attn_real derivative;
+    double z = variant->scale * dot;
+    if (!(variant->without & LSE_SOFTCAP)) z = attn_score_of(options, s, row->i, j, z, &derivative);
+    if (bias->data && !(variant->without & LSE_BIAS))
+        z += attn_load(bias->dtype, bias->data, attn_at(bias, row->b, row->h, row->i) + j);
+    if (slopes->data && !(variant->without & LSE_ALIBI))
+        z -= attn_load(slopes->dtype, slopes->data, attn_at(slopes, row->b, row->h, 0)) *
+             fabs((double)(row->i + s->Sk - s->Sq - j));
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+}
+
+/* The sink joins the sum of a whole row. It may be -inf, which is none. */
+ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const lse_variant *variant, lse_sum *s)
+{
+    const attn_view *const sinks = &g->view[ATTN_T_sinks];
+    if (!sinks->data || (variant->without & LSE_SINKS)) return;
+    const double sink = attn_load(sinks->dtype, sinks->data, attn_at(sinks, 0, row->h, 0));
+    if (sink != -INFINITY) lse_sum_add(s, sink, 0);
+}
+
+/* kernels/verify_lse.c */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Of a checked problem; reads no memory. */
+lse_variants lse_variants_of(const attn_problem *p);
+/* All variants of all rows, in host memory: what attn_lse_start() has a device do. For the fake device. */
+void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,60 @@
+"""One problem in each format of bodies and answers, and what each answer says beside its tensors."""
+import base64
+import json
+
+FORMATS = ('json', 'safetensors', 'kserve')
+SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'int32': 'I32', 'uint8': 'U8'}
+KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'int32': 'INT32', 'uint8': 'UINT8'}
+
+
+def split(members):
+    """The tensors of a problem as (dtype, shape, bytes), and its options."""
+    tensors = {n: (m['dtype'], m['shape'], base64.b64decode(m['data'])) for n, m in members.items() if isinstance(m, dict)}
+    return tensors, {n: m for n, m in members.items() if n not in tensors}
+
+
+def ask_safetensors(server, op, members):
+    tensors, options = split(members)
+    header, data = {'__metadata__': {n: json.dumps(m) for n, m in options.items()}}, b''
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {'dtype': SAFETENSORS[dtype], 'shape': shape, 'data_offsets': [len(data), len(data) + len(raw)]}
+        data += raw
+    header = json.dumps(header).encode()
+    answer = server.post(f'/v1/attention/{op}', len(header).to_bytes(8, 'little') + header + data, {'Content-Type': 'application/x-safetensors'})
+    if answer.status != 200:
+        return answer.status, answer.json()
+    header = json.loads(answer.body[8:8 + int.from_bytes(answer.body[:8], 'little')])
+    return 200, {n: json.loads(text) for n, text in header['__metadata__'].items()}
+
+
+def ask_kserve(server, op, members):
+    tensors, options = split(members)
+    inputs = [{'name': n, 'shape': shape, 'datatype': KSERVE[dtype], 'parameters': {'binary_data_size': len(raw)}} for n, (dtype, shape, raw) in tensors.items()]
+    outputs = [{'name': n} for n in options.pop('outputs', [])]
+    parameters = {n: json.dumps(m) if isinstance(m, (list, dict)) else m for n, m in options.items()}
+    head = json.dumps({'inputs': inputs, 'parameters': parameters, **({'outputs': outputs} if outputs else {})}).encode()
+    answer = server.ask('POST', f'/v2/models/attention_{op}/infer', head + b''.join(raw for *_, raw in tensors.values()),
+                        {'Inference-Header-Content-Length': str(len(head))})
+    if answer.status != 200:
+        return answer.status, answer.json()
+    return 200, {n: json.loads(m) if isinstance(m, str) and m[:1] in '{[' else m for n, m in answer.json()['parameters'].items()}
+
+
+def ask(server, kind, op, members):
+    """(status, what the answer says beside its tensors, or the problem document)"""
+    if kind == 'safetensors':
+        return ask_safetensors(server, op, members)
+    if kind == 'kserve':
+        return ask_kserve(server, op, members)
+    answer = server.post(f'/v1/attention/{op}', members)
+    facts = answer.json()
+    return answer.status, {n: m for n, m in facts.items() if not (isinstance(m, dict) and 'data' in m)}
+
+
+def pointer_of(kind, members, pointer):
+    """Where a fault of a member stands in a body of this format."""
+    tensors, _ = split(members)
+    name, rest = (pointer[1:].split('/', 1) + [''])[:2]
+    if kind != 'kserve':
+        return pointer
+    return f'/inputs/{list(tensors).index(name)}' + (f'/{rest}' if rest else '') if name in tensors else f'/parameters{pointer}'

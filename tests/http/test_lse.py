@@ -1,0 +1,99 @@
+"""The lse that a backward is given: a few rows of it are held against the scores, before anything is computed."""
+import numpy as np
+import pytest
+
+import formats
+import wire
+
+S, H, D = 24, 2, 16
+BASE_2 = 'your lse is in base 2: multiply it by 0.6931472, for the natural logarithm is wanted'
+
+
+def problem(server, of_forward=None, **options):
+    """A backward with the out and lse of a forward, which may have had other options."""
+    members, _ = wire.random_problem(np.random.default_rng(3), Sq=S, H=H, D=D, back=True)
+    forward = {n: m for n, m in members.items() if n != 'dout'} | (options if of_forward is None else of_forward)
+    answer = server.forward(**forward).json()
+    return {**members, **options, 'out': answer['out'], 'lse': answer['lse']}
+
+
+def with_lse(members, change):
+    return {**members, 'lse': wire.tensor(change(wire.value(members['lse'])))}
+
+
+def refusal(server, kind, members):
+    status, document = formats.ask(server, kind, 'backward', members)
+    assert (status, document.get('code')) == (400, 'invalid-request'), (status, document)
+    assert document['pointer'] == formats.pointer_of(kind, members, '/lse') and document['detail'] == document['error']
+    return document['detail']
+
+
+@pytest.mark.parametrize('kind', formats.FORMATS)
+def test_an_lse_in_base_2_is_refused_and_named(server, kind):
+    """It was accepted, and the gradients were wrong without a word."""
+    members = problem(server, causal=True)
+    assert formats.ask(server, kind, 'backward', members)[0] == 200
+    text = refusal(server, kind, with_lse(members, lambda lse: lse / np.log(2)))
+    assert text.startswith('lse: [0, ') and text.endswith(BASE_2), text
+
+
+OTHERS = [
+    ('scale_1', {'scale': 1}, {}, 'your lse was computed with scale 1, 1: send the options of that forward'),
+    ('scale_of_dv', {}, {'scale': 1}, 'your lse was computed with scale 1/sqrt(Dv), 0.25: send the options of that forward'),
+    ('scale_squared', {'scale': 0.0625}, {}, 'your lse was computed with the square of scale, 0.0625: send the options of that forward'),
+    ('no_causal', {}, {'causal': True}, 'your lse was computed with no causal and no window: send the options of that forward'),
+    ('no_window', {}, {'window': [3, 0]}, 'your lse was computed with no causal and no window: send the options of that forward'),
+    ('no_softcap', {}, {'softcap': 1}, 'your lse was computed with no softcap: send the options of that forward'),
+]
+
+
+@pytest.mark.parametrize('kind', formats.FORMATS)
+@pytest.mark.parametrize('name, forward, backward, says', OTHERS, ids=[o[0] for o in OTHERS])
+def test_an_lse_of_other_options_is_refused_and_they_are_named(server, kind, name, forward, backward, says):
+    assert refusal(server, kind, problem(server, of_forward=forward, **backward)).endswith(says)
+
+
+@pytest.mark.parametrize('kind', formats.FORMATS)
+def test_probabilities_that_sum_to_more_than_1_are_refused(server, kind):
+    """Word for word: row, value, sum and rule."""
+    zeros = {n: wire.tensor(np.zeros((1, 1, 1, 4))) for n in ('q', 'k', 'v', 'out', 'dout')}
+    text = refusal(server, kind, {**zeros, 'lse': wire.tensor(np.full((1, 1, 1), -1))})
+    assert text == 'lse: [0, 0, 0] is -1, with which the probabilities of the row sum to 2.718, must be at most 1'
+
+
+@pytest.mark.parametrize('kind', formats.FORMATS)
+def test_parts_of_the_keys_with_the_lse_of_all_are_computed(server, kind):
+    """Ring attention: their gradients are parts of the whole's."""
+    members = problem(server)
+    whole = server.backward(**members).json()
+    dk = []
+    for part in (slice(0, 7), slice(7, 24)):
+        cut = {n: wire.tensor(wire.value(members[n])[:, part]) for n in 'kv'}
+        assert formats.ask(server, kind, 'backward', {**members, **cut})[0] == 200
+        dk.append(wire.value(server.backward(**{**members, **cut}).json()['dk']))
+    assert np.allclose(np.concatenate(dk, 1), wire.value(whole['dk']), atol=1e-5)
+
+
+def test_a_wrong_lse_fails_alone_in_an_envelope(server):
+    members = problem(server)
+    answers = server.backward(requests=[members, with_lse(members, lambda lse: lse / np.log(2)), members]).json()['responses']
+    assert 'dq' in answers[0] and 'dq' in answers[2]
+    assert answers[1]['error']['pointer'] == '/requests/1/lse' and answers[1]['error']['detail'].endswith(BASE_2), answers[1]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
+@pytest.mark.parametrize('options', [{}, {'layout': 'bhsd'}, {'causal': True, 'softcap': 5}, {'dropout_p': 0.3, 'seed': 1}], ids=str)
+def test_what_a_forward_has_answered_is_taken(server, dtype, options):
+    members, _ = wire.random_problem(np.random.default_rng(4), Sq=200, Sk=300, H=4, Hk=2, D=64, dtype=dtype, back=True, **options)
+    answer = server.forward(**{n: m for n, m in members.items() if n != 'dout'}).json()
+    answer = server.backward(**members, out=answer['out'], lse=answer['lse'])
+    assert answer.status == 200, answer
+
+
+def test_a_body_of_megabytes_is_refused_as_well(server):
+    """It is checked by another thread."""
+    members, _ = wire.random_problem(np.random.default_rng(5), Sq=1024, H=4, D=64, dtype='bfloat16', back=True)
+    answer = server.forward(**{n: m for n, m in members.items() if n != 'dout'}).json()
+    lse = wire.tensor(wire.value(answer['lse']) / np.log(2))
+    answer = server.backward(**members, out=answer['out'], lse=lse)
+    assert answer.status == 400 and answer.json()['detail'].endswith(BASE_2), answer
