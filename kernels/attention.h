@@ -461,18 +461,16 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
 bool attn_verifier_step(attn_verifier *verifier);
 attn_verification attn_verifier_close(attn_verifier *verifier);
 
-/* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows, drawn by a hash of the sizes,
- * are summed up in double, with at most so many multiply-adds. INVALID where the probabilities of one of them sum to
- * more than 1, or where one conversion (base 2, another scale, a mask left out) makes those of all sum to 1: the
- * message names it. Sums below 1 are no fault: k may be a part of the keys, with the lse of all. For a checked
- * backward with lse; everything in host memory. */
+/* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows, drawn by a hash of the
+ * sizes, are summed up in double, with at most so many multiply-adds. INVALID where the probabilities of one of them
+ * sum to more than 1, or where one conversion (base 2, another scale, a mask left out) makes those of all sum to 1: the
+ * message names it. Sums below 1 are no fault: k may be a part of the keys, with the lse of all. For a checked backward
+ * with lse; everything in host memory. */
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
-/* The same in three steps, where q and k are in a device's memory: rows are drawn, with lse and lengths in host memory;
- * summed up on the device, whose problem has its addresses (`found`: ATTN_LSE_ROWS times ATTN_LSE_NUMBERS doubles of
- * its memory); and judged, when `found` has come back. attn_lse_start() queues it: see attn_run(). UNSUPPORTED where
- * the backend has no memory of its own. */
+/* The same in three steps, where q and k are in a device's memory: attn_lse_choose() draws rows, for which lse and
+ * lengths are in host memory; attn_lse_start(), further down, sums them up; attn_lse_judge() looks at what it found. */
 typedef struct attn_lse_row {
     int64_t b, h, i; /* sequence, query head, query inside the sequence */
     double lse;      /* as given */
@@ -632,6 +630,12 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
  * the bit: not on count, order, threads or the load. `workspace` may be NULL: then it is allocated inside, for this
  * call. On an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
+
+/* The second step of three: see attn_lse_look. Queues it, once q and k are there. The problem has the device's
+ * addresses; look->found is to be copied from `found`, which is as many bytes of the device's memory. UNSUPPORTED where
+ * the device is unified. */
+attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
+                           attn_error *err);
 
 /* From now on attn_run() on this stream gives up when it finds *cancel other than 0: on the CPU between two tiles, on a
  * GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may set *cancel

@@ -74,6 +74,9 @@ struct attn_backend {
     void (*release_import)(attn_device *device, void *memory);
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err); /* NULL, both: it cannot */
     void (*unpin)(attn_device *device, void *memory);
+    /* attn_lse_start(); NULL: the host sums up itself. */
+    attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
+                           attn_error *err);
 };
 
 /* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */

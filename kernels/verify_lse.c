@@ -1,13 +1,12 @@
 /* verify_lse.c: does the lse that a backward is given belong to its scores?
  *
- * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and no other sign. A row's P sum
- * to 1. They may sum to less, for whoever has split the keys into parts sends one part, and the lse of all (ring
- * attention). They cannot sum to more. So a few rows are summed up in double, and refused are
+ * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and no other sign. The P of a row
+ * sum to 1. They may sum to less: a client that has split the keys into parts sends one part, and the lse of all (ring
+ * attention). They cannot sum to more. So a few rows are summed up in double. Refused is
  *
  *   1. a row whose P, and the sink's, sum to more than 1: always;
  *   2. an lse that one conversion makes that of these very scores, in every row: it was computed in base 2, with
- * another
- *      scale, or without a mask. Then the message names the conversion.
+ *      another scale, or without a mask. Then the message names the conversion.
  *
  * What the lse of an honest part of the keys might do by chance is no evidence, so for 2. alone
  *   - ENOUGH_ROWS rows must say so, and none otherwise;
@@ -29,6 +28,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "backend.h"
 
 enum {
     FIRST_ROWS = 4,        /* are enough where they are right: then nothing more is looked at */
@@ -264,7 +265,7 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         lse_add_sink(&r->g, row, &r->variants.list[v], &sums[v]);
         found[v] = which >> v & 1 ? lse_of(&sums[v]) : NAN;
     }
-    found[ATTN_LSE_VARIANTS] = sums[0].sum > 0 ? sums[0].size / sums[0].sum : 0;
+    found[ATTN_LSE_VARIANTS] = lse_size_of(&sums[0]);
 }
 
 /* ---- Judging ----------------------------------------------------------------------------------------------------- */
@@ -414,11 +415,34 @@ static void read_variants(struct reader *r, attn_lse_look *look, int first, int6
     }
 }
 
+static struct reader reader_of(const attn_problem *p)
+{
+    struct reader r = { .p = p, .g = attn_geometry_of(p), .variants = lse_variants_of(p) };
+    r.options = attn_score_options_of(&r.g);
+    return r;
+}
+
+void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found)
+{
+    struct reader r = reader_of(p);
+    unsigned which = 0;
+    for (int v = 0; v < ATTN_LSE_VARIANTS; v++) which |= r.variants.list[v].applies ? 1u << v : 0;
+    for (int n = 0; n < look->count; n++) read_row(&r, &look->row[n], which, found + (size_t)n * ATTN_LSE_NUMBERS);
+}
+
+attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
+                           attn_error *err)
+{
+    const attn_backend *const backend = stream->device->backend;
+    if (backend->sum_lse) return backend->sum_lse(stream, p, look, found, err);
+    return attn_fail(err, ATTN_UNSUPPORTED, "/lse", "lse: %s sums up no rows", backend->name);
+}
+
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err)
 {
-    const attn_geometry g = attn_geometry_of(p);
-    const int64_t total = (g.dims.packed ? 1 : g.dims.B) * g.dims.H * g.dims.Sq;
-    struct reader r = { .p = p, .g = g, .options = attn_score_options_of(&g), .variants = lse_variants_of(p) };
+    struct reader r = reader_of(p);
+    const attn_dims *const d = &r.g.dims;
+    const int64_t total = (d->packed ? 1 : d->B) * d->H * d->Sq;
     attn_lse_look look;
     attn_lse_choose(p, multiply_adds, &look);
     const int first = (int)attn_min64(look.count, attn_clamp64(total / ROWS_SHARE, FIRST_ROWS, ATTN_LSE_ROWS));

@@ -74,6 +74,11 @@ ATTN_HD double lse_of(const lse_sum *s)
     return s->sum == 0 ? -INFINITY : s->top + log(s->sum);
 }
 
+ATTN_HD double lse_size_of(const lse_sum *s)
+{
+    return s->sum > 0 ? s->size / s->sum : 0;
+}
+
 /* May query i of head h of sequence b see key j, which exists? */
 ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn_lse_row *row, int64_t j,
                       unsigned without)
@@ -124,11 +129,18 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
     if (sink != -INFINITY) lse_sum_add(s, sink, 0);
 }
 
-/* As given first. Of a checked problem. kernels/verify_lse.c. */
+/* kernels/verify_lse.c */
 #ifdef __cplusplus
-extern "C"
+extern "C" {
 #endif
-    lse_variants
-    lse_variants_of(const attn_problem *p);
+
+/* Of a checked problem; reads no memory. */
+lse_variants lse_variants_of(const attn_problem *p);
+/* All variants of all rows, in host memory: what attn_lse_start() has a device do. For the fake device. */
+void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -556,6 +556,16 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
     return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
 }
 
+attn_status sum_lse(attn_stream *base, const attn_problem *problem, const attn_lse_look *look, double *found,
+                    attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    stream_of(base)->after_decode = false;
+    return check(d, cuda_sum_lse(stream_of(base)->cuda, problem, look, found), "sum_lse", err);
+}
+
 attn_status wait(attn_stream *base, attn_error *err)
 {
     device *d = device_of(base->device);
@@ -670,8 +680,9 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",        device_count, device_open, device_close,  describe,        device_alloc, device_free,
-    staging_alloc, staging_free, kernel_at,   plan,          workspace_bytes, stream_open,  stream_close,
-    copy,          moves,        run,         mark,          elapsed_us,      done,         wait,
-    between_us,    note,         noted,       import_memory, release_import,  pin,          unpin,
+    "cuda",        device_count,   device_open,  device_close, describe, device_alloc,
+    device_free,   staging_alloc,  staging_free, kernel_at,    plan,     workspace_bytes,
+    stream_open,   stream_close,   copy,         moves,        run,      mark,
+    elapsed_us,    done,           wait,         between_us,   note,     noted,
+    import_memory, release_import, pin,          unpin,        sum_lse,
 };

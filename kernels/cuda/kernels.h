@@ -88,6 +88,9 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
 /* moves.cu: attn_moves(). */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
+/* verify_lse.cu: attn_lse_start(). */
+cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
+
 extern const struct cuda_kernel *const cuda_kernels[];
 extern const int cuda_kernel_count;
 

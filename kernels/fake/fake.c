@@ -42,6 +42,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/errors.h"
+#include "kernels/verify_lse.h"
 
 /* id, name, what its value is, what its N counts, what happens */
 #define FAULT_MAP(X)                                                                                            \
@@ -144,7 +145,7 @@ struct fake_device {
     int lost;                     /* the sticky error that was seen, 0: none */
 };
 
-enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_MARK };
+enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAND_MARK };
 
 /* What was put on a stream. */
 struct command {
@@ -153,8 +154,9 @@ struct command {
     const void *from;
     size_t bytes;
     attn_direction direction;
-    attn_problem *problems; /* RUN: copies, owned, and their plans */
+    attn_problem *problems; /* RUN, LSE: copies, owned, and their plans */
     attn_plan *plans;
+    attn_lse_look *look; /* LSE: the same; what it finds goes to `to` */
     int count;
     void *workspace;
     bool nan;
@@ -595,6 +597,7 @@ static void command_clear(struct command *c)
 {
     free(c->problems);
     free(c->plans);
+    free(c->look);
 }
 
 static void forget_commands(struct fake_stream *stream)
@@ -720,6 +723,26 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     return status;
 }
 
+static attn_status sum_lse(attn_stream *base, const attn_problem *problem, const attn_lse_look *look, double *found,
+                           attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    struct command command = { .kind = COMMAND_LSE, .to = found, .count = 1 };
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "sum_lse", err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    command.problems = malloc(sizeof *command.problems);
+    command.look = malloc(sizeof *command.look);
+    if (command.problems && command.look) {
+        *command.problems = *problem;
+        *command.look = *look;
+        status = append(stream_of(base), command, err);
+    } else status = attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory to sum up rows");
+    if (status != ATTN_OK) command_clear(&command);
+    return status;
+}
+
 static attn_status mark(attn_stream *base, int slot, attn_error *err)
 {
     struct fake_device *device = device_of(base->device);
@@ -786,6 +809,9 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
             sane = device->reads_staging || problem_is_here(device, &c->problems[i]);
         sane = sane && (!c->workspace || owns(device, c->workspace, 1));
     }
+    if (c->kind == COMMAND_LSE)
+        sane = device->reads_staging ||
+               (problem_is_here(device, c->problems) && owns(device, c->to, sizeof c->look->found));
     pthread_mutex_unlock(&device->lock);
     return sane;
 }
@@ -804,6 +830,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
+        if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
         if (c->kind == COMMAND_RUN &&
             attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK)
             return ERROR_MEMORY;
@@ -891,4 +918,5 @@ const attn_backend attn_backend_fake = {
     .release_import = release_import,
     .pin = pin,
     .unpin = unpin,
+    .sum_lse = sum_lse,
 };

@@ -182,8 +182,7 @@ enum {
  * second); and one of them: the K and V of one head as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* What the lse of the backwards of one body are held against, together: 30 ms. A row that takes more is not looked
- * at. */
+/* Multiply-adds for rows of lse of one body: 30 ms. A row that takes more is not looked at. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */

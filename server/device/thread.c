@@ -169,6 +169,19 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
+/* The rows of lse that only the device can hold against their scores: its tensors are there now. */
+static attn_status sum_lse(struct slot *slot, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    for (int j = 0; j < slot->batch->count && status == ATTN_OK; j++) {
+        const struct job *job = slot->batch->jobs[j];
+        if (job->lse)
+            status = attn_lse_start(slot->stream, &slot->problems[slot->problem[j]], job->lse,
+                                    device_address(slot, job->lse_found), err);
+    }
+    return status;
+}
+
 /* Puts everything on the stream, or the first group of it. On an error the stream may hold part of it: the caller waits
  * for that before it frees anything. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
@@ -194,6 +207,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)
         if (!slot->moved[j] && (status = device_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
+    if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
     do status = launch_group(device, slot, err);

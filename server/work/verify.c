@@ -55,6 +55,9 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     job->lse = malloc(sizeof *job->lse);
     if (job->lse == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     attn_lse_choose(p, share, job->lse);
+    if (job->lse->count > 0) return ATTN_OK;
+    free(job->lse);
+    job->lse = NULL;
     return ATTN_OK;
 }
 

@@ -1,6 +1,6 @@
-/* verify.h: numbers that are held against float64: the lse that a backward is given, and the member `verify`: some
- * rows of a forward's out are recomputed in float64 after the kernel, and the answer says how far it was off. It may
- * be slow, so it is bounded, and it is done in pieces on libuv's worker threads (sched/finish.h). */
+/* verify.h: numbers that are held against float64: the lse that a backward is given; and by the member `verify` some
+ * rows of a forward's out, which are recomputed after the kernel, and the answer says how far it was off. That may be
+ * slow, so it is bounded, and it is done in pieces on libuv's worker threads (sched/finish.h). */
 #ifndef VERIFY_H
 #define VERIFY_H
 

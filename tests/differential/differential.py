@@ -38,6 +38,10 @@ LIMITS = {
 }
 LENGTHS = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129)
 HEAD_SIZES = (1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 160, 192, 256)
+LOWEST = [float(np.finfo(np.float32).min), float(wire.bf16_value(np.uint16([0xFF7F]))[0]), -65504.0]  # finfo.min of each dtype
+LOG2_E = float(np.log2(np.e))
+# Does a backward answer 400 to an lse in base 2, which names that? Else it is only tried.
+REFUSES_BASE_2 = False
 LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])  # a score of ordinary size is lost beside any of them
 
 
@@ -57,6 +61,8 @@ class Case:
         def pick(options):
             return options[int(r.integers(len(options)))]
 
+        # Of its own, so that all other cases are what they were before there was this one.
+        self.more = np.random.default_rng([seed, number, 1])
         self.back = back = chance(0.5)
         self.dtype = dtype = pick(('float32', 'float16', 'bfloat16')) if back or not chance(0.12) else 'float8_e4m3fn'
         self.out_dtype = 'bfloat16' if dtype == 'float8_e4m3fn' else dtype
@@ -123,7 +129,7 @@ class Case:
                 sinks = np.array([pick((3e38, -3e38, 1e30, -np.inf, 100.0)) for _ in range(H)])
             self.add('sinks', sinks, 'float32')
         broadcast = lambda: (B if chance(0.5) else 1, H if chance(0.5) else 1, Sq if chance(0.5) else 1, Sk)
-        self.levels = False
+        self.levels = self.exact = False
         if not packed:
             if chance(0.2) or extreme in ('mask', 'levels'):
                 shape = broadcast()
@@ -154,6 +160,8 @@ class Case:
                     rows.sort(-1)
                     rows = rows[..., ::-1]
                 self.add('mask_startend_rows', rows, 'int32')
+        if not extreme and self.more.random() < 0.15:
+            extreme = self.beyond_float32(x, packed)
         if dtype == 'float8_e4m3fn' and chance(0.7):
             for n in ('q_scale', 'k_scale', 'v_scale'):
                 self.add(n, 0.5 + r.random((B, Hk)), 'float32')
@@ -163,7 +171,7 @@ class Case:
             self.poison(x, r)
         for n in 'qkv':
             self.add(n, x[n], dtype)
-        self.give = self.context = False
+        self.give = self.context = self.base_2 = False
         if back:
             self.add('dout', r.standard_normal(shapes['q'][:-1] + (Dv,)), self.out_dtype)
             if chance(0.3):
@@ -172,12 +180,50 @@ class Case:
             self.context = not self.give and chance(0.15)
             if chance(0.3):
                 self.members['deterministic'] = True
+            self.base_2 = not extreme and not self.context and self.more.random() < 0.1
+            self.give |= self.base_2
             self.members['outputs'] = ['dq', 'dk', 'dv'] + ['d' + n for n in ('sinks', 'bias', 'alibi_slopes') if n in self.problem]
             self.members.pop('out_dtype', None)
         if chance(0.1):
             self.members['encoding'] = 'array'
         self.envelope = not self.context and chance(0.15)
         self.extreme = extreme
+
+    def beyond_float32(self, x, packed):
+        """Makes the problem one whose scores, or parts of them, leave float32. Returns what kind of problem that is, '' for none."""
+        r, p = self.more, self.problem
+        if not packed and r.random() < 0.5:
+            self.mask_of_lowest(p, x['q'].shape, x['k'].shape[1])
+            return 'lowest'
+        if self.dtype in ('float32', 'bfloat16') and r.random() < 0.6:  # q k is beyond float32, and scale q k is ordinary
+            for n, most in (('q', 2e19), ('k', 1.8e19)):
+                x[n] = most * (1 - 2 * r.random(x[n].shape))
+            self.members['scale'] = p['scale'] = (1e-38, -1e-38, 3e-38)[int(r.integers(3))]
+            return 'beyond'
+        if not self.back and self.dtype != 'float8_e4m3fn':  # scale q k is beyond float32, and without an error before
+            for n in 'qk':
+                x[n] = r.integers(-1, 2, x[n].shape) * (r.random(x[n].shape[-1]) < 4 / x[n].shape[-1]).astype(float)
+            self.members['scale'] = p['scale'] = (3e38, -3e38)[int(r.integers(2))]
+            self.levels = self.exact = True
+            return 'huge'
+        return ''
+
+    def mask_of_lowest(self, p, shape, Sk):
+        """A 4-D mask as Hugging Face makes it: finfo.min for keys to come, and for those of the padding on the left. The queries of
+        the padding see nothing but such keys."""
+        r, (B, Sq) = self.more, shape[:2]
+        kind = self.dtype if self.dtype != 'float8_e4m3fn' and r.random() < 0.5 else 'float32'
+        lowest = {'float16': LOWEST[2], 'bfloat16': LOWEST[1]}.get(kind) or LOWEST[int(r.integers(3))]
+        padding = r.integers(0, Sk + 1, B) if r.random() < 0.8 else np.zeros(B, int)
+        i, j = np.arange(Sq)[:, None] + Sk - Sq, np.arange(Sk)[None, :]
+        hidden = j[None] < padding[:, None, None]
+        if r.random() < 0.7:
+            hidden = hidden | (j > i)
+        if r.random() < 0.1:
+            hidden = hidden | True
+        hidden = np.broadcast_to(hidden, (B, Sq, Sk))
+        self.add('bias', np.where(hidden, lowest, 0.0)[:, None], kind)
+        self.levels = lowest < -1e30
 
     def add(self, name, x, dtype):
         x = np.asarray(x)
@@ -212,7 +258,7 @@ class Case:
     def describe(self):
         said = [f'{n}={v["dtype"]}{v["shape"]}' if isinstance(v, dict) and 'shape' in v else f'{n}={v}' for n, v in self.members.items()]
         return ('backward ' if self.back else 'forward ') + ' '.join(said) + (' context' if self.context else '') + \
-            (' envelope' if self.envelope else '') + (f' extreme={self.extreme}' if self.extreme else '')
+            (' envelope' if self.envelope else '') + (' base 2' if self.base_2 else '') + (f' extreme={self.extreme}' if self.extreme else '')
 
 
 # ---- Judging ---------------------------------------------------------------------------------------------------------
@@ -226,6 +272,8 @@ def tolerances(case, size):
     """{name: (relative, absolute)} without sensitivity."""
     p, limit, as_out = case.problem, LIMITS[case.dtype], LIMITS[case.out_dtype]
     Sq, Sk = p['q'].shape[-3], p['k'].shape[-3]
+    if case.exact and not p.get('softcap'):
+        size = 0
     scores = size + (0 if case.levels else largest(p.get('bias', 0))) + largest(p.get('alibi_slopes', 0)) * max(Sq, Sk)
     blur = 2.4e-7 * scores
     scale = abs(p['scale']) if 'scale' in p else 1 / np.sqrt(p['q'].shape[-1])
@@ -297,6 +345,18 @@ class Refused(Exception):
     pass
 
 
+def check_base_2(case, members, exact, post):
+    """A backward whose lse is in base 2: what is wrong with the answer, or ''."""
+    lse = exact['lse'] * LOG2_E
+    try:
+        post('/v1/attention/backward', {**members, 'lse': wire.tensor(lse, 'float32')})
+    except Refused as e:
+        return '' if str(e).startswith('400 ') and 'base 2' in str(e) else str(e)
+    finite = np.abs(exact['lse'][np.isfinite(exact['lse'])])
+    told = finite.size and finite.min() > 0.5  # near 0 the one is the other
+    return 'an lse in base 2 was accepted' if REFUSES_BASE_2 and told else ''
+
+
 def check(case, ask):
     """Sends the case with ask(path, members) -> (status, answer), and compares. Returns what is wrong, or ''."""
     p = case.problem
@@ -329,6 +389,8 @@ def check(case, ask):
             if case.give:
                 for n, dtype in (('out', case.out_dtype), ('lse', 'float32')):
                     members[n] = wire.tensor(exact[n].swapaxes(1, 2) if n == 'out' and case.layout == 'bhsd' else exact[n], dtype)
+            if case.base_2:
+                return check_base_2(case, members, exact, post)
             if case.context:
                 forward = {n: v for n, v in members.items() if n not in ('dout', 'dlse', 'outputs', 'deterministic')}
                 forward.update(save=True, out_dtype=case.out_dtype)

@@ -63,6 +63,29 @@ class Finding(Exception):
 # ---- Requests that are right -----------------------------------------------------------------------------------------
 
 
+def beyond_float32(r, rng, members, back):
+    """Makes a problem one whose scores leave float32: by its scale, by q and k, or by a mask of finfo.min as Hugging Face's 4-D masks are,
+    with padding on the left whose queries see nothing else; or gives a backward an lse in base 2."""
+    (B, Sq, H, D), (_, Sk, Hk, _) = (wire.value(members[n]).shape if members.get('layout') != 'bhsd' else wire.value(members[n]).swapaxes(1, 2).shape for n in 'qk')
+    what, dtype = r.randrange(4), members['q']['dtype']
+    if what == 0:
+        members['scale'] = r.choice([3e38, -3e38, 1e38])
+    elif what == 1 and dtype != 'float16':
+        for n, most in (('q', 2e19), ('k', 1.8e19)):
+            members[n] = wire.tensor(most * (1 - 2 * rng.random(members[n]['shape'])), dtype)
+        members['scale'] = r.choice([1e-38, -1e-38, 3e-38])
+    elif what == 2 and back:
+        rows = (B, H, Sq) if members.get('layout') == 'bhsd' else (B, Sq, H)
+        members['out'] = wire.tensor(rng.standard_normal(rows + (members['v']['shape'][3],)), dtype)
+        members['lse'] = wire.tensor(np.log2(Sk) + rng.random((B, H, Sq)), 'float32')
+    else:
+        kind = r.choice(['float32', dtype])
+        lowest = {'float16': -65504.0, 'bfloat16': float(wire.bf16_value(np.uint16([0xFF7F]))[0])}.get(kind, r.choice([float(np.finfo(np.float32).min), -65504.0]))
+        padding, at = rng.integers(0, Sk + 1, B)[:, None, None], np.arange(Sk)[None, None]
+        hidden = (at < padding) | ((at > np.arange(Sq)[None, :, None] + Sk - Sq) if r.random() < 0.7 else False)
+        members['bias'] = wire.tensor(np.broadcast_to(np.where(hidden, lowest, 0.0), (B, Sq, Sk))[:, None], kind)
+
+
 def problem(r, back, small=False):
     rng = np.random.default_rng(r.getrandbits(63))
     B, H, Hk = r.choice([1, 1, 2]), *r.choice([(1, 1), (2, 2), (4, 2), (3, 1)])
@@ -98,6 +121,8 @@ def problem(r, back, small=False):
         options['seqlens_k'] = wire.tensor(rng.integers(0, Sk + 1, B), 'int32')
     dtype = r.choice(DTYPES)
     members, _ = wire.random_problem(rng, B, Sq, Sk, H, Hk, D, r.choice([None, D, 5]), dtype, back, r.choice(['bshd', 'bshd', 'bhsd']), **options)
+    if r.random() < 0.08:
+        beyond_float32(r, rng, members, back)
     for name, t in list(members.items()):  # some tensors as numbers
         if isinstance(t, dict) and r.random() < 0.15 and np.prod(t['shape']) < 2000:
             x = wire.value(t)

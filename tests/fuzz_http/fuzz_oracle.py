@@ -32,7 +32,8 @@ OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end
            'save', 'timeout_ms', 'deterministic', 'context')
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}  # golden.py's, of the largest value here
-WILD = 1e4       # inputs beyond it overflow somewhere, or leave nothing of a difference
+WILD = 1e4       # inputs beyond it overflow somewhere, or leave nothing of a difference; of q and k, what counts is their product
+LOWEST = -1e38   # a bias below it leaves nothing of a score: keys that are hidden by finfo.min, and rows that see no others
 STEEP = 500.0    # scores beyond it: the error of exp() is that of their last bits
 
 
@@ -341,7 +342,9 @@ class Problem:
         B, Sq, H, D = q.shape
         Sk = k.shape[1]
         get = self.values.get
-        big = [x for n, x in self.values.items() if self.dtypes[n] in RTOL]
+        big = [np.where(x < LOWEST, 0, x) if n == 'bias' else x for n, x in self.values.items() if self.dtypes[n] in RTOL and n not in 'qk']
+        if not all(np.isfinite(x).all() and np.abs(x).max(initial=0) < 1e20 for x in (q, k)):
+            raise Unsure('wild values of q and k')
         if not all(np.isfinite(x).all() and np.abs(x).max(initial=0) < WILD for x in big):
             raise Unsure('wild values')
         bias, mask = get('bias'), get('keep_mask')
@@ -383,7 +386,7 @@ class Problem:
                       mask=None if mask is None else mask[one, ..., :L])
             qb, kb, vb = q[one], k[one, :L], v[one, :L]
             magnitude = np.abs(scale) * np.abs(qb).max() * (np.abs(kb).sum(-1).max() if L else 0)
-            magnitude += np.abs(kw['bias']).max() if bias is not None and L else 0
+            magnitude += np.abs(np.where(kw['bias'] < LOWEST, 0, kw['bias'])).max() if bias is not None and L else 0
             magnitude += np.abs(alibi).max() * (Sq + Sk) if alibi is not None else 0
             steep = max(steep, magnitude, np.abs(sinks).max() if sinks is not None else 0)
             if self.back:

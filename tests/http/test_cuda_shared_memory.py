@@ -281,6 +281,32 @@ def test_each_region_is_computed_by_its_own_device(fake, shm):
         assert unregister(server).status == 200
 
 
+@pytest.mark.parametrize('in_place', [('q', 'k'), ('q',), ('k',), ('q', 'k', 'v', 'dout')], ids=' '.join)
+@pytest.mark.parametrize('reads_staging', [False, True])
+def test_an_lse_is_held_against_scores_that_only_the_device_can_read(fake, shm, in_place, reads_staging):
+    server = fake('', *ALLOW, reads_staging=reads_staging)
+    arrays, _ = problem(S=20, names=('q', 'k', 'v', 'dout'))
+    arrays = {n: arrays[n] for n in in_place + tuple(n for n in arrays if n not in in_place)}
+    data = b''.join(arrays[n].tobytes() for n in in_place)
+    assert register(server, 'in', shm(len(data), data)).status == 200
+    outs = by_json(server, {n: a for n, a in arrays.items() if n != 'dout'})
+    out, lse = (np.frombuffer(outs[n], np.float32) for n in ('out', 'lse'))
+    backward = INFER.replace('forward', 'backward')
+
+    def ask(lse, arrays=arrays, **parameters):
+        more = {'out': out.reshape(1, 20, 2, 8), 'lse': lse.astype(np.float32).reshape(1, 2, 20)}
+        return infer(server, {**arrays, **more}, path=backward, shared=in_place, parameters={'binary_data_output': True, **parameters})
+    want = by_json(server, {**arrays, 'out': out.reshape(1, 20, 2, 8), 'lse': lse.reshape(1, 2, 20)}, 'backward')
+    for _ in range(3):
+        assert outputs_of(ask(lse)) == want
+        refused(ask(lse / np.log(2)), 400, 'your lse is in base 2: multiply it by 0.6931472', pointer='/inputs/5')
+    refused(ask(lse - 1), 400, 'sum to 2.718, must be at most 1', pointer='/inputs/5')
+    refused(ask(lse, causal=True), 400, 'your lse was computed with no causal and no window', pointer='/inputs/5')
+    assert ask(lse + 1).status == 200 and ask(np.full(40, -np.inf)).status == 200
+    assert server.metric('attnd_device_errors_total') in (None, 0)
+    nothing_left(server)
+
+
 DECODE = INFER.replace('attention_forward', 'attention_decode_causal')
 
 

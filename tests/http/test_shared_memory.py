@@ -857,6 +857,10 @@ def test_gradients_of_pinned_tensors(pinned):
     answer = infer(server, {**arrays, 'out': out, 'lse': lse}, region='r', shared=set(arrays), outputs=outputs, path='/v2/models/attention_backward/infer')
     assert answer.status == 200, answer.body
     assert [one.read((4 + i) * LEAST, LEAST) == right[n] for i, n in enumerate(('dq', 'dk', 'dv'))] == [True] * 3
+    # No processor may read what lies there: the device holds lse against it.
+    wrong = (lse / np.log(2)).astype(np.float32)
+    answer = infer(server, {**arrays, 'out': out, 'lse': wrong}, region='r', shared=set(arrays), outputs=outputs, path='/v2/models/attention_backward/infer')
+    refused(answer, 400, 'your lse is in base 2: multiply it by 0.6931472', pointer='/inputs/5')
 
 
 @pytest.mark.parametrize('how', ['verify', 'save', 'small', 'write', 'grown again', 'hole'])

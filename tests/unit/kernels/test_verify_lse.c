@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "../testing.h"
+#include "kernels/verify_lse.h"
 
 enum { PLENTY = 1 << 28 };
 
@@ -336,6 +337,49 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
+/* ATTN_BACKEND=cuda: rows that a device sums up in its own memory have the numbers of the host. */
+static void test_a_device_sums_up_what_the_host_does(void **state)
+{
+    const char *const backend = getenv("ATTN_BACKEND");
+    struct bench b;
+    (void)state;
+    if (!backend) skip();
+    bench_open(&b, backend, 0);
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        const struct spec s = random_spec(seed);
+        struct fixture f;
+        attn_lse_look found = { 0 }, want;
+        attn_error err = { 0 };
+        void *blocks[ATTN_TENSOR_COUNT] = { 0 }, *memory;
+        fixture_make(&f, &s);
+        attn_problem p = f.p;
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            if (!f.block[id]) continue;
+            assert_int_equal(attn_device_alloc(b.device, f.block_bytes[id], &blocks[id], &err), ATTN_OK);
+            assert_int_equal(attn_copy(b.stream, blocks[id], f.block[id], f.block_bytes[id], ATTN_TO_DEVICE, &err),
+                             ATTN_OK);
+            p.tensor[id].data = (char *)blocks[id] + ((uint8_t *)p.tensor[id].data - f.block[id]);
+        }
+        attn_lse_choose(&f.p, PLENTY, &want);
+        lse_sum_rows(&f.p, &want, want.found[0]);
+        assert_int_equal(attn_device_alloc(b.device, sizeof found.found, &memory, &err), ATTN_OK);
+        assert_int_equal(attn_lse_start(b.stream, &p, &want, memory, &err), ATTN_OK);
+        assert_int_equal(attn_copy(b.stream, found.found, memory, sizeof found.found, ATTN_FROM_DEVICE, &err), ATTN_OK);
+        assert_int_equal(attn_stream_wait(b.stream, &err), ATTN_OK);
+        for (int r = 0; r < want.count; r++)
+            for (int n = 0; n < ATTN_LSE_NUMBERS; n++) {
+                const double x = found.found[r][n], y = want.found[r][n];
+                if (x == y || (isnan(x) && isnan(y)) || fabs(x - y) <= 1e-9 * (1 + fabs(y))) continue;
+                spec_print(stderr, &s);
+                fail_msg("row %d, number %d: is %.17g, must be %.17g", r, n, x, y);
+            }
+        attn_device_free(b.device, memory);
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) attn_device_free(b.device, blocks[id]);
+        fixture_clear(&f);
+    }
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -348,6 +392,7 @@ int main(void)
         cmocka_unit_test(test_each_conversion_is_named),
         cmocka_unit_test(test_a_sum_above_1_is_refused_by_row_sum_and_rule),
         cmocka_unit_test(test_the_same_request_gets_the_same_answer),
+        cmocka_unit_test(test_a_device_sums_up_what_the_host_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
