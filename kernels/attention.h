@@ -578,24 +578,25 @@ attn_status attn_plan_make(const attn_device *device, const attn_problem *proble
 
 /* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
 
-/* Of a problem's (query, key, head) triples, the shares whose rows leave what float32 holds. Such rows are computed one
- * by one. `alike` rows have scores that are all clamped to the same number. */
-typedef struct attn_strange {
-    double alike, other;
-} attn_strange;
-
 /* Expected, not promised: a third to three times as much is usual, by the rates of one machine of each kind.
  *   flops    attn_flops()
  *   seconds  of the whole device, with nothing else on it
- *   because  what most of it is for, where that is not the products of q, k and v: "dalibi_slopes"; else "" */
+ *   worst    the same, if the scores of every row leave what float32 holds
+ *   because  what most of the seconds are for, where that is not the products of q, k and v: "dalibi_slopes"; else "" */
 typedef struct attn_cost {
-    double flops, seconds;
+    double flops, seconds, worst;
     const char *because;
 } attn_cost;
 
-/* Of a checked, planned problem, whose index tensors must be in host memory. With `strange` NULL it takes some 150 ns,
- * no row is strange, and FlashMask hides nothing; otherwise it walks over mask_startend_rows. */
-attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan, const attn_strange *strange);
+/* Of a checked, planned problem, whose index tensors must be in host memory; `info` is of the device. No row leaves
+ * float32, and FlashMask hides nothing. Takes some 150 ns. */
+attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
+
+/* The same, but it looks: at FlashMask's bounds, and at tensors of `readable` (bits of their attn_tensor_id, those that
+ * lie in memory that this thread may read) for rows that leave float32. Of these it finds a share by looking at a few
+ * rows that `draw` picks, a random number. Takes as long as reading q, k and v, at some 10 GB/s, and some
+ * milliseconds. */
+attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Scratch memory (device memory) that attn_run() needs for these plans together. */
 attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,

@@ -86,6 +86,9 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
 attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 
+/* Are there rates of a kernel in cost.c? Without them it counts as the slowest. For tests. */
+bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
+
 /* attention.c lists those of the build, preferred first. */
 extern const attn_backend
     attn_backend_reference;                  /* kernels/cpu/reference.c: textbook loops in double; defines correct */

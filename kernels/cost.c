@@ -13,22 +13,27 @@
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
  *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20)
  *   cuda   one H100 SXM (132 multiprocessors), 2026-11-26; sm90 and f32 from MEASUREMENTS.md */
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/backend.h"
+#include "kernels/strange.h"
 #include "kernels/tiles.h"
 
 /* ---- Rates ------------------------------------------------------------------------------------------------------- */
 
 /* Kernels whose options cost alike. */
-enum family { CPU, CPU_PLAIN, DOUBLE, HOPPER, GENERIC, SIMPLE };
+enum family { CPU, PORTABLE, DOUBLE, HOPPER, GENERIC, SIMPLE };
 
-#define BITS16 (ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-#define HALF   (ATTN_DTYPE_BIT(F16))
+#define CPU_MOST  5.8e37 /* SIMD_SCORE_MOST of cpu/simd.h, in natural units */
+#define CUDA_MOST 0x1p27 /* kernels/README.md, "The CUDA backend" */
+#define LSE_MOST  ((double)ATTN_LSE_MOST)
+
 #define BFLOAT (ATTN_DTYPE_BIT(BF16))
 #define SINGLE (ATTN_DTYPE_BIT(F32))
 #define FLOAT8 (ATTN_DTYPE_BIT(F8E4M3))
-#define ANY    (ATTN_DTYPES_FORWARD)
+#define ANY    ATTN_DTYPES_FORWARD
 
 /* Nanoseconds of a unit. A triple costs pair + product * (D + Dv), in a row that leaves float32 also
  * strange + strange_product * (D + Dv). */
@@ -41,86 +46,108 @@ struct rate {
     double number; /* each number of K and V of each key/value head: reading or packing it */
     double pair, product;
     double strange, strange_product;
+    double alike; /* a triple of a row whose scores are all clamped alike */
+    double most;  /* the largest score, or lse given to a backward, that is no such thing */
 };
 
-enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles with fewer rows read K and V as they lie */
+enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of so few rows read K and V as they lie */
 
+/* Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, alike, most. */
+/* clang-format off */
 static const struct rate rates[] = {
-    /*  kernel           op                  numbers         family    head  number   pair  product  strange, product */
-    { "amx", ATTN_OP_FORWARD, BFLOAT, CPU, 250, .08, .12, .0017, 44, .34 },
-    { "amx", ATTN_OP_FORWARD, ANY, CPU, 250, .08, .12, .0060, 44, .34 },
-    { "amx", ATTN_OP_BACKWARD, BFLOAT, CPU, 400, .08, .20, .0070, 71, .53 },
-    { "amx", ATTN_OP_BACKWARD, ANY, CPU, 400, .08, .20, .0220, 71, .53 },
-    { "bf16", ATTN_OP_FORWARD, BFLOAT | FLOAT8, CPU, 250, .08, .12, .0041, 44, .34 },
-    { "bf16", ATTN_OP_FORWARD, ANY, CPU, 250, .08, .12, .0082, 44, .34 },
-    { "bf16", ATTN_OP_BACKWARD, BFLOAT, CPU, 400, .08, .19, .0128, 71, .53 },
-    { "bf16", ATTN_OP_BACKWARD, ANY, CPU, 400, .08, .20, .0245, 71, .53 },
-    { "avx512", ATTN_OP_FORWARD, ANY, CPU, 250, .08, .12, .0084, 44, .34 },
-    { "avx512", ATTN_OP_BACKWARD, ANY, CPU, 400, .08, .20, .0245, 71, .53 },
-    { "avx2", ATTN_OP_FORWARD, ANY, CPU, 250, .08, .30, .0168, 44, .34 },
-    { "avx2", ATTN_OP_BACKWARD, ANY, CPU, 400, .08, .40, .0490, 71, .53 },
-    { "portable", ATTN_OP_FORWARD, ANY, CPU_PLAIN, 250, .3, 5, .10, 44, .8 },
-    { "portable", ATTN_OP_BACKWARD, ANY, CPU_PLAIN, 400, .3, 8, .30, 71, 1.2 },
-    { "double", ATTN_OP_FORWARD, ANY, DOUBLE, 500, 1, 60, 2, 0, 0 },
-    { "double", ATTN_OP_BACKWARD, ANY, DOUBLE, 500, 1, 150, 6, 0, 0 },
-    { "sm90", ATTN_OP_FORWARD, FLOAT8, HOPPER, 0, .02, .02, .00028, 2, .6 },
-    { "sm90", ATTN_OP_FORWARD, ANY, HOPPER, 0, .02, .02, .00038, 2, .6 },
-    { "sm90", ATTN_OP_BACKWARD, ANY, HOPPER, 0, .02, .05, .0011, 4, 1.2 },
-    { "sm90+decode", ATTN_OP_FORWARD, ANY, HOPPER, 0, .05, .02, .00038, 2, .6 },
-    { "sm90_f8", ATTN_OP_FORWARD, ANY, HOPPER, 0, .02, .02, .00028, 2, .6 },
-    { "sm90_latent", ATTN_OP_FORWARD, ANY, HOPPER, 0, .08, .02, .00045, 2, .6 },
-    { "decode", ATTN_OP_FORWARD, ANY, GENERIC, 0, .08, .02, .0008, 2, .6 },
-    { "generic+decode", ATTN_OP_FORWARD, ANY, GENERIC, 0, .05, .05, .0008, 2, .6 },
-    { "generic", ATTN_OP_FORWARD, SINGLE, GENERIC, 0, .05, .05, .0024, 2, .6 },
-    { "generic", ATTN_OP_FORWARD, ANY, GENERIC, 0, .02, .05, .0008, 2, .6 },
-    { "generic", ATTN_OP_BACKWARD, SINGLE, GENERIC, 0, .05, .10, .0060, 4, 1.2 },
-    { "generic", ATTN_OP_BACKWARD, ANY, GENERIC, 0, .02, .10, .0022, 4, 1.2 },
-    { "simple", ATTN_OP_FORWARD, ANY, SIMPLE, 0, .1, 2, .6, 0, 0 },
-    { "simple", ATTN_OP_BACKWARD, ANY, SIMPLE, 0, .1, 4, 1.8, 0, 0 },
+    { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250, .08,  .12, .0017,     8, .13, .8, CPU_MOST },
+    { "amx",            ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .12, .0060,     8, .13, .8, CPU_MOST },
+    { "amx",            ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .20, .0070,    11, .14, .8, LSE_MOST },
+    { "amx",            ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .20, .0220,    11, .14, .8, LSE_MOST },
+    { "bf16",           ATTN_OP_FORWARD,  BFLOAT | FLOAT8, CPU,      250, .08,  .16, .0041,     8, .13, .8, CPU_MOST },
+    { "bf16",           ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .22, .0082,     8, .13, .8, CPU_MOST },
+    { "bf16",           ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .22, .0128,    11, .14, .8, LSE_MOST },
+    { "bf16",           ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    11, .14, .8, LSE_MOST },
+    { "avx512",         ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .22, .0084,     8, .13, .8, CPU_MOST },
+    { "avx512",         ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    11, .14, .8, LSE_MOST },
+    { "avx2",           ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .45, .0160,    10, .20, 1,  CPU_MOST },
+    { "avx2",           ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .60, .0480,    14, .22, 1,  LSE_MOST },
+    { "portable",       ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .11,      20, .5,  3,  CPU_MOST },
+    { "portable",       ATTN_OP_BACKWARD, ANY,             PORTABLE, 800, .3,   7,   .30,      40, .8,  3,  LSE_MOST },
+    { "double",         ATTN_OP_FORWARD,  ANY,             DOUBLE,   500, 1,    9,   .31,       0, 0,   0,  FLT_MAX },
+    { "double",         ATTN_OP_BACKWARD, ANY,             DOUBLE,   500, 1,    9,   .75,       0, 0,   0,  FLT_MAX },
+    { "sm90",           ATTN_OP_FORWARD,  FLOAT8,          HOPPER,   0,   .02,  .02, .00028,    2, .6,  2,  CUDA_MOST },
+    { "sm90",           ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .02, .00038,    2, .6,  2,  CUDA_MOST },
+    { "sm90",           ATTN_OP_BACKWARD, ANY,             HOPPER,   0,   .02,  .05, .0011,     4, 1.2, 4,  LSE_MOST },
+    { "sm90+decode",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .05,  .02, .00038,    2, .6,  2,  CUDA_MOST },
+    { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .02, .00028,    2, .6,  2,  CUDA_MOST },
+    { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .08,  .02, .00045,    2, .6,  2,  CUDA_MOST },
+    { "decode",         ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .08,  .02, .0008,     2, .6,  2,  CUDA_MOST },
+    { "generic+decode", ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .05,  .05, .0008,     2, .6,  2,  CUDA_MOST },
+    { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  0,   .05,  .05, .0024,     2, .6,  2,  CUDA_MOST },
+    { "generic",        ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .02,  .05, .0008,     2, .6,  2,  CUDA_MOST },
+    { "generic",        ATTN_OP_BACKWARD, SINGLE,          GENERIC,  0,   .05,  .10, .0060,     4, 1.2, 4,  LSE_MOST },
+    { "generic",        ATTN_OP_BACKWARD, ANY,             GENERIC,  0,   .02,  .10, .0022,     4, 1.2, 4,  LSE_MOST },
+    { "simple",         ATTN_OP_FORWARD,  ANY,             SIMPLE,   0,   .1,   2,   .6,        0, 0,   0,  CUDA_MOST },
+    { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,   .1,   4,   1.8,       0, 0,   0,  LSE_MOST },
 };
 
-/* What reads K and V as they lie in memory, for at most FEW_ROWS rows of queries, replaces the row of a CPU's kernel.
- * */
-static const struct rate few_rows = { "", ATTN_OP_FORWARD, ANY, CPU, 1000, .12, .5, .035, 44, .34 };
+/* The CPU's, of a forward that reads K and V as they lie in memory, by family. */
+static const struct rate few_rows[] = {
+    [CPU]      = { "",  ATTN_OP_FORWARD,  ANY,             CPU,      200, .12,  .5,  .035,      8, .13, .8, CPU_MOST },
+    [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
+};
 
-/* What a triple costs more. The first line of a kernel's family, operation and feature counts. */
+/* What makes scores in a second form of the kernels of GENERIC, and what dropout does. */
+#define OPTIONS                                                                                                      \
+    (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
+     ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
+#define SOFTCAP ATTN_OPTION_BIT(SOFTCAP)
+#define DROPOUT ATTN_OPTION_BIT(DROPOUT)
+#define BIAS    ATTN_TENSOR_BIT(bias)
+#define KEEP    ATTN_TENSOR_BIT(keep_mask)
+#define SLOPES  ATTN_TENSOR_BIT(alibi_slopes)
+#define DBIAS   ATTN_TENSOR_BIT(dbias)
+#define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
+
+/* What a triple costs more where the problem has one of these features; a row counts once. */
 static const struct extra {
     enum family family;
     attn_op op;
-    uint64_t features; /* one of these, and all of these are added once */
-    const char *name;
+    uint64_t features;
+    const char *name; /* of what most of the time is for */
     double pair, product;
-    int heads; /* not 0: so many heads are computed beside each other on a unit, whatever else is there */
+    int heads; /* not 0: a head is one block's, and so many blocks run side by side on a unit, each at this rate */
 } extras[] = {
-#define OPTIONS                                                                                 \
-    (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) | \
-     ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
-#define DROPOUT ATTN_OPTION_BIT(DROPOUT)
-    { CPU, ATTN_OP_FORWARD, ATTN_OPTION_BIT(SOFTCAP), "softcap", .35, 0, 0 },
-    { CPU, ATTN_OP_FORWARD, ATTN_TENSOR_BIT(bias), "bias", .55, 0, 0 },
-    { CPU, ATTN_OP_FORWARD, ATTN_TENSOR_BIT(keep_mask), "keep_mask", .35, 0, 0 },
-    { CPU, ATTN_OP_FORWARD, ATTN_TENSOR_BIT(alibi_slopes), "alibi_slopes", .20, 0, 0 },
-    { CPU, ATTN_OP_FORWARD, DROPOUT, "dropout_p", 3, 0, 0 },
-    { CPU, ATTN_OP_BACKWARD, ATTN_OPTION_BIT(SOFTCAP), "softcap", .40, 0, 0 },
-    { CPU, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(bias), "bias", .45, 0, 0 },
-    { CPU, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(keep_mask), "keep_mask", .35, 0, 0 },
-    { CPU, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(alibi_slopes), "alibi_slopes", .15, 0, 0 },
-    { CPU, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(dbias), "dbias", .90, 0, 0 },
-    { CPU, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(dalibi_slopes), "dalibi_slopes", .70, 0, 0 },
-    { CPU, ATTN_OP_BACKWARD, DROPOUT, "dropout_p", 3, 0, 0 },
-    { CPU_PLAIN, ATTN_OP_FORWARD, DROPOUT, "dropout_p", 4, 0, 0 },
-    { CPU_PLAIN, ATTN_OP_BACKWARD, DROPOUT, "dropout_p", 4, 0, 0 },
-    { HOPPER, ATTN_OP_FORWARD, ATTN_OPTION_BIT(SOFTCAP), "softcap", .08, 0, 0 },
-    { HOPPER, ATTN_OP_BACKWARD, ATTN_OPTION_BIT(SOFTCAP), "softcap", .10, 0, 0 },
-    { GENERIC, ATTN_OP_FORWARD, OPTIONS, "options", 2.7, 0, 0 },
-    { GENERIC, ATTN_OP_FORWARD, DROPOUT, "dropout_p", 1.2, 0, 0 },
-    { GENERIC, ATTN_OP_BACKWARD, OPTIONS, "options", 6, 0, 0 },
-    { GENERIC, ATTN_OP_BACKWARD, DROPOUT, "dropout_p", 3, 0, 0 },
-    { GENERIC, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(dbias), "dbias", 230, .2, 0 },
-    { GENERIC, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(dalibi_slopes), "dalibi_slopes", 690, 0, 8 },
-    { SIMPLE, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(dbias), "dbias", 230, .2, 0 },
-    { SIMPLE, ATTN_OP_BACKWARD, ATTN_TENSOR_BIT(dalibi_slopes), "dalibi_slopes", 690, 0, 8 },
+    { CPU,      ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .40, 0,  0 },
+    { CPU,      ATTN_OP_FORWARD,  BIAS,    "bias",          .60, 0,  0 },
+    { CPU,      ATTN_OP_FORWARD,  KEEP,    "keep_mask",     .45, 0,  0 },
+    { CPU,      ATTN_OP_FORWARD,  SLOPES,  "alibi_slopes",  .25, 0,  0 },
+    { CPU,      ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1.3, 0,  0 },
+    { CPU,      ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .40, 0,  0 },
+    { CPU,      ATTN_OP_BACKWARD, BIAS,    "bias",          .70, 0,  0 },
+    { CPU,      ATTN_OP_BACKWARD, KEEP,    "keep_mask",     .45, 0,  0 },
+    { CPU,      ATTN_OP_BACKWARD, SLOPES,  "alibi_slopes",  .20, 0,  0 },
+    { CPU,      ATTN_OP_BACKWARD, DBIAS,   "dbias",         1.5, 0,  0 },
+    { CPU,      ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", .80, 0,  0 },
+    { CPU,      ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     1.4, 0,  0 },
+    { PORTABLE, ATTN_OP_FORWARD,  SOFTCAP, "softcap",       11,  0,  0 },
+    { PORTABLE, ATTN_OP_FORWARD,  BIAS,    "bias",          2,   0,  0 },
+    { PORTABLE, ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     3,   0,  0 },
+    { PORTABLE, ATTN_OP_BACKWARD, SOFTCAP, "softcap",       11,  0,  0 },
+    { PORTABLE, ATTN_OP_BACKWARD, BIAS,    "bias",          2,   0,  0 },
+    { PORTABLE, ATTN_OP_BACKWARD, DBIAS,   "dbias",         2,   0,  0 },
+    { PORTABLE, ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 2,   0,  0 },
+    { PORTABLE, ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     3,   0,  0 },
+    { DOUBLE,   ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     30,  0,  0 },
+    { DOUBLE,   ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     30,  0,  0 },
+    { HOPPER,   ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .08, 0,  0 },
+    { HOPPER,   ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .10, 0,  0 },
+    { GENERIC,  ATTN_OP_FORWARD,  OPTIONS, "options",       2.7, 0,  0 },
+    { GENERIC,  ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1.2, 0,  0 },
+    { GENERIC,  ATTN_OP_BACKWARD, OPTIONS, "options",       6,   0,  0 },
+    { GENERIC,  ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     3,   0,  0 },
+    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2, 0 },
+    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 690, 0,  8 },
+    { SIMPLE,   ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2, 0 },
+    { SIMPLE,   ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 690, 0,  8 },
 };
+/* clang-format on */
 
 /* What a call takes that finds everything ready: seconds. */
 #define LAUNCH_S 5e-6
@@ -130,7 +157,13 @@ static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dty
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
-    return NULL;
+    return &rates[sizeof rates / sizeof *rates - 1]; /* the slowest; a test looks for a row of each kernel */
+}
+
+bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
+{
+    const struct rate *r = rate_of(kernel, op, dtype);
+    return strcmp(r->kernel, kernel) == 0;
 }
 
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
@@ -180,31 +213,68 @@ static void add_extras(struct sum *sum, const struct rate *r, const struct work 
         const struct extra *e = &extras[n];
         if (e->family != r->family || e->op != r->op || !(features & e->features)) continue;
         double ns = w->triples * (e->pair + e->product * w->columns);
-        if (e->heads && w->heads < w->units * e->heads) ns *= w->units / w->heads; /* the other units wait */
+        if (e->heads) ns *= w->units / fmin(w->heads, w->units * e->heads);
         add(sum, ns, e->name);
     }
 }
 
-attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan, const attn_strange *strange)
+static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const attn_dims *d)
+{
+    return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
+}
+
+/* The forward that a backward runs first, which was not given out and lse. */
+static void add_first(struct sum *sum, const struct rate *r, const struct work *w, const attn_plan *plan)
+{
+    const char *kernel = r->family == HOPPER ? "generic" : r->kernel;
+    const struct rate *first = rate_of(kernel, ATTN_OP_FORWARD, plan->problem->q.dtype);
+    sum->ns += plain_ns(first, w);
+    add_extras(sum, first, w, plan->features);
+}
+
+static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, double flops, double triples,
+                         const attn_strange *strange)
 {
     const attn_problem *const p = plan->problem;
     const attn_dims d = attn_dims_of(p);
-    const bool backward = p->op == ATTN_OP_BACKWARD;
-    const double columns = (double)(d.D + d.Dv), each = 2 * columns * (backward ? 2.5 : 1);
+    const double columns = (double)(d.D + d.Dv);
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     struct sum sum = { .because = "" };
-    const double flops = attn_flops(p);
-    if (flops <= 0 || r == NULL) return (attn_cost){ flops, LAUNCH_S, "" };
-    const struct work w = work_of(p, &d, strange ? attn_scores(p) : flops / each, info->units);
-    if (r->family == CPU && !backward && d.Sq * (d.H / (d.Hk ? d.Hk : 1)) <= FEW_ROWS && !d.packed) r = &few_rows;
+    if (flops <= 0) return (attn_cost){ flops, LAUNCH_S, LAUNCH_S, "" };
+    if (reads_as_it_lies(r, p, &d)) r = &few_rows[r->family];
+    const struct work w = work_of(p, &d, triples, info->units);
+    const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
     add_extras(&sum, r, &w, plan->features);
-    if (backward && p->out.rank == 0) {
-        const struct rate *first = rate_of(r->family == HOPPER ? "generic" : r->kernel, ATTN_OP_FORWARD, p->q.dtype);
-        if (first) sum.ns += plain_ns(first, &w), add_extras(&sum, first, &w, plan->features);
-    }
-    if (strange && strange->alike + strange->other > 0)
-        add(&sum, (strange->other + strange->alike) * w.triples * (r->strange + r->strange_product * columns),
-            "rows whose scores leave float32");
-    return (attn_cost){ flops, LAUNCH_S + sum.ns / w.units / 1e9, sum.most > sum.ns / 2 ? sum.because : "" };
+    if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, &w, plan);
+    const double worst = sum.ns + triples * each;
+    add(&sum, triples * (strange->other * each + strange->alike * r->alike), "rows whose scores leave float32");
+    return (attn_cost){ .flops = flops,
+                        .seconds = LAUNCH_S + sum.ns / w.units / 1e9,
+                        .worst = LAUNCH_S + worst / w.units / 1e9,
+                        .because = sum.most > sum.ns / 2 ? sum.because : "" };
+}
+
+/* Operations of a triple, as attn_flops() counts them. */
+static double flops_of_triple(const attn_problem *p)
+{
+    const attn_dims d = attn_dims_of(p);
+    return 2 * (double)(d.D + d.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
+}
+
+attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan)
+{
+    const attn_strange none = { 0, 0 };
+    const double flops = attn_flops(plan->problem);
+    return cost_of(info, plan, flops, flops / flops_of_triple(plan->problem), &none);
+}
+
+attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw)
+{
+    const attn_problem *const p = plan->problem;
+    const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
+    const double flops = attn_flops(p);
+    const double triples = r->family == GENERIC ? flops / flops_of_triple(p) : attn_scores(p); /* it skips no tiles */
+    const attn_strange strange = attn_strange_of(p, r->most, readable, draw);
+    return cost_of(info, plan, flops, triples, &strange);
 }

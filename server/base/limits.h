@@ -175,8 +175,12 @@ enum {
 /* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* Seconds of work from which on it is worth reading tensors to know them better. */
-#define PREPARE_CLOSER_S 0.05
+/* Expected seconds from which on FlashMask's bounds are read to know better. And what rows that leave float32 might take,
+ * seconds and times as much as without such rows, from which on q, k and v are read to look for them: that takes a
+ * hundredth of what the problem takes without. (Few rows of queries are not worth it: a kernel too reads k and v once.) */
+#define PREPARE_CLOSER_S  0.05
+#define PREPARE_STRANGE_S 1.0
+#define PREPARE_STRANGE   8
 
 /* What the problems of one body may have verified together: multiply-adds (rows and heads * Sk * (D + Dv), about a
  * second); and one of them: the K and V of one head as doubles. */

@@ -54,6 +54,7 @@ struct job {
     int runnable;          /* items without an error */
     double flops;          /* of those */
     double seconds;        /* that a device is expected to take for those (attn_cost_of()), */
+    double worst_seconds;  /* if the scores of all rows leave float32, */
     const char *because;   /* and what makes the costliest costly; "": its size */
     size_t tensor_bytes;   /* what the queue counts: the blocks */
     job_kind kind;

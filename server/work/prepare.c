@@ -279,6 +279,7 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
     job->seconds += cost->seconds;
+    job->worst_seconds += cost->worst;
     if (cost->seconds <= *most) return;
     *most = cost->seconds;
     job->because = cost->because;
@@ -295,19 +296,27 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
+/* Tensors that are in this process's own memory, where nothing else writes now: not those of a GPU, nor those that a GPU
+ * copies from a client's pages, and no caches. */
+static uint64_t readable_of(const struct job *job)
+{
+    if (job->step || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
+    return ATTN_EVERYTHING;
+}
+
 void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest)
 {
-    const attn_strange none = { 0 };
+    const uint64_t draw = (uint64_t)clock_ns();
     double costliest = 0;
-    if (job->seconds < PREPARE_CLOSER_S) return;
-    job->flops = job->seconds = 0;
-    job->because = "";
+    const bool looks = job->worst_seconds > PREPARE_STRANGE_S && job->worst_seconds > PREPARE_STRANGE * job->seconds;
+    if (job->seconds < PREPARE_CLOSER_S && !looks) return;
+    job->flops = job->seconds = job->worst_seconds = 0;
     for (int i = 0; i < job->call->count; i++) {
         const attn_problem *p = job_problem(job, i);
         attn_error ignored;
         attn_plan plan;
         if (p == NULL || attn_plan_make(device, p, &plan, &ignored) != ATTN_OK) continue;
-        const attn_cost cost = attn_cost_of(largest, &plan, &none);
+        const attn_cost cost = attn_cost_closer(largest, &plan, looks ? readable_of(job) : 0, draw + (uint64_t)i);
         add_cost(job, &cost, &costliest);
     }
 }
@@ -348,7 +357,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         }
         job->runnable++;
         if (job_problem(job, i)) {
-            const attn_cost cost = attn_cost_of(largest, &plan, NULL);
+            const attn_cost cost = attn_cost_of(largest, &plan);
             add_cost(job, &cost, &costliest);
         }
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;

@@ -1,5 +1,5 @@
 /* cost-bench: how good is the estimate of what a problem takes (kernels/cost.c)? A line is a problem: the time it took,
- * the time that was expected, and the second over the first.
+ * the time that was expected, the second over the first, how long it took to know the second, and what most of it is for.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
@@ -50,73 +50,81 @@ static const struct problem {
     int64_t padded;
     double v_size, lse; /* v is so many times larger; each lse is this; 0: as they are */
 } problems[] = {
+#define P(n, o, type, b, h, hk, sq, sk, d) \
+    .name = n, .op = o, .dtype = type, .B = b, .H = h, .Hk = hk, .Sq = sq, .Sk = sk, .D = d
 #define F ATTN_OP_FORWARD
 #define G ATTN_OP_BACKWARD
-    { "bf16", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64 },
-    { "bf16", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128 },
-    { "bf16 causal", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128, CAUSAL },
-    { "bf16 grouped", F, ATTN_BF16, 1, 8, 2, 2048, 0, 128 },
-    { "bf16 wide", F, ATTN_BF16, 1, 4, 0, 1024, 0, 256 },
-    { "bf16 wider", F, ATTN_BF16, 1, 4, 0, 1024, 0, 512 },
-    { "bf16 narrow", F, ATTN_BF16, 1, 4, 0, 4096, 0, 16 },
-    { "bf16 narrowest", F, ATTN_BF16, 1, 1, 0, 8192, 0, 1 },
-    { "f16", F, ATTN_F16, 1, 8, 0, 2048, 0, 64 },
-    { "f16", F, ATTN_F16, 1, 8, 0, 2048, 0, 128 },
-    { "f16 narrowest", F, ATTN_F16, 1, 1, 0, 8192, 0, 1 },
-    { "f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 64 },
-    { "f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 128 },
-    { "f32 wide", F, ATTN_F32, 1, 4, 0, 1024, 0, 512 },
-    { "f32 narrowest", F, ATTN_F32, 1, 1, 0, 8192, 0, 1 },
-    { "f8", F, ATTN_F8E4M3, 1, 8, 0, 2048, 0, 128 },
-    { "many heads", F, ATTN_F16, 4096, 8, 0, 4, 0, 16 },
-    { "small", F, ATTN_F16, 1, 4, 0, 64, 0, 64, CAUSAL },
-    { "decode", F, ATTN_BF16, 4, 32, 8, 1, 16384, 128 },
-    { "decode f32", F, ATTN_F32, 4, 32, 8, 1, 8192, 128 },
-    { "decode pages", F, ATTN_BF16, 4, 32, 8, 1, 16384, 128, PAGES },
-    { "decode latent", F, ATTN_BF16, 4, 16, 1, 1, 8192, 576, LATENT },
-    { "documents", F, ATTN_BF16, 1, 8, 0, 4096, 0, 64, DOCUMENTS },
-    { "softcap", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 30 },
-    { "alibi", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, ALIBI },
-    { "bias", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS },
-    { "keep_mask", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, KEEP },
-    { "dropout", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.1 },
-    { "dropout half", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.5 },
-    { "dropout f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.5 },
-    { "dropout narrowest", F, ATTN_F16, 1, 1, 0, 8192, 0, 1, 0, 0, 0, 0.5 },
-    { "all options", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS | KEEP | ALIBI | SINKS, 0, 30, 0.1 },
-    { "hidden -1e30", F, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -1e30, 256 },
-    { "alike finfo.min", F, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 256 },
-    { "alike finfo.min", F, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 1024 },
-    { "alike finfo.min", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 1024 },
-    { "strange scale", F, ATTN_F16, 1, 1, 0, 4096, 0, 1, 0, 3e38 },
-    { "strange scale", F, ATTN_F16, 1, 2, 0, 1024, 0, 64, 0, 3e38 },
-    { "strange scale", F, ATTN_BF16, 1, 2, 0, 1024, 0, 128, 0, 3e38 },
-    { "strange scale f32", F, ATTN_F32, 1, 2, 0, 1024, 0, 64, 0, 3e38 },
-    { "strange, dropout", F, ATTN_F16, 1, 1, 0, 2048, 0, 1, 0, 3e38, 0, 0.1 },
-    { "strange, options", F, ATTN_F16, 1, 1, 0, 2048, 0, 64, BIAS | KEEP | ALIBI, 3e38, 30 },
-    { "strange values", F, ATTN_BF16, 1, 2, 0, 1024, 0, 64, 0, 0, 0, 0, 0, 0, 3e38 },
-    { "backward bf16", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64 },
-    { "backward bf16", G, ATTN_BF16, 1, 8, 0, 2048, 0, 128 },
-    { "backward causal", G, ATTN_BF16, 1, 8, 0, 2048, 0, 128, CAUSAL },
-    { "backward wide", G, ATTN_BF16, 1, 4, 0, 1024, 0, 256 },
-    { "backward narrowest", G, ATTN_BF16, 1, 1, 0, 8192, 0, 1 },
-    { "backward f16", G, ATTN_F16, 1, 8, 0, 2048, 0, 64 },
-    { "backward f32", G, ATTN_F32, 1, 8, 0, 2048, 0, 64 },
-    { "backward f32", G, ATTN_F32, 1, 8, 0, 2048, 0, 128 },
-    { "backward, forward first", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, FORWARD_FIRST },
-    { "backward softcap", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 30 },
-    { "backward alibi", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, ALIBI },
-    { "backward dslopes", G, ATTN_BF16, 1, 8, 0, 1024, 0, 64, ALIBI | DSLOPES },
-    { "backward dslopes", G, ATTN_BF16, 1, 16, 0, 2048, 0, 128, ALIBI | DSLOPES },
-    { "backward bias", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS },
-    { "backward dbias", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, BIAS | DBIAS },
-    { "backward dsinks", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, SINKS | DSINKS },
-    { "backward dropout", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64, 0, 0, 0, 0.5 },
-    { "backward alike finfo.min", G, ATTN_F16, 1, 8, 0, 2048, 0, 64, BIAS | CAUSAL, 0, 0, 0, -FLT_MAX, 1024 },
-    { "backward strange scale", G, ATTN_F16, 1, 1, 0, 2048, 0, 1, 0, 3e38 },
-    { "backward strange scale", G, ATTN_F16, 1, 2, 0, 1024, 0, 64, 0, 3e38 },
-    { "backward strange, forward first", G, ATTN_F16, 1, 2, 0, 1024, 0, 64, FORWARD_FIRST, 3e38 },
-    { "backward strange lse", G, ATTN_BF16, 1, 2, 0, 1024, 0, 64, 0, 0, 0, 0, 0, 0, 0, 1e9 },
+    { P("bf16", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64) },
+    { P("bf16", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128) },
+    { P("bf16 causal", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128), .with = CAUSAL },
+    { P("bf16 grouped", F, ATTN_BF16, 1, 8, 2, 2048, 0, 128) },
+    { P("bf16 wide", F, ATTN_BF16, 1, 4, 0, 1024, 0, 256) },
+    { P("bf16 wider", F, ATTN_BF16, 1, 4, 0, 1024, 0, 512) },
+    { P("bf16 narrow", F, ATTN_BF16, 1, 4, 0, 4096, 0, 16) },
+    { P("bf16 narrowest", F, ATTN_BF16, 1, 1, 0, 8192, 0, 1) },
+    { P("f16", F, ATTN_F16, 1, 8, 0, 2048, 0, 64) },
+    { P("f16", F, ATTN_F16, 1, 8, 0, 2048, 0, 128) },
+    { P("f16 narrowest", F, ATTN_F16, 1, 1, 0, 8192, 0, 1) },
+    { P("f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 64) },
+    { P("f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 128) },
+    { P("f32 wide", F, ATTN_F32, 1, 4, 0, 1024, 0, 512) },
+    { P("f32 narrowest", F, ATTN_F32, 1, 1, 0, 8192, 0, 1) },
+    { P("f8", F, ATTN_F8E4M3, 1, 8, 0, 2048, 0, 128) },
+    { P("many heads", F, ATTN_F16, 4096, 8, 0, 4, 0, 16) },
+    { P("small", F, ATTN_F16, 1, 4, 0, 64, 0, 64), .with = CAUSAL },
+    { P("decode", F, ATTN_BF16, 4, 32, 8, 1, 16384, 128) },
+    { P("decode f32", F, ATTN_F32, 4, 32, 8, 1, 8192, 128) },
+    { P("decode pages", F, ATTN_BF16, 4, 32, 8, 1, 16384, 128), .with = PAGES },
+    { P("decode latent", F, ATTN_BF16, 4, 16, 1, 1, 8192, 576), .with = LATENT },
+    { P("documents", F, ATTN_BF16, 1, 8, 0, 4096, 0, 64), .with = DOCUMENTS },
+    { P("softcap", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .softcap = 30 },
+    { P("alibi", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = ALIBI },
+    { P("bias", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = BIAS },
+    { P("keep_mask", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = KEEP },
+    { P("dropout", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .dropout = 0.1 },
+    { P("dropout half", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .dropout = 0.5 },
+    { P("dropout f32", F, ATTN_F32, 1, 8, 0, 2048, 0, 64), .dropout = 0.5 },
+    { P("dropout narrowest", F, ATTN_F16, 1, 1, 0, 8192, 0, 1), .dropout = 0.5 },
+    { P("all options", F, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = BIAS | KEEP | ALIBI | SINKS, .softcap = 30,
+      .dropout = 0.1 },
+    { P("hidden -1e30", F, ATTN_F16, 1, 8, 0, 2048, 0, 64), .with = BIAS | CAUSAL, .hidden = -1e30, .padded = 256 },
+    { P("alike finfo.min", F, ATTN_F16, 1, 8, 0, 2048, 0, 64), .with = BIAS | CAUSAL, .hidden = -FLT_MAX,
+      .padded = 256 },
+    { P("alike finfo.min", F, ATTN_F16, 1, 8, 0, 2048, 0, 64), .with = BIAS | CAUSAL, .hidden = -FLT_MAX,
+      .padded = 1024 },
+    { P("alike finfo.min", F, ATTN_BF16, 1, 8, 0, 2048, 0, 128), .with = BIAS | CAUSAL, .hidden = -FLT_MAX,
+      .padded = 1024 },
+    { P("strange scale", F, ATTN_F16, 1, 1, 0, 4096, 0, 1), .scale = 3e38 },
+    { P("strange scale", F, ATTN_F16, 1, 2, 0, 1024, 0, 64), .scale = 3e38 },
+    { P("strange scale", F, ATTN_BF16, 1, 2, 0, 1024, 0, 128), .scale = 3e38 },
+    { P("strange scale f32", F, ATTN_F32, 1, 2, 0, 1024, 0, 64), .scale = 3e38 },
+    { P("strange, dropout", F, ATTN_F16, 1, 1, 0, 2048, 0, 1), .scale = 3e38, .dropout = 0.1 },
+    { P("strange, options", F, ATTN_F16, 1, 1, 0, 2048, 0, 64), .with = BIAS | KEEP | ALIBI, .scale = 3e38,
+      .softcap = 30 },
+    { P("strange values", F, ATTN_BF16, 1, 2, 0, 1024, 0, 64), .v_size = 3e38 },
+    { P("backward bf16", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64) },
+    { P("backward bf16", G, ATTN_BF16, 1, 8, 0, 2048, 0, 128) },
+    { P("backward causal", G, ATTN_BF16, 1, 8, 0, 2048, 0, 128), .with = CAUSAL },
+    { P("backward wide", G, ATTN_BF16, 1, 4, 0, 1024, 0, 256) },
+    { P("backward narrowest", G, ATTN_BF16, 1, 1, 0, 8192, 0, 1) },
+    { P("backward f16", G, ATTN_F16, 1, 8, 0, 2048, 0, 64) },
+    { P("backward f32", G, ATTN_F32, 1, 8, 0, 2048, 0, 64) },
+    { P("backward f32", G, ATTN_F32, 1, 8, 0, 2048, 0, 128) },
+    { P("backward, forward first", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = FORWARD_FIRST },
+    { P("backward softcap", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .softcap = 30 },
+    { P("backward alibi", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = ALIBI },
+    { P("backward dslopes", G, ATTN_BF16, 1, 8, 0, 1024, 0, 64), .with = ALIBI | DSLOPES },
+    { P("backward dslopes", G, ATTN_BF16, 1, 16, 0, 2048, 0, 128), .with = ALIBI | DSLOPES },
+    { P("backward bias", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = BIAS },
+    { P("backward dbias", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = BIAS | DBIAS },
+    { P("backward dsinks", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .with = SINKS | DSINKS },
+    { P("backward dropout", G, ATTN_BF16, 1, 8, 0, 2048, 0, 64), .dropout = 0.5 },
+    { P("backward alike finfo.min", G, ATTN_F16, 1, 8, 0, 2048, 0, 64), .with = BIAS | CAUSAL, .hidden = -FLT_MAX,
+      .padded = 1024 },
+    { P("backward strange scale", G, ATTN_F16, 1, 1, 0, 2048, 0, 1), .scale = 3e38 },
+    { P("backward strange scale", G, ATTN_F16, 1, 2, 0, 1024, 0, 64), .scale = 3e38 },
+    { P("backward strange, forward first", G, ATTN_F16, 1, 2, 0, 1024, 0, 64), .with = FORWARD_FIRST, .scale = 3e38 },
+    { P("backward strange lse", G, ATTN_BF16, 1, 2, 0, 1024, 0, 64), .lse = 1e9 },
 };
 
 struct machine {
@@ -337,11 +345,11 @@ static double time_of(const struct machine *m, const attn_problem *placed, int r
     return least;
 }
 
-static attn_cost expected(const struct machine *m, const attn_problem *p, double x)
+static attn_cost expected(const struct machine *m, const attn_problem *p)
 {
     attn_plan plan;
     must(attn_plan_make(m->device, p, &plan, &err));
-    return attn_cost_of(&m->info, &plan, &(attn_strange){ 0, x });
+    return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
 /* Prints the line of a problem. Is its estimate good? */
@@ -365,10 +373,9 @@ static bool look_at(const struct machine *m, const struct problem *spec)
         make_backward(spec, &p, blocks);
         must(attn_check(&p, &err));
     }
-    const attn_cost cost = expected(m, &p,
-                                    !strncmp(spec->name, "strange", 7) || strstr(spec->name, " strange") ? 1
-                                    : strstr(spec->name, "alike") ? (double)spec->padded / (double)spec->Sq
-                                                                  : 0);
+    const double began = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+    const attn_cost cost = expected(m, &p);
+    const double looking = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - began;
     const attn_problem placed = place(m, &p, blocks);
     must(attn_plan_make(m->device, &placed, &plan, &err));
     const double took = time_of(m, &placed, MOST_RUNS);
@@ -377,9 +384,8 @@ static bool look_at(const struct machine *m, const struct problem *spec)
     snprintf(sizes, sizeof sizes, "%lldx%lldx%lld", (long long)spec->B, (long long)spec->H, (long long)spec->Sq);
     if (spec->Sk) snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), ":%lld", (long long)spec->Sk);
     snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "x%lld", (long long)spec->D);
-    printf("%-32s %-18s %-14s %10.3f ms %10.3f ms  %5.2f%s  %s   [%.3f ns a pair]\n", spec->name, sizes,
-           plan.kernel->name, took * 1e3, cost.seconds * 1e3, off, good ? " " : "!", cost.because,
-           took * 1e9 / attn_scores(&p));
+    printf("%-32s %-18s %-12s %10.3f %10.3f %6.2f%s %8.3f  %s\n", spec->name, sizes, plan.kernel->name, took * 1e3,
+           cost.seconds * 1e3, off, good ? " " : "!", looking * 1e3, cost.because);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         free(blocks[id].host);
@@ -411,7 +417,8 @@ int main(int argc, char **argv)
     attn_device_describe(m.device, &m.info);
     m.by_processor = m.info.unified && options.threads == 1;
     printf("# %s: %s; least of some runs\n", m.info.name, m.info.description);
-    printf("%-32s %-18s %-14s %13s %13s  %s\n", "problem", "B x H x S x D", "kernel", "took", "expected", "ratio");
+    printf("%-32s %-18s %-12s %10s %10s %6s %9s\n", "problem, times in ms", "B x H x S x D", "kernel", "took",
+           "expected", "ratio", "looking");
     for (size_t n = 0; n < sizeof problems / sizeof *problems; n++) {
         if (!strstr(problems[n].name, only)) continue;
         all++;

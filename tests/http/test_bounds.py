@@ -3,6 +3,7 @@
 server of this test alone."""
 import json
 import re
+import struct
 import threading
 import time
 
@@ -201,6 +202,56 @@ def test_more_work_than_a_request_may_be_is_refused_by_name(serve):
     masked = json.loads(thin(200000, causal=True, outputs=['lse']))
     assert server.post(FORWARD, {**masked, 'mask_startend_rows': rows}).status == 200
     assert server.post(FORWARD, masked).status == 422
+
+
+STRANGE = ', most of them for rows whose scores leave float32'
+
+
+def strange(S, number=b'\x00\x3c', **options):
+    """S queries and keys of one number, 1, whose products leave float32: 6 bytes for each, 300 KB for 50000."""
+    t = {'shape': [1, S, 1, 1], 'dtype': 'float16', 'data': service.b64(number * S)}
+    return json.dumps({'q': t, 'k': t, 'v': t, 'scale': 3e38, 'outputs': ['lse'], **options}).encode()
+
+
+def test_300_kb_whose_rows_all_leave_float32_are_refused_by_name_and_their_neighbours_are_not(serve):
+    server = serve('--max-seconds', 3, '--cpu-threads', 1)
+    expected_seconds(server, strange(50000), 3, STRANGE)
+    # Rows are strange by what they are, not by the scale.
+    S = 30000
+    expected_seconds(server, strange(S), 3, STRANGE)
+    neighbours = {'small': strange(5000), 'scores of 0': strange(S, b'\0\0'), 'a scale of 1': strange(S, scale=1.0),
+                  'capped': strange(S, softcap=1.0), 'few keys': strange(S, window=[0, 0]),
+                  'hidden': strange(S, causal=True, mask_startend_rows={
+                      'shape': [1, 1, S, 1], 'dtype': 'int32', 'data': service.b64(bytes(4 * S))})}
+    for name, body in neighbours.items():
+        answer = server.post(FORWARD, body)
+        assert answer.status == 200, (name, answer)
+
+
+def test_gradients_of_options_are_in_the_estimate_and_named(serve):
+    server = serve('--max-seconds', 2, '--cpu-threads', 1)
+    S = 43000
+    zeros = {'shape': [1, S, 1, 1], 'dtype': 'bfloat16', 'data': service.b64(bytes(2 * S))}
+    lse = {'shape': [1, 1, S], 'dtype': 'float32', 'data': service.b64(bytes(4 * S))}
+    body = {'q': zeros, 'k': zeros, 'v': zeros, 'dout': zeros, 'out': zeros, 'lse': lse,
+            'alibi_slopes': {'shape': [1], 'dtype': 'float32', 'data': 'AACAPw=='}, 'outputs': ['dq']}
+    plain = json.dumps(body).encode()
+    costly = json.dumps({**body, 'outputs': ['dq', 'dalibi_slopes']}).encode()
+    answer = server.post(BACKWARD, costly)
+    assert answer.status == 422 and ', most of them for dalibi_slopes, a request may take 2' in answer.json()['detail'], answer
+    assert server.post(BACKWARD, plain).status == 200
+
+
+def test_a_mask_of_the_most_negative_number_is_no_reason_to_refuse(serve):
+    """As Hugging Face writes it, with half of the rows padded on the left: those see nothing else, all alike."""
+    server = serve('--max-seconds', 10, '--cpu-threads', 1)
+    S = 2048
+    hidden, seen = struct.pack('<e', -65504), b'\0\0'
+    mask = b''.join(hidden * S if i < S // 2 else hidden * (S // 2) + seen * (i + 1 - S // 2) + hidden * (S - 1 - i) for i in range(S))
+    t = {'shape': [1, S, 1, 8], 'dtype': 'float16', 'data': service.b64(b'\x00\x3c' * 8 * S)}
+    assert server.forward(q=t, k=t, v=t, bias={'shape': [1, 1, S, S], 'dtype': 'float16', 'data': service.b64(mask)}, outputs=['lse']).status == 200
+    lowest = b''.join(mask[n:n + 2] == seen and bytes(4) or b'\xff\xff\x7f\xff' for n in range(0, len(mask), 2))
+    assert server.forward(q=t, k=t, v=t, bias={'shape': [1, 1, S, S], 'dtype': 'float32', 'data': service.b64(lowest)}, outputs=['lse']).status == 200
 
 
 def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):

@@ -327,6 +327,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     assert_int_equal(items[2].error.status, ATTN_OK);
     assert_false(job->wants_verify);
     assert_true(job->flops == 2.0 * 8 * (5 * 5 + 7 * 7));
+    assert_true(job->seconds > 0 && job->seconds < 1 && job->worst_seconds >= job->seconds);
+    assert_string_equal(job->because, "");
     assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64); /* nothing lies in between */
     job_release(job);
     assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"), ATTN_UNSUPPORTED,
@@ -509,6 +511,24 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 
 /* ---- References -------------------------------------------------------------------------------------------------- */
 
+/* 200 queries and keys say nothing about their scores until they are looked at, which is done where it matters. */
+static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
+    const double seconds = job->seconds, worst = job->worst_seconds;
+    prepare_look_closer(job, b.device, &b.info);
+    assert_true(job->seconds == seconds && job->worst_seconds == worst); /* a millisecond: not worth it */
+    job->worst_seconds = 1e6;                                            /* if it were */
+    prepare_look_closer(job, b.device, &b.info);
+    assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
+    assert_string_equal(job->because, "rows whose scores leave float32");
+    job_release(job);
+    close_bench(&b);
+}
+
 static void test_the_last_reference_gives_the_memory_back(void **state)
 {
     (void)state;
@@ -548,6 +568,7 @@ int main(void)
         cmocka_unit_test(test_a_context_is_given_back_at_once_when_its_problem_is_refused_later),
         cmocka_unit_test(test_a_problem_that_fails_after_it_ran_keeps_no_context),
         cmocka_unit_test(test_a_save_without_room_is_refused_and_its_neighbours_are_not),
+        cmocka_unit_test(test_rows_that_leave_float32_are_looked_for_where_they_might_take_long),
         cmocka_unit_test(test_the_last_reference_gives_the_memory_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,281 @@
+/* strange.c: see strange.h. */
+#include "kernels/strange.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/simd.h"
+#include "kernels/score.h"
+
+enum {
+    MOST_ROWS = 64, /* that are looked at: a share of 1/64 costs at most three times what a problem costs without */
+    LEAST_ROWS = 8,
+    NUMBERS = 1 << 19,     /* of k, that all rows together are multiplied with, but for LEAST_ROWS; */
+    ROW_NUMBERS = 1 << 20, /* and one row: of more keys some are taken, evenly spread */
+    ROW_KEYS = 1 << 16,    /* the same where bias and slopes alone are looked at */
+};
+
+/* A problem, and what is known of its numbers. */
+struct look {
+    const attn_problem *p;
+    attn_geometry g;
+    attn_score_options options;
+    double most;
+    double bound; /* no |scale q.k|, after softcap, is larger */
+    bool bounded; /* and it is so small that bias and slopes alone decide */
+};
+
+/* A row of queries: its sequence, head and place there. */
+struct row {
+    int64_t b, h, i;
+    attn_sequence s;
+};
+
+enum kind { ORDINARY, ALIKE, OTHER };
+
+/* ---- The largest numbers ----------------------------------------------------------------------------------------- */
+
+/* The largest that a dtype holds. */
+static double most_of_dtype(attn_dtype dtype)
+{
+    return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
+}
+
+/* The bits of a number without its sign order sizes as values do; those of NaN are above all. Here the largest of n in
+ * vectors of 16 bytes, for numbers of one, two and four bytes. */
+#define MOST_BITS(name, type, mask)                                                              \
+    static uint32_t name(const char *from, int64_t n)                                            \
+    {                                                                                            \
+        typedef type vector __attribute__((vector_size(16)));                                    \
+        enum { LANES = 16 / sizeof(type) };                                                      \
+        vector most = { 0 };                                                                     \
+        uint32_t all = 0;                                                                        \
+        int64_t at = 0;                                                                          \
+        for (; at + LANES <= n; at += LANES) {                                                   \
+            vector x;                                                                            \
+            memcpy(&x, from + at * (int64_t)sizeof(type), sizeof x);                             \
+            x &= mask;                                                                           \
+            const vector larger = (vector)(x > most);                                            \
+            most = (x & larger) | (most & ~larger);                                              \
+        }                                                                                        \
+        for (; at < n; at++) {                                                                   \
+            type x;                                                                              \
+            memcpy(&x, from + at * (int64_t)sizeof(type), sizeof x);                             \
+            all = (uint32_t)(x & mask) > all ? (uint32_t)(x & mask) : all;                       \
+        }                                                                                        \
+        for (int l = 0; l < LANES; l++) all = (uint32_t)most[l] > all ? (uint32_t)most[l] : all; \
+        return all;                                                                              \
+    }
+MOST_BITS(most_bits_1, int8_t, 0x7f)
+MOST_BITS(most_bits_2, int16_t, 0x7fff)
+MOST_BITS(most_bits_4, int32_t, 0x7fffffff)
+
+static uint32_t most_bits(const char *from, attn_dtype dtype, int64_t n)
+{
+    switch (attn_dtype_bytes(dtype)) {
+    case 1: return most_bits_1(from, n);
+    case 2: return most_bits_2(from, n);
+    default: return most_bits_4(from, n);
+    }
+}
+
+/* The largest |x| of a tensor of rank 3 or 4; infinite where a number is not finite. */
+static double most_of(const attn_tensor *t)
+{
+    const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
+    const int64_t outer = t->rank == 4 ? t->shape[0] : 1, rows = t->shape[t->rank - 3], heads = t->shape[t->rank - 2];
+    const int64_t *stride = t->stride + t->rank - 3;
+    const bool together = stride[1] == columns; /* the heads of a row, or the rows of a head, are one run */
+    uint32_t most = 0, bits;
+    for (int64_t a = 0; a < outer; a++)
+        for (int64_t b = 0; b < rows; b++)
+            for (int64_t c = 0; c < (together ? 1 : heads); c++) {
+                const int64_t at = (t->rank == 4 ? a * t->stride[0] : 0) + b * stride[0] + c * stride[1];
+                bits = most_bits((const char *)t->data + at * element, t->dtype, together ? heads * columns : columns);
+                most = bits > most ? bits : most;
+            }
+    char number[4];
+    const uint16_t two = (uint16_t)most;
+    const uint8_t one = (uint8_t)most;
+    memcpy(number, element == 4 ? (const void *)&most : element == 2 ? (const void *)&two : &one, (size_t)element);
+    const double result = attn_load(t->dtype, number, 0);
+    return isfinite(result) ? result : INFINITY;
+}
+
+static double most_of_floats(const attn_tensor *t, double otherwise)
+{
+    double most = 0;
+    if (t->rank == 0) return otherwise;
+    const int64_t last = t->shape[t->rank - 1], rows = t->rank == 2 ? t->shape[0] : 1;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t n = 0; n < last; n++)
+            most = fmax(most, fabs((double)((const float *)t->data)[(t->rank == 2 ? r * t->stride[0] : 0) + n]));
+    return most;
+}
+
+/* What scale q . k may be at most: by the dtypes, or by the numbers. */
+static double bound_of(const struct look *look, double q, double k)
+{
+    const double dot = q * k * (double)look->g.dims.D;
+    const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
+                         most_of_floats(&look->p->k_scale, 1);
+    if (!(dot < FLT_MAX)) return INFINITY; /* a sum on the way may be infinite, whatever the scale makes of it */
+    const double score = scale * dot;
+    return look->g.softcap > 0 ? fmin(score, look->g.softcap) : score;
+}
+
+/* ---- A row ------------------------------------------------------------------------------------------------------- */
+
+static const void *at(const attn_view *view, const struct row *row, int64_t h, int64_t line)
+{
+    return (const char *)view->data + attn_at(view, row->b, h, line) * (int64_t)attn_dtype_bytes(view->dtype);
+}
+
+static double number(const attn_view *view, const struct row *row, int64_t h, int64_t line, int64_t column)
+{
+    return attn_load(view->dtype, at(view, row, h, line), column);
+}
+
+/* May the row see key j, which is in its range? */
+static bool sees(const struct look *look, const struct row *row, int64_t j)
+{
+    const attn_geometry *g = &look->g;
+    const attn_view *keep = &g->view[ATTN_T_keep_mask], *bounds = &g->view[ATTN_T_mask_startend_rows];
+    const int64_t column = j - attn_keep_from(g, &row->s);
+    if (keep->data && column >= 0 && ((const uint8_t *)at(keep, row, row->h, row->i))[column] == 0) return false;
+    if (!bounds->data) return true;
+    const int32_t *column_bounds = at(bounds, row, row->h / g->mask_group, j);
+    return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
+}
+
+/* scale q . k, capped; NaN where the sum leaves float32, which no kernel of float32 can make. */
+static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
+{
+    const attn_geometry *g = &look->g;
+    const attn_view *k = &g->view[ATTN_T_k];
+    const int64_t hk = row->h / g->group, D = g->dims.D;
+    const char *from = (const char *)k->data +
+                       attn_key_at(g, k, row->b, hk, row->s.k_start + j) * (int64_t)attn_dtype_bytes(k->dtype);
+    float key[ATTN_MAX_HEAD_DIM];
+    double sum = 0, scale = g->scale, derivative;
+    simd_get()->load(D, from, k->dtype, key);
+    for (int64_t d = 0; d < D; d++) sum += (double)q[d] * key[d];
+    if (!(fabs(sum) < FLT_MAX)) return NAN;
+    if (g->view[ATTN_T_q_scale].data) scale *= number(&g->view[ATTN_T_q_scale], row, hk, 0, 0);
+    if (g->view[ATTN_T_k_scale].data) scale *= number(&g->view[ATTN_T_k_scale], row, hk, 0, 0);
+    return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
+}
+
+/* By the scores of the row's keys; where there are many by some. */
+static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
+{
+    const attn_geometry *g = &look->g;
+    const attn_view *bias = &g->view[ATTN_T_bias], *slopes = &g->view[ATTN_T_alibi_slopes];
+    const double slope = slopes->data ? number(slopes, row, row->h, 0, 0) : 0;
+    const double most = look->bounded ? look->most - look->bound : look->most;
+    const int64_t step = look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
+                                       : attn_tiles((keys.hi - keys.lo) * g->dims.D, ROW_NUMBERS);
+    double least = INFINITY, largest = -INFINITY;
+    float q[ATTN_MAX_HEAD_DIM];
+    if (!look->bounded)
+        simd_get()->load(g->dims.D, at(&g->view[ATTN_T_q], row, row->h, row->s.q_start + row->i),
+                         g->view[ATTN_T_q].dtype, q);
+    for (int64_t j = keys.lo; j < keys.hi; j += step) {
+        if (!sees(look, row, j)) continue;
+        double z = bias->data ? number(bias, row, row->h, row->i, j) : 0;
+        if (z == -INFINITY) continue;
+        if (!look->bounded) z += product(look, row, q, j);
+        if (slope != 0) z -= slope * fabs((double)(row->i + row->s.Sk - row->s.Sq - j));
+        if (isnan(z)) return OTHER;
+        z = fmax(-FLT_MAX, fmin(FLT_MAX, z));
+        least = fmin(least, z);
+        largest = fmax(largest, z);
+    }
+    if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
+    /* Where products are so small that none of them moves a bias of this size: kernels know such rows by their bias. */
+    return least == largest && bias->data && look->bounded ? ALIKE : OTHER;
+}
+
+static enum kind kind_of(const struct look *look, const struct row *row, attn_range keys)
+{
+    const attn_view *lse = &look->g.view[ATTN_T_lse];
+    if (look->p->op == ATTN_OP_FORWARD || !lse->data) return kind_by_scores(look, row, keys);
+    const double given = number(lse, row, row->h, row->s.q_start + row->i, 0);
+    if (fabs(given) < look->most || given == -INFINITY) return ORDINARY;
+    return kind_by_scores(look, row, keys) == ALIKE ? ALIKE : OTHER;
+}
+
+/* ---- Some rows --------------------------------------------------------------------------------------------------- */
+
+/* SplitMix64 (Steele, Lea, Flood 2014). */
+static uint64_t next(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+/* The sequence that a line of packed queries is of. */
+static int64_t sequence_at(const attn_geometry *g, int64_t line)
+{
+    int64_t low = 0, high = g->dims.B;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (g->cu_q[middle] <= line) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+static struct row row_at(const attn_geometry *g, int64_t n)
+{
+    const int64_t lines = g->dims.packed ? g->dims.total_q : g->dims.B * g->dims.Sq, line = n % lines;
+    struct row row = { .h = n / lines };
+    row.b = g->dims.packed ? sequence_at(g, line) : line / g->dims.Sq;
+    row.s = attn_sequence_of(g, row.b);
+    row.i = g->dims.packed ? line - row.s.q_start : line % g->dims.Sq;
+    return row;
+}
+
+static attn_strange shares(const struct look *look, uint64_t draw)
+{
+    const attn_dims *d = &look->g.dims;
+    const int64_t rows = d->H * (d->packed ? d->total_q : d->B * d->Sq);
+    const int64_t wanted = look->bounded ? MOST_ROWS : attn_clamp64(NUMBERS / (d->Sk * d->D), LEAST_ROWS, MOST_ROWS);
+    const int64_t count = attn_min64(rows, wanted);
+    double all = 0, of[OTHER + 1] = { 0 };
+    for (int64_t n = 0; n < count; n++) { /* one of each stretch of rows / count */
+        const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
+        const struct row row = row_at(&look->g, first + (int64_t)(next(&draw) % (uint64_t)length));
+        const attn_range keys = attn_keys_of(&look->g, &row.s, row.i);
+        if (keys.lo >= keys.hi) continue;
+        all += (double)(keys.hi - keys.lo);
+        of[kind_of(look, &row, keys)] += (double)(keys.hi - keys.lo);
+    }
+    if (all == 0) return (attn_strange){ 0, 0 };
+    return (attn_strange){ .alike = of[ALIKE] / all, .other = of[OTHER] / all };
+}
+
+attn_strange attn_strange_of(const attn_problem *p, double most, uint64_t readable, uint64_t draw)
+{
+    struct look look = { .p = p, .g = attn_geometry_of(p), .most = most };
+    const attn_dims *d = &look.g.dims;
+    const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) |
+                            (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
+    const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
+    double numbers = most_of_dtype(p->v.dtype);
+    if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
+    look.options = attn_score_options_of(&look.g);
+    look.bound = bound_of(&look, most_of_dtype(p->q.dtype), most_of_dtype(p->k.dtype));
+    if (!(look.bound < most / 2) && !given_lse) look.bound = bound_of(&look, most_of(&p->q), most_of(&p->k));
+    look.bounded = look.bound < most / 2 || given_lse;
+    if (given_lse) look.bound = 0;
+    if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
+    if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
+        return (attn_strange){ 0, 1 }; /* sums of P V may be infinite */
+    const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
+    if (look.bounded && !given_lse && p->bias.rank == 0 && look.bound + slopes < most) return (attn_strange){ 0, 0 };
+    return shares(&look, draw);
+}

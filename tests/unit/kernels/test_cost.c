@@ -1,0 +1,422 @@
+/* test_cost.c: what problems are expected to take (kernels/cost.c), and which rows leave float32 (kernels/strange.c).
+ * Estimates are compared with each other, never with a clock: `build/cost-bench` does that. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "../testing.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/strange.h"
+
+enum { S = 256, MOST_COLUMNS = 64 };
+
+/* A problem of S x S scores and its memory, float16 where nothing else is said. */
+struct problem {
+    attn_problem p;
+    attn_plan plan;
+    attn_device_info info;
+    attn_kernel kernel;
+    float bias[S * S], slopes[4], lse[4 * S];
+    uint8_t keep[S * S];
+    int32_t bounds[S];
+    char numbers[3][S * 4 * MOST_COLUMNS * 4], results[8][S * 4 * MOST_COLUMNS * 4];
+};
+
+static struct problem *open_problem(attn_dtype dtype, int64_t H, int64_t D)
+{
+    struct problem *t = calloc(1, sizeof *t);
+    const int64_t shape[] = { 1, S, H, D };
+    assert_non_null(t);
+    t->p = (attn_problem)ATTN_PROBLEM_INIT;
+    for (int n = 0; n < 3; n++) {
+        t->p.tensor[ATTN_T_q + n] = attn_tensor_make(t->numbers[n], dtype, 4, shape);
+        for (int64_t x = 0; x < S * H * D; x++) attn_store(dtype, t->numbers[n], x, x % 7 - 3.0);
+    }
+    t->p.out = attn_tensor_make(t->results[0], dtype, 4, shape);
+    t->p.lse = attn_tensor_make(t->lse, ATTN_F32, 3, (int64_t[]){ 1, H, S });
+    return t;
+}
+
+/* A backward that is given out and lse, of all gradients that the problem has. */
+static void make_backward(struct problem *t)
+{
+    attn_error err;
+    int n = 1;
+    t->p.op = ATTN_OP_BACKWARD;
+    t->p.dout = t->p.out;
+    for (attn_tensor_id id = ATTN_T_dq; id <= ATTN_T_dv; id++, n++) {
+        assert_int_equal(attn_output(&t->p, id, t->p.q.dtype, &t->p.tensor[id], &err), ATTN_OK);
+        t->p.tensor[id].data = t->results[n];
+    }
+}
+
+static void give_bias(struct problem *t)
+{
+    t->p.bias = attn_tensor_make(t->bias, ATTN_F32, 4, (int64_t[]){ 1, 1, S, S });
+}
+
+static void plan_by(struct problem *t, const char *kernel, int units)
+{
+    attn_error err;
+    if (attn_check(&t->p, &err) != ATTN_OK) fail_msg("%s", err.text);
+    t->kernel = (attn_kernel){ .name = kernel, .op = t->p.op };
+    t->info.units = units;
+    t->plan = (attn_plan){ .problem = &t->p, .kernel = &t->kernel, .features = attn_features(&t->p) };
+}
+
+static attn_cost closer(struct problem *t, const char *kernel, int units)
+{
+    plan_by(t, kernel, units);
+    return attn_cost_closer(&t->info, &t->plan, ATTN_EVERYTHING, 7);
+}
+
+static double seconds(struct problem *t, const char *kernel, int units)
+{
+    plan_by(t, kernel, units);
+    return attn_cost_of(&t->info, &t->plan).seconds;
+}
+
+/* ---- The table --------------------------------------------------------------------------------------------------- */
+
+static void test_every_kernel_has_rates(void **state)
+{
+    static const char *const cuda[] = { "decode", "sm90+decode", "generic+decode", "sm90_f8",
+                                        "sm90",   "sm90_latent", "generic",        "simple" };
+    (void)state;
+    for (const char *const *name = simd_names; *name; name++)
+        for (int dtype = ATTN_F32; dtype <= ATTN_F8E4M3; dtype++) {
+            assert_true(attn_cost_knows(*name, ATTN_OP_FORWARD, (attn_dtype)dtype));
+            if (ATTN_DTYPES_BACKWARD >> dtype & 1)
+                assert_true(attn_cost_knows(*name, ATTN_OP_BACKWARD, (attn_dtype)dtype));
+        }
+    for (size_t n = 0; n < ARRAY_SIZE(cuda); n++) assert_true(attn_cost_knows(cuda[n], ATTN_OP_FORWARD, ATTN_F16));
+    for (const char *const *backend = attn_backends(); *backend; backend++) {
+        attn_device *device;
+        attn_error err;
+        if (attn_device_count(*backend) == 0) continue;
+        assert_int_equal(attn_device_open(*backend, 0, NULL, &device, &err), ATTN_OK);
+        attn_device_info info;
+        attn_device_describe(device, &info);
+        assert_true(info.units >= 1);
+        const attn_kernel *kernel;
+        for (int n = 0; (kernel = attn_kernel_at(device, n)); n++)
+            for (int dtype = 0; dtype < ATTN_DTYPE_COUNT; dtype++)
+                if ((kernel->dtypes >> dtype & 1) && !attn_cost_knows(kernel->name, kernel->op, (attn_dtype)dtype))
+                    fail_msg("cost.c has no rates of %s's kernel %s", *backend, kernel->name);
+        attn_device_close(device);
+    }
+    assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
+}
+
+/* Each makes of a forward or backward one that costs more. */
+static void add_bias(struct problem *t)
+{
+    give_bias(t);
+}
+static void add_keep(struct problem *t)
+{
+    memset(t->keep, 1, sizeof t->keep);
+    t->p.keep_mask = attn_tensor_make(t->keep, ATTN_U8, 4, (int64_t[]){ 1, 1, S, S });
+}
+static void add_slopes(struct problem *t)
+{
+    t->p.alibi_slopes = attn_tensor_make(t->slopes, ATTN_F32, 1, t->p.q.shape + 2);
+}
+static void add_softcap(struct problem *t)
+{
+    t->p.softcap = 30;
+}
+static void add_dropout(struct problem *t)
+{
+    t->p.dropout_p = 0.1;
+}
+static void add_dbias(struct problem *t)
+{
+    t->p.dbias = t->p.bias;
+    t->p.dbias.data = t->results[4];
+}
+static void add_dslopes(struct problem *t)
+{
+    t->p.dalibi_slopes = t->p.alibi_slopes;
+    t->p.dalibi_slopes.data = t->results[5];
+}
+static void drop_forward(struct problem *t)
+{
+    t->p.out.rank = t->p.lse.rank = 0;
+}
+
+static void test_each_option_raises_the_estimate(void **state)
+{
+    static const struct {
+        const char *kernel;
+        bool backward;
+        void (*before)(struct problem *), (*add)(struct problem *);
+    } cases[] = {
+        { "bf16", false, NULL, add_bias },
+        { "bf16", false, NULL, add_keep },
+        { "bf16", false, NULL, add_slopes },
+        { "bf16", false, NULL, add_softcap },
+        { "bf16", false, NULL, add_dropout },
+        { "bf16", true, NULL, add_bias },
+        { "bf16", true, NULL, add_dropout },
+        { "bf16", true, add_bias, add_dbias },
+        { "bf16", true, add_slopes, add_dslopes },
+        { "bf16", true, NULL, drop_forward },
+        { "portable", false, NULL, add_softcap },
+        { "generic", false, NULL, add_bias },
+        { "generic", true, NULL, add_dropout },
+        { "generic", true, add_bias, add_dbias },
+        { "generic", true, add_slopes, add_dslopes },
+        { "sm90", true, NULL, drop_forward },
+        { "sm90", false, NULL, add_softcap },
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct problem *t = open_problem(ATTN_F16, 4, 64);
+        if (cases[n].backward) make_backward(t);
+        if (cases[n].before) cases[n].before(t);
+        const double without = seconds(t, cases[n].kernel, 1);
+        cases[n].add(t);
+        const double with = seconds(t, cases[n].kernel, 1);
+        if (!(with > 1.05 * without)) fail_msg("case %zu: %g s with it, %g s without", n, with, without);
+        free(t);
+    }
+}
+
+static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(void **state)
+{
+    (void)state;
+    struct problem *two = open_problem(ATTN_F16, 2, 64), *four = open_problem(ATTN_F16, 4, 64);
+    const double launch = 1e-5;
+    assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
+    assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
+    /* There is no work for a thousand threads. */
+    assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
+    free(two);
+    free(four);
+}
+
+/* One GPU: 16 heads of 4096 queries and keys took 11.7 s. */
+static void test_gradients_of_slopes_on_a_gpu_are_expected_to_take_seconds_and_named(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_F16, 4, 64);
+    add_slopes(t);
+    make_backward(t);
+    add_dslopes(t);
+    plan_by(t, "generic", 132);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (t->p.tensor[id].rank == 4) t->p.tensor[id].shape[1] = 4096, t->p.tensor[id].shape[2] = 16;
+    t->p.alibi_slopes.shape[0] = t->p.dalibi_slopes.shape[0] = 16;
+    const attn_cost cost = attn_cost_of(&t->info, &t->plan);
+    assert_in_range((uint64_t)(cost.seconds * 10), 117 / 3, 117 * 3);
+    assert_string_equal(cost.because, "dalibi_slopes");
+    free(t);
+}
+
+static void test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_F16, 1, 64);
+    plan_by(t, "avx512", 2);
+    t->p.q.shape[1] = 0;
+    assert_true(attn_cost_of(&t->info, &t->plan).seconds < 1e-3);
+    for (int n = 0; n < 3; n++) {
+        int64_t *shape = t->p.tensor[ATTN_T_q + n].shape;
+        shape[0] = 1 << 20, shape[1] = INT32_MAX, shape[3] = 576;
+    }
+    const attn_cost cost = attn_cost_of(&t->info, &t->plan);
+    assert_true(cost.seconds > 1e12 && cost.seconds < INFINITY && cost.worst > cost.seconds && cost.worst < INFINITY);
+    free(t);
+}
+
+static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_F16, 4, 64);
+    t->p.causal = true;
+    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* each key is seen by four queries */
+    t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
+    assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
+    assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1)); /* which computes tiles all the same */
+    free(t);
+}
+
+/* ---- Rows that leave float32 ------------------------------------------------------------------------------------- */
+
+static const double cpu_most = 5.8e37, cuda_most = 0x1p27;
+
+static attn_strange strange(struct problem *t, double most, uint64_t readable)
+{
+    plan_by(t, "avx512", 1);
+    return attn_strange_of(&t->p, most, readable, 7);
+}
+
+static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_F16, 1, 1);
+    const double plain = closer(t, "avx512", 1).seconds;
+    t->p.has_scale = true;
+    t->p.scale = 3e38;
+    const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
+    assert_true(found.other > 0.7 && found.alike == 0); /* queries of 0, one of seven, have scores of 0 */
+    const attn_cost cost = closer(t, "avx512", 1);
+    assert_true(cost.seconds > 5 * plain);
+    assert_string_equal(cost.because, "rows whose scores leave float32");
+    assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);  /* it does not look, */
+    assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds); /* but says what it might be */
+    free(t);
+}
+
+static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_F16, 1, 1);
+    t->p.has_scale = true;
+    t->p.scale = 3e38;
+    t->p.softcap = 30;
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).other == 0);
+    t->p.softcap = 0;
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).other == 0); /* it may not look */
+    memset(t->numbers[0], 0, sizeof t->numbers[0]);
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).other == 0);
+    free(t);
+}
+
+/* Of left-padded rows, as Hugging Face writes masks. */
+static void pad(struct problem *t, int rows, float hidden)
+{
+    for (int i = 0; i < S; i++)
+        for (int j = 0; j < S; j++) t->bias[i * S + j] = i < rows || j < rows || j > i ? hidden : 0;
+    give_bias(t);
+}
+
+static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_BF16, 4, 64);
+    pad(t, S / 2, -FLT_MAX);
+    attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
+    assert_true(found.other == 0 && found.alike > 0.3 && found.alike < 0.7);
+    const double costly = closer(t, "avx512", 1).seconds;
+    pad(t, S / 2, -1e30f);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).alike == 0); /* which float32 holds; */
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).alike > 0.3);
+    assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
+    pad(t, 0, -FLT_MAX); /* each row sees a key */
+    found = strange(t, cuda_most, ATTN_EVERYTHING);
+    assert_true(found.other == 0 && found.alike == 0);
+    pad(t, S, -INFINITY); /* none does */
+    found = strange(t, cuda_most, ATTN_EVERYTHING);
+    assert_true(found.other == 0 && found.alike == 0);
+    free(t);
+}
+
+static void test_a_share_of_rows_is_estimated_by_some_of_them(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_BF16, 4, 8);
+    for (int i = 0; i < S; i++)
+        for (int j = 0; j < S; j++) t->bias[i * S + j] = i % 4 == 0 ? 1e38f + (float)j * 1e33f : 0;
+    give_bias(t);
+    const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
+    assert_true(found.other > 0.08 && found.other < 0.5 && found.alike == 0);
+    free(t);
+}
+
+static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_BF16, 1, 8);
+    for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38); /* the last key */
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other > 0.7);
+    t->p.causal = true; /* one row sees it */
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other < 0.1);
+    t->p.causal = false;
+    add_keep(t);
+    for (int i = 0; i < S; i++) t->keep[i * S + S - 1] = 0;
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other == 0);
+    free(t);
+}
+
+static void test_values_whose_sum_overflows_are_strange_and_others_are_not(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_BF16, 1, 8);
+    attn_store(ATTN_BF16, t->numbers[2], 5, 1e35);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other == 0);
+    attn_store(ATTN_BF16, t->numbers[2], 5, 3e38);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other == 1);
+    free(t);
+}
+
+static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_BF16, 4, 64);
+    make_backward(t);
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).other == 0);
+    for (int n = 0; n < 4 * S; n++) t->lse[n] = 1e9f;
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).other == 1);
+    pad(t, S, -FLT_MAX);
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).alike == 1);
+    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* they see nothing */
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).alike == 0);
+    free(t);
+}
+
+/* Every layout, mask, length and kind of keys: that no memory is read but the problem's (make SAN=1). */
+static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
+{
+    static const struct spec specs[] = {
+        SPEC(.B = 2, .H = 4, .Sq = 33, .Sk = 65, .layout = ATTN_BHSD, .strided = true),
+        SPEC(.dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16, .B = 2, .fp8_scales = true),
+        SPEC(.dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .D = 576, .Dv = 512, .Hk = 1, .latent = true),
+        SPEC(.H = 4, .sequences = 3, .q_lengths = { 67, 0, 35 }, .k_lengths = { 133, 9, 1 }, .alibi = 1),
+        SPEC(.B = 3, .seqlens_k = true, .keep_mask = 8, .keep = 0.5, .keep_tail = 20),
+        SPEC(.B = 2, .bias = 8, .bias_hidden = 0.5, .sinks = 3, .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(.B = 2, .bias = 3, .alibi = 2, .softcap = 5, .window_left = 7, .window_right = 3, .strided = true),
+        SPEC(.mask_bounds = 4, .mask_heads = 2, .poison_unseen = true),
+        SPEC(.H = 4, .mask_bounds = 1, .causal = true, .poison = 1),
+        SPEC(.B = 2, .Sk = 96, .page_size = 32, .seqlens_k = true, .poison_unseen = true),
+        SPEC(.op = ATTN_OP_BACKWARD, .B = 2, .H = 4, .give_forward = true, .dlse = true, .bias = 8),
+        SPEC(.op = ATTN_OP_BACKWARD, .sequences = 2, .q_lengths = { 5, 7 }, .k_lengths = { 9, 3 }),
+        SPEC(.Sq = 0),
+        SPEC(.Sk = 0),
+        SPEC(.B = 0),
+    };
+    static const double most[] = { 1e-3, 1, 1e30 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(specs) * ARRAY_SIZE(most); n++) {
+        struct fixture f;
+        fixture_make(&f, &specs[n / ARRAY_SIZE(most)]);
+        const attn_strange found = attn_strange_of(&f.p, most[n % ARRAY_SIZE(most)], ATTN_EVERYTHING, n);
+        if (!(found.alike >= 0 && found.other >= 0 && found.alike + found.other < 1.001))
+            fail_msg("problem %zu: shares of %g and %g", n / ARRAY_SIZE(most), found.alike, found.other);
+        fixture_clear(&f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_kernel_has_rates),
+        cmocka_unit_test(test_each_option_raises_the_estimate),
+        cmocka_unit_test(test_twice_the_heads_take_twice_as_long_and_twice_the_units_half),
+        cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_are_expected_to_take_seconds_and_named),
+        cmocka_unit_test(test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time),
+        cmocka_unit_test(test_what_flashmask_hides_costs_nothing_where_it_is_looked_at),
+        cmocka_unit_test(test_a_scale_that_leaves_float32_makes_rows_strange_and_costly),
+        cmocka_unit_test(test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary),
+        cmocka_unit_test(test_rows_of_nothing_but_the_most_negative_number_are_alike),
+        cmocka_unit_test(test_a_share_of_rows_is_estimated_by_some_of_them),
+        cmocka_unit_test(test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not),
+        cmocka_unit_test(test_values_whose_sum_overflows_are_strange_and_others_are_not),
+        cmocka_unit_test(test_a_backward_is_looked_at_by_the_lse_that_it_is_given),
+        cmocka_unit_test(test_all_kinds_of_problems_are_looked_at_within_their_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
