@@ -82,11 +82,12 @@ enum {
     /* Of a body that a handler reads. The longest has two scales for each of CACHES_HEADS,
      * which Python writes with up to 25 bytes each. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
-    HTTP_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
-    HTTP_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_ID_BYTES = 129,   /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TOKEN_MAX_BYTES = 256,    /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096,   /* 1 MiB that every request with a token is compared with */
+    HTTP_DISCARD_FACTOR = 2,            /* a chunked body is discarded up to this many times the limit, then cut */
+    HTTP_PEM_BYTES = 1 << 20,           /* of a certificate chain or key, a few KB: another file was named by mistake */
+    REQUEST_UNCOUNTED_BYTES = 32 << 10, /* of a text or an answer; what is longer is counted as staging memory */
+    REQUEST_ID_BYTES = 129,             /* of X-Request-Id, with the NUL: what is longer is replaced */
+    TOKEN_MAX_BYTES = 256,              /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096,             /* 1 MiB that every request with a token is compared with */
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/mhd.c) --------------------------------------------------------------- */

@@ -250,8 +250,9 @@ static void refuse_body(struct request *request, const attn_error *why)
 
 static attn_status decode(struct request *request, const char *bytes, size_t count, attn_error *err)
 {
-    const attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
+    attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
     request->decoded_bytes += count;
+    if (status == ATTN_OK) status = request_count_bytes(request, proto_decoder_held_bytes(request->decoder), err);
     if (request->block && request->decoded_bytes > request->block->bytes / 2)
         staging_arrived(request->server->staging, request->block);
     return status;
