@@ -1,7 +1,7 @@
 /* machine.c: how many cores, how much memory and how many threads this process may use. See machine.h.
  *
- * /proc/self/cgroup has a line for each hierarchy: "0::/a/b" is that of version 2, "4:memory:/a/b" one of version 1 with
- * its controllers. Every group from ours up to the root may set a limit, and the least of them counts.
+ * /proc/self/cgroup has a line for each hierarchy: "0::/a/b" is that of version 2, "4:memory:/a/b" one of version 1
+ * with its controllers. Every group from ours up to the root may set a limit, and the least of them counts.
  *
  * The path is as seen from the root of our cgroup namespace. In a container of version 1 without a namespace it is the
  * host's path, while our own group is mounted as the root: the folders of the path are not there then, and the root's

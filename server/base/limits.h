@@ -41,8 +41,8 @@ enum {
     FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
     CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
 
-    /* A connection that never showed a token, while others do: for so long after its request began it is left to send what
-     * was refused, or to fetch the answer, when another one wants its place. */
+    /* A connection that never showed a token, while others do: for so long after its request began it is left to
+     * send what was refused, or to fetch the answer, when another one wants its place. */
     CONNECTION_STRANGER_MS = 1000,
     /* The others are left alone for so long after a request: one that asks again and again is hardly ever idle. */
     CONNECTION_BETWEEN_MS = 100,
@@ -66,10 +66,10 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    /* What is counted of the memory of connections (attnd_connection_bytes), beside tensors, which are staging memory. For
-     * one that is open: that buffer, records of libmicrohttpd and of ours. Of TLS: 28 KiB were measured with GnuTLS
-     * 3.7.9. For a request that is under way: its record, a decoder, what unpacks its body (72 KiB), the beginning of
-     * its text or a kept body, or a block of its answer. */
+    /* What is counted of the memory of connections (attnd_connection_bytes), beside tensors, which are staging
+     * memory. For one that is open: that buffer, records of libmicrohttpd and of ours. Of TLS: 28 KiB were measured
+     * with GnuTLS 3.7.9. For a request that is under way: its record, a decoder, what unpacks its body (72 KiB), the
+     * beginning of its text or a kept body, or a block of its answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
@@ -270,7 +270,8 @@ enum {
     LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
 };
 
-/* ---- Threads: their start, being stuck, and ends ------------------------------------------------------------------ */
+/* ---- Threads: their start, being stuck, and ends
+ * ------------------------------------------------------------------ */
 
 enum {
     THREADS_STACK_BYTES = 8 << 20, /* of libuv's threads from 1.46 on; others have no more, or what `ulimit -s` says */
