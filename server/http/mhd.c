@@ -55,6 +55,7 @@
 #include "server/http/connections.h"
 #include "server/http/refused_head.h"
 #include "server/http/routes.h"
+#include "server/http/tls_memory.h"
 #include "server/http/tokens.h"
 
 enum {
@@ -668,6 +669,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
     }
     if (tls) {
         flags |= MHD_USE_TLS;
+        tls_memory_wait();
         http->cert = read_pem("--tls-cert", config->tls_cert, err);
         http->key = http->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
         if (http->key == NULL) {
