@@ -63,7 +63,7 @@ SANFLAGS := $(if $(SAN),-fsanitize=address$(comma)undefined -fno-sanitize-recove
 SMALL_C  := $(if $(SAN)$(TSAN),,-fno-asynchronous-unwind-tables)
 SMALL_LD := $(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-relocs)
 ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C) $(SANFLAGS) $(CFLAGS)
-LIBS     := -lmicrohttpd -luv -lcjson -lz
+LIBS     := -lmicrohttpd -luv -lcjson -lz -ldl
 ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(SMALL_LD) $(LDFLAGS)
 NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)
 

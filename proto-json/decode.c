@@ -240,6 +240,11 @@ size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
     return decoder->format->skeleton_bytes(decoder->reader);
 }
 
+size_t proto_decoder_held_bytes(const proto_decoder *decoder)
+{
+    return decoder->format->held_bytes ? decoder->format->held_bytes(decoder->reader) : 0;
+}
+
 attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, int *count, attn_error *err)
 {
     *shared = NULL;

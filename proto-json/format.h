@@ -44,6 +44,8 @@ struct proto_format {
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*skeleton_bytes)(const void *reader);
+    size_t (*held_bytes)(
+        const void *reader); /* proto_decoder_held_bytes(); NULL: a header, PROTO_HEADER_BYTES at most */
     size_t (*memory_for)(uint64_t body_bytes); /* of tensors, without their alignment */
     /* Of a fault in the tree, or found later: err->member becomes a pointer into the body. NULL: it is one already. */
     void (*locate)(const proto_call *call, attn_error *err);

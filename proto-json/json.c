@@ -88,6 +88,11 @@ static size_t skeleton_bytes(const void *reader)
     return bytes;
 }
 
+static size_t held_bytes(const void *reader)
+{
+    return scan_held_bytes(((const struct reader *)reader)->scan);
+}
+
 /* Of base64: arrays of numbers may need more. */
 static size_t memory_for(uint64_t body_bytes)
 {
@@ -164,6 +169,7 @@ const proto_format proto_json = {
     .feed = feed,
     .finish = finish,
     .skeleton_bytes = skeleton_bytes,
+    .held_bytes = held_bytes,
     .memory_for = memory_for,
     .write = answer,
     .media = "application/json",

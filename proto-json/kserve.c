@@ -230,6 +230,11 @@ static size_t skeleton_bytes(const void *reader)
     return bytes;
 }
 
+static size_t held_bytes(const void *reader)
+{
+    return scan_held_bytes(((const struct kserve_reader *)reader)->json);
+}
+
 static size_t memory_for(uint64_t body_bytes)
 {
     return (size_t)body_bytes;
@@ -346,6 +351,7 @@ const proto_format proto_kserve = {
     .shared = shared,
     .shared_room = shared_room,
     .skeleton_bytes = skeleton_bytes,
+    .held_bytes = held_bytes,
     .memory_for = memory_for,
     .locate = locate,
     .write = answer,

@@ -325,6 +325,9 @@ proto_op proto_decoder_op(const proto_decoder *decoder);
 /* How much of the body so far is no tensor data: what proto_decoder_finish() parses, some 12 us for 200 bytes of it. */
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 
+/* What the decoder itself takes for that, as far as it is not bounded by a few PROTO_HEADER_BYTES. */
+size_t proto_decoder_held_bytes(const proto_decoder *decoder);
+
 /* The body is complete, and refers to shared memory: *count tensors, inputs first. None is the usual case. Then, before
  * proto_decoder_finish(), the caller has room made for the inputs and fills it, each with its bytes; without that the
  * body is refused. An input whose `device` the caller has set gets no room: its tensor is there, and nothing reads it.

@@ -879,6 +879,11 @@ const char *scan_skeleton(const scan *s, size_t *length)
     return s->skeleton.at;
 }
 
+size_t scan_held_bytes(const scan *s)
+{
+    return s->skeleton.size + (size_t)s->lift_capacity * sizeof *s->lifts;
+}
+
 int scan_values(const scan *s)
 {
     return s->values;

@@ -1,8 +1,8 @@
 /* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread cannot be had; 70 the last device
- * failed; 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong. Whatever is
- * refused is refused with one line on standard error, before anything is served. */
+ * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread cannot be had; 70 the last device failed;
+ * 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong. Whatever is refused is
+ * refused with one line on standard error, before anything is served. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
@@ -98,8 +98,8 @@ static const char *first_url(const struct config *config, const struct listener 
     return text;
 }
 
-/* What this process may come to at most: tensors, connections, what the processor computes with and the caches there, and
- * the process itself. Regions of shared memory are the clients'. */
+/* What this process may come to at most: tensors, connections, what the processor computes with and the caches
+ * there, and the process itself. Regions of shared memory are the clients'. */
 static int64_t memory_bytes(const struct server *server)
 {
     const struct config *const config = server->config;

@@ -41,8 +41,8 @@ enum {
     FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
     CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
 
-    /* A connection that never showed a token, while others do: for so long after its request began it is left to send what
-     * was refused, or to fetch the answer, when another one wants its place. */
+    /* A connection that never showed a token, while others do: for so long after its request began it is left to
+     * send what was refused, or to fetch the answer, when another one wants its place. */
     CONNECTION_STRANGER_MS = 1000,
     /* The others are left alone for so long after a request: one that asks again and again is hardly ever idle. */
     CONNECTION_BETWEEN_MS = 100,
@@ -66,10 +66,10 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    /* What is counted of the memory of connections (attnd_connection_bytes), beside tensors, which are staging memory. For
-     * one that is open: that buffer, records of libmicrohttpd and of ours. Of TLS: 28 KiB were measured with GnuTLS
-     * 3.7.9. For a request that is under way: its record, a decoder, what unpacks its body (72 KiB), the beginning of
-     * its text or a kept body, or a block of its answer. */
+    /* What is counted of the memory of connections (attnd_connection_bytes), beside tensors, which are staging
+     * memory. For one that is open: that buffer, records of libmicrohttpd and of ours. Of TLS: 28 KiB were measured
+     * with GnuTLS 3.7.9. For a request that is under way: its record, a decoder, what unpacks its body (72 KiB), the
+     * beginning of its text or a kept body, or a block of its answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
@@ -82,11 +82,14 @@ enum {
     /* Of a body that a handler reads. The longest has two scales for each of CACHES_HEADS,
      * which Python writes with up to 25 bytes each. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
-    HTTP_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
-    HTTP_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_ID_BYTES = 129,   /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TOKEN_MAX_BYTES = 256,    /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096,   /* 1 MiB that every request with a token is compared with */
+    HTTP_DISCARD_FACTOR = 2,            /* a chunked body is discarded up to this many times the limit, then cut */
+    HTTP_PEM_BYTES = 1 << 20,           /* of a certificate chain or key, a few KB: another file was named by mistake */
+    REQUEST_UNCOUNTED_BYTES = 32 << 10, /* of a text or an answer; what is longer is counted as staging memory */
+    REQUEST_ID_BYTES = 129,             /* of X-Request-Id, with the NUL: what is longer is replaced */
+    TLS_MEMORY_WAIT_MS = 4000, /* less than HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
+    TLS_MEMORY_STEP_MS = 10,
+    TOKEN_MAX_BYTES = 256,              /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096,             /* 1 MiB that every request with a token is compared with */
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/mhd.c) --------------------------------------------------------------- */
@@ -283,8 +286,7 @@ enum {
     LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
 };
 
-/* ---- Threads: their start, being stuck, and ends ------------------------------------------------------------------
- * */
+/* ---- Threads: their start, being stuck, and ends ----------------------------------------------------------------- */
 
 enum {
     THREADS_STACK_BYTES = 8 << 20, /* of libuv's threads from 1.46 on; others have no more, or what `ulimit -s` says */

@@ -425,6 +425,28 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
     unmap_all(staging, victims);
 }
 
+attn_status staging_count(struct staging_pool *staging, struct caller *caller, size_t bytes, attn_error *err)
+{
+    struct staging_block *victims = NULL;
+    int64_t held;
+    pthread_mutex_lock(&staging->lock);
+    const attn_status status = may_lease(staging, caller, (int64_t)bytes, &held);
+    if (status == ATTN_OK) {
+        victims = evict(staging, (int64_t)bytes, staging->limit);
+        count_leased(staging, caller, (int64_t)bytes);
+    }
+    pthread_mutex_unlock(&staging->lock);
+    unmap_all(staging, victims);
+    return status == ATTN_OK ? status : refused(status, staging, caller, bytes, held, err);
+}
+
+void staging_count_back(struct staging_pool *staging, struct caller *caller, size_t bytes)
+{
+    pthread_mutex_lock(&staging->lock);
+    count_leased(staging, caller, -(int64_t)bytes);
+    pthread_mutex_unlock(&staging->lock);
+}
+
 void staging_trim(struct staging_pool *staging, int64_t now_ms, int64_t idle_ms)
 {
     struct staging_block *victims = NULL;

@@ -137,8 +137,9 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 }
 
 /* A small answer. NULL: it could not be made so. */
-static struct MHD_Response *small_response(struct job *job, proto_encoder *encoder, size_t length)
+static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
+    struct job *const job = request->job;
     const bool ours = atomic_load(&job->references) == 1; /* a context may hold it too */
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* Persistent: the memory goes back with the job, when the request is completed. */
@@ -152,6 +153,9 @@ static struct MHD_Response *small_response(struct job *job, proto_encoder *encod
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
+    /* It is there, and nobody is refused for it. Where it finds no room it is as long as what was given back, at
+     * most. */
+    if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }
 
@@ -170,12 +174,14 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         return NULL;
     }
     const uint64_t length = proto_encoder_length(encoder), head = proto_encoder_head_bytes(encoder);
-    const size_t block = job->wants_measure ? ANSWER_ARRAY_BLOCK : ANSWER_STREAM_BLOCK;
+    size_t block = job->wants_measure ? ANSWER_ARRAY_BLOCK : ANSWER_STREAM_BLOCK;
     if (length <= ANSWER_SMALL_BYTES && !job->wants_measure) {
-        response = small_response(job, encoder, (size_t)length);
+        response = small_response(request, encoder, (size_t)length);
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
+        /* Where staging memory is short, the answer leaves in smaller blocks, which a connection may have. */
+        if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), request->connection };
         else proto_encoder_free(encoder);

@@ -81,7 +81,8 @@ struct connections {
     _Atomic int64_t used_ms; /* when a request last began on one of them, while draining; 0: none has */
     struct lingering linger; /* their sockets, where the end of an answer is still on its way */
 
-    /* connections_make_room(): which may go, those that may go first last; and whose they are. Each is looked at again. */
+    /* connections_make_room(): which may go, those that may go first last; and whose they are. Each is looked at
+     * again. */
     struct {
         int fd;
         int rank;
@@ -128,9 +129,10 @@ struct connection_patience {
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_patience *patience);
 /* Cuts one of the connections that `tally` counts, for another one: of those that are idle (between two requests, or
- * with a head that is not complete) the one that has been so for longest. With `tokens`, those that never showed a token
- * go first; then, of these, those whose body has been sent for long, for it is dropped, or whose answer is not fetched.
- * No other request that is under way is cut. False: none can go. The connection is counted in *leaving until it is removed. */
+ * with a head that is not complete) the one that has been so for longest. With `tokens`, those that never showed a
+ * token go first; then, of these, those whose body has been sent for long, for it is dropped, or whose answer is not
+ * fetched. No other request that is under way is cut. False: none can go. The connection is counted in *leaving
+ * until it is removed. */
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
 /* Cuts all, whatever they do. */

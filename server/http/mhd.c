@@ -56,6 +56,7 @@
 #include "server/http/connections.h"
 #include "server/http/refused_head.h"
 #include "server/http/routes.h"
+#include "server/http/tls_memory.h"
 #include "server/http/tokens.h"
 
 enum {
@@ -251,8 +252,9 @@ static void refuse_body(struct request *request, const attn_error *why)
 
 static attn_status decode(struct request *request, const char *bytes, size_t count, attn_error *err)
 {
-    const attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
+    attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
     request->decoded_bytes += count;
+    if (status == ATTN_OK) status = request_count_bytes(request, proto_decoder_held_bytes(request->decoder), err);
     if (request->block && request->decoded_bytes > request->block->bytes / 2)
         staging_arrived(request->server->staging, request->block);
     return status;
@@ -681,6 +683,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
     }
     if (tls) {
         flags |= MHD_USE_TLS;
+        tls_memory_wait();
         http->cert = read_pem("--tls-cert", config->tls_cert, err);
         http->key = http->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
         if (http->key == NULL) {

@@ -125,6 +125,15 @@ attn_status request_enter(struct request *request, enum caller_place place, attn
     return status;
 }
 
+attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err)
+{
+    if (bytes <= REQUEST_UNCOUNTED_BYTES || bytes <= request->counted_bytes) return ATTN_OK;
+    const attn_status status = staging_count(request->server->staging, request->caller, bytes - request->counted_bytes,
+                                             err);
+    if (status == ATTN_OK) request->counted_bytes = bytes;
+    return status;
+}
+
 void request_drop_body(struct request *request)
 {
     proto_decoder_free(request->decoder);
@@ -133,6 +142,9 @@ void request_drop_body(struct request *request)
     request->unpacker = NULL;
     if (request->block) staging_release(request->server->staging, request->block);
     request->block = NULL;
+    if (request->counted_bytes > 0)
+        staging_count_back(request->server->staging, request->caller, request->counted_bytes);
+    request->counted_bytes = 0;
     region_uses_free(request->shared);
     request->shared = NULL;
     leave_place(request);

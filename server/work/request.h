@@ -139,6 +139,7 @@ struct request {
     enum unpack_coding coding;   /* of its body */
     struct unpacker *unpacker;   /* NULL: its body is not compressed, or dropped */
     struct staging_block *block; /* where the decoder writes */
+    size_t counted_bytes;        /* of its text, or of its answer, that are counted as staging memory */
     struct region_uses *shared;  /* what the body refers to in shared memory, until the job has it; NULL: nothing */
     char *text;                  /* the body, of a route that keeps it (malloc) */
     size_t text_bytes;
@@ -197,6 +198,10 @@ void request_fail_in_job(struct request *request, const attn_error *why);
 /* By the owner: takes a place in the queue, in exchange for the one it has. A state that wants one (the table above) is
  * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
+
+/* What it holds of memory that is not leased, its text or its answer, is so many bytes now: more than before is counted
+ * as staging memory of its caller. */
+attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Ends the receiving side: unpacker, decoder, place, staging and shared memory, as far as they are still held. */
 void request_drop_body(struct request *request);

@@ -1,7 +1,9 @@
 """A machine that is full: no threads, no address space. A server that cannot have what it needs says so and does not
 start; one that has started answers 503, and lives."""
+import http.client
 import json
-import resource
+import mmap
+import struct
 import subprocess
 
 import numpy as np
@@ -73,3 +75,25 @@ def test_under_a_limit_of_address_space_nothing_dies(megabytes):
         assert set(serves(server)) <= {200, 503}
     else:
         refused(ended, f'address space is limited to {megabytes}000000 bytes (RLIMIT_AS, ulimit -v)')
+
+
+def test_no_allocation_of_a_tls_handshake_ends_the_server(serve, tmp_path):
+    """Whichever fails, once: GMP, with which GnuTLS computes, would abort the process."""
+    file = tmp_path / 'countdown'
+    file.write_bytes(bytes(4096))
+    cert, key = service.self_signed(str(tmp_path))
+    server = serve('--tls-cert', cert, '--tls-key', key, '--log-level', 'error', env=service.shimmed(NO_MEMORY=file), tls=service.client_tls(cert))
+    answers = []
+    with open(file, 'r+b') as f, mmap.mmap(f.fileno(), 4) as countdown:
+        for n in range(1, 1000):
+            countdown[:] = struct.pack('<i', n)
+            try:
+                answers.append(server.get('/livez').status)
+            except (OSError, http.client.HTTPException):
+                answers.append('closed')
+            left, = struct.unpack('<i', countdown[:])
+            countdown[:] = bytes(4)
+            assert server.process.poll() is None, (n, server.process.returncode, server.log())
+            if left > 0:
+                break
+    assert left > 0 and answers[-1] == 200 and 'closed' in answers, answers

@@ -99,6 +99,20 @@ def test_bodies_that_stop_in_the_middle_hold_what_they_sent(serve):
     probe.check()
 
 
+@pytest.mark.parametrize('text', [b'{"note":"' + b'a' * 900000, b'{"note":[' + b'0,' * 100000, b'{"requests":[' + b'{"q":{"data":""}},' * 20000],
+                         ids=['a string', 'numbers', 'tensors'])
+def test_text_that_is_no_tensor_counts_as_staging_memory(serve, text):
+    """Whatever of a body is no tensor is kept as it is: many of them have the same bound as tensors have."""
+    server = serve('--staging-bytes', '8M', '--body-stall-ms', 60000)
+    request = request_bytes(FORWARD, None, headers=JSON + [f'Content-Length: {len(text) + 2}']) + text
+    held = [server.raw() for _ in range(40)]
+    for s in held:
+        s.sendall(request)
+    assert 4 << 20 < settled(server) <= 8 << 20
+    leave(server, held)
+    assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
 def test_bodies_of_one_byte_take_no_place_of_those_who_wait(serve):
     server = serve('--queue-depth', 64)
     with service.Probe(server) as probe:

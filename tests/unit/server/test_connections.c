@@ -1,4 +1,5 @@
 /* Which connections are too slow, and what they hear. Over socket pairs, without a web server. */
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -253,6 +254,79 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
     }
 }
 
+enum { CROWD = 3 * CONNECTIONS_OLD };
+
+/* Which of the crowd was cut since the last call; -1: none. */
+static int cut_now(struct connection *const *crowd, bool *gone)
+{
+    for (int i = 0; i < CROWD; i++)
+        if (!gone[i] && atomic_load(&crowd[i]->phase) == CONNECTION_CUT) {
+            gone[i] = true;
+            return i;
+        }
+    return -1;
+}
+
+/* Every third one has shown a token, and every seventh has a request under way. Their ages are mixed. */
+static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
+{
+    (void)state;
+    struct connections connections;
+    struct connection *crowd[CROWD];
+    int ends[CROWD][2], order = 0, last_age = INT_MAX;
+    bool gone[CROWD] = { false }, known_went = false;
+    _Atomic int open = 0, leaving = 0;
+    const int64_t now = clock_ms() + 1000000;
+    connections_init(&connections);
+    for (int i = 0; i < CROWD; i++) {
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends[i]), 0);
+        assert_non_null(connections_add(&connections, ends[i][0], false, NULL, &open));
+        crowd[i] = connections_take(&connections, ends[i][0]);
+        assert_true(connection_enter(crowd[i], i % 7 == 0 ? CONNECTION_WORK : CONNECTION_IDLE));
+        atomic_store(&crowd[i]->known, i % 3 == 0);
+        atomic_store(&crowd[i]->since_ms, now - 1000 - i * 31 % CROWD);
+    }
+    while (connections_make_room(&connections, &open, &leaving, true, now)) {
+        const int i = cut_now(crowd, gone), age = i * 31 % CROWD;
+        assert_true(i >= 0 && i % 7 != 0);
+        if (i % 3 == 0 && !known_went) known_went = true, last_age = INT_MAX;
+        assert_int_equal(i % 3 == 0, known_went);
+        assert_true(age < last_age);
+        last_age = age;
+        assert_int_equal(atomic_load(&leaving), ++order);
+    }
+    assert_int_equal(order, CROWD - (CROWD + 6) / 7);
+    for (int i = 0; i < CROWD; i++) {
+        connections_remove(&connections, crowd[i]);
+        close(ends[i][0]);
+        close(ends[i][1]);
+    }
+    assert_int_equal(atomic_load(&leaving), 0);
+    connections_clear(&connections);
+}
+
+/* A request that has arrived and was not read is one that is under way. */
+static void test_a_connection_with_an_unread_request_makes_no_room(void **state)
+{
+    (void)state;
+    struct connections connections;
+    int ends[2];
+    _Atomic int open = 0, leaving = 0;
+    const int64_t now = clock_ms() + 1000;
+    connections_init(&connections);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    assert_non_null(connections_add(&connections, ends[0], false, NULL, &open));
+    struct connection *connection = connections_take(&connections, ends[0]);
+    assert_true(connection_enter(connection, CONNECTION_IDLE));
+    assert_int_equal(write(ends[1], "G", 1), 1);
+    assert_false(connections_make_room(&connections, &open, &leaving, false, now));
+    assert_int_equal(atomic_load(&connection->phase), CONNECTION_IDLE);
+    connections_remove(&connections, connection);
+    connections_clear(&connections);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -266,6 +340,8 @@ int main(void)
         cmocka_unit_test(test_a_client_that_left_in_the_middle_of_a_body_is_found),
         cmocka_unit_test(test_a_drain_waits_for_who_moves_and_not_for_who_stands_still),
         cmocka_unit_test(test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more),
+        cmocka_unit_test(test_room_is_made_by_strangers_first_and_then_by_age),
+        cmocka_unit_test(test_a_connection_with_an_unread_request_makes_no_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
