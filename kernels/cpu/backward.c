@@ -108,6 +108,7 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
+    if (attn_is_cancelled(f->cancel)) return; /* a row may take long; what it would have been is not asked any more */
     if (given == given && flash_alike(f, t->b, h, i, &found) == 0) found.lse = flash_exact_row(f, t->b, h, i, NULL);
     flash_keep_lse(f, t->row0 + r, found);
 }
@@ -255,10 +256,6 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* The score of the one key that a row sees is its lse where they differ by less than float32 rounds: 3e-7 of the
- * forward's lse (simd.h, close()), half a bit of the product with c and of lse in the client's hands. */
-#define SINGLE_SLACK 0x1p-20
-
 /* Scores S of a row that is marked in f->strange, and its lse2. A row whose lse is NaN would make NaN of hidden pairs
  * too: such a row's visible scores become NaN instead, and its lse2 any number. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
@@ -273,7 +270,7 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
         return (float)((lse.top - strange->z + lse.rest) * M_LOG2E);
     case FLASH_SINGLE:
         for (int x = 0; x < block->cols; x++) {
-            if (!(fabsf(c * S[x] - lse2) <= (float)SINGLE_SLACK * fabsf(lse2))) continue;
+            if (!(fabsf(c * S[x] - lse2) <= ATTN_LSE_SLACK * fabsf(lse2))) continue;
             S[x] = 0;
             return 0;
         }

@@ -164,11 +164,16 @@ static struct lse lse_of_row(const struct reference *r)
 }
 
 /* The lse that a backward is given; but one of LSE_MOST and more says nothing about the sum, for its last bit is worth
- * 2. */
+ * 2. And the one key that a row sees has P = 1: its score is lse, but for what rounding took from lse. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
-    return fabs(lse) < ATTN_LSE_MOST || lse == -INFINITY || isnan(lse) ? (struct lse){ lse, 0 } : lse_of_row(r);
+    int64_t seen = 0, key = 0;
+    if (!(fabs(lse) < ATTN_LSE_MOST) && lse != -INFINITY && !isnan(lse)) return lse_of_row(r);
+    for (int64_t j = 0; j < r->s.Sk; j++)
+        if (r->sees[j]) seen++, key = j;
+    if (seen == 1 && fabs(r->z[key] - lse) <= ATTN_LSE_SLACK * fabs(lse)) return (struct lse){ r->z[key], 0 };
+    return (struct lse){ lse, 0 };
 }
 
 /* P of the row, given its lse. */

@@ -120,7 +120,7 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
         if (!f->backward && f->p->out.rank)
             f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first),
                            out->dtype, out->row);
-        for (int r = r0; strange && r < r0 + t->n; r++)
+        for (int r = r0; strange && r < r0 + t->n && !attn_is_cancelled(f->cancel); r++)
             if (is_strange(f, t, r, m[r], l[r], O + r * ldo, large) || (f->backward && isnan(f->lse2[t->row0 + r])))
                 finish_strange(f, t, r, l[r], O + r * ldo);
     }
