@@ -373,7 +373,7 @@ image: ## build the Dockerfile's images without Docker (root, buildah), run them
 
 gpu: ## everything that needs a GPU: kernels against float64, conformance over HTTP, equal bits (skipped without one)
 	@sh tests/setup.sh test
-	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends $(if $(CUDA_SRC),$B/tests/gpu/blocks) $B/tests/gpu/overlap
+	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends $B/tests/unit/kernels/test_verify_lse $(if $(CUDA_SRC),$B/tests/gpu/blocks) $B/tests/gpu/overlap
 	bash tests/gpu/run.sh $B
 
 emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes of ordering; minutes (ATTN_RANDOM_COUNT=40)

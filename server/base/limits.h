@@ -191,6 +191,9 @@ enum {
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Multiply-adds for rows of lse of one body: 30 ms. A row that takes more is not looked at. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
+/* And for each byte of the body: its smallest heads, one number each, could have a thread that receives bodies busy for
+ * 30 ms. Heads of 16 numbers and more have enough for some ten rows. */
+#define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 

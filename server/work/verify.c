@@ -50,8 +50,10 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const proto_item *const item = &job->call->items[index];
     const attn_problem *const p = &item->problem;
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
+    const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK; /* a context's is our own */
-    if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k)) return attn_check_lse(p, share, err);
+    if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
+        return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);
     job->lse = malloc(sizeof *job->lse);
     if (job->lse == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     attn_lse_choose(p, share, job->lse);

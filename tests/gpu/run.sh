@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: tests/gpu/run.sh [BUILD]      (make gpu; BUILD defaults to build)
 #
-#   1. the building blocks of the kernels, each by itself: TMA, products, barriers, conversions (blocks.cu; on Hopper)
+#   1. the building blocks of the kernels, each by itself: TMA, products, barriers, conversions (blocks.cu; on Hopper);
+#      and test_verify_lse: rows of scores in double, against the host's
 #   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone
 #      and among others, NaN rules
 #   3. attnd on the GPU: conformance over HTTP with three random seeds
@@ -12,7 +13,7 @@
 #   7. with PyTorch: tensors in a client's GPU memory, used in place (cuda_shared_memory.py)
 #   8. with two GPUs or more: all of them behind one attnd (two.sh)
 #
-# BUILD holds attnd, tests/unit/kernels/test_backends, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing
+# BUILD holds attnd, tests/unit/kernels/test_backends and test_verify_lse, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing
 # is built here, so that a build can be carried to a machine with a GPU and little else (libraries beside the programs
 # are found by LD_LIBRARY_PATH=BUILD/lib). Needs python3 with NumPy.
 # The last line counts; without a GPU nothing is run, and it says so.
@@ -49,6 +50,7 @@ check() {
 }
 
 check "building blocks" "$build/tests/gpu/blocks"
+check "rows of lse" env ATTN_BACKEND=cuda "$build/tests/unit/kernels/test_verify_lse"
 # The random problems keep one core busy with the reference each; what follows runs beside them.
 logs=$(mktemp -d)
 seeds=${ATTN_GPU_SEEDS:-1 100001}
