@@ -479,7 +479,7 @@ typedef struct attn_device_info {
     char description[128]; /* for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel here does more operations (attn_flops) in a second, */
     double fastest_scores; /* and none more permitted (query, key, head) triples: to tell what cannot be done in time */
-    int units; /* threads, or multiprocessors of a GPU: what attn_cost_of() has rates of */
+    int units;             /* threads, or multiprocessors of a GPU: what attn_cost_of() has rates of */
     bool unified;          /* kernels read and write staging memory directly: no copies needed */
     bool reads_staging;    /* those whose row says in_place can, though there is memory of its own, which is faster */
     int streams; /* how many batches are worth having in flight; where it is unified, each on a thread of its own */
@@ -560,7 +560,7 @@ attn_status attn_plan_make(const attn_device *device, const attn_problem *proble
  *   flops    attn_flops()
  *   seconds  of the whole device, with nothing else on it
  *   worst    the same, if the scores of every row leave what float32 holds
- *   because  what most of the seconds are for, where that is not the products of q, k and v: "dalibi_slopes"; else "" */
+ *   because  what most of the seconds are for, where that is not products of q, k and v: "dalibi_slopes"; else "" */
 typedef struct attn_cost {
     double flops, seconds, worst;
     const char *because;
