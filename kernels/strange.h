@@ -12,8 +12,8 @@ typedef struct attn_strange {
 } attn_strange;
 
 /* Of a checked problem whose rows are ordinary where their largest score is below `most` in size; in a backward that is
- * given lse: where their lse is. First by the largest numbers of q, k and v. They say of nearly all problems that no row
- * can be strange. Where they do not, by the scores of a few rows that `draw` picks. The shares are estimates, then. A
+ * given lse: where their lse is. First by the largest numbers of q, k and v. They say of nearly all problems that no
+ * row can be strange. Where they do not, by the scores of a few rows that `draw` picks. The shares are estimates, then. A
  * client that does not know `draw` cannot write a problem whose costly rows are never picked.
  *
  * `readable`: the tensors (bits of attn_tensor_id) that this thread may read; the others count as ordinary. It reads q,
