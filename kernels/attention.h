@@ -582,7 +582,7 @@ attn_status attn_plan_make(const attn_device *device, const attn_problem *proble
  *   flops    attn_flops()
  *   seconds  of the whole device, with nothing else on it
  *   worst    the same, if the scores of every row leave what float32 holds
- *   because  what most of the seconds are for, where that is not the products of q, k and v: "dalibi_slopes"; else "" */
+ *   because  what most of the seconds are for, where that is not products of q, k and v: "dalibi_slopes"; else "" */
 typedef struct attn_cost {
     double flops, seconds, worst;
     const char *because;

@@ -14,7 +14,6 @@
  *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20)
  *   cuda   one H100 SXM (132 multiprocessors), 2026-11-26; sm90 and f32 from MEASUREMENTS.md */
 #include <float.h>
-#include <math.h>
 #include <string.h>
 
 #include "kernels/backend.h"
@@ -112,40 +111,39 @@ static const struct extra {
     uint64_t features;
     const char *name; /* of what most of the time is for */
     double pair, product;
-    int heads; /* not 0: a head is one block's, and so many blocks run side by side on a unit, each at this rate */
 } extras[] = {
-    { CPU,      ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .40, 0,  0 },
-    { CPU,      ATTN_OP_FORWARD,  BIAS,    "bias",          .60, 0,  0 },
-    { CPU,      ATTN_OP_FORWARD,  KEEP,    "keep_mask",     .45, 0,  0 },
-    { CPU,      ATTN_OP_FORWARD,  SLOPES,  "alibi_slopes",  .25, 0,  0 },
-    { CPU,      ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1.3, 0,  0 },
-    { CPU,      ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .40, 0,  0 },
-    { CPU,      ATTN_OP_BACKWARD, BIAS,    "bias",          .70, 0,  0 },
-    { CPU,      ATTN_OP_BACKWARD, KEEP,    "keep_mask",     .45, 0,  0 },
-    { CPU,      ATTN_OP_BACKWARD, SLOPES,  "alibi_slopes",  .20, 0,  0 },
-    { CPU,      ATTN_OP_BACKWARD, DBIAS,   "dbias",         1.5, 0,  0 },
-    { CPU,      ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", .80, 0,  0 },
-    { CPU,      ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     1.4, 0,  0 },
-    { PORTABLE, ATTN_OP_FORWARD,  SOFTCAP, "softcap",       11,  0,  0 },
-    { PORTABLE, ATTN_OP_FORWARD,  BIAS,    "bias",          2,   0,  0 },
-    { PORTABLE, ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     3,   0,  0 },
-    { PORTABLE, ATTN_OP_BACKWARD, SOFTCAP, "softcap",       11,  0,  0 },
-    { PORTABLE, ATTN_OP_BACKWARD, BIAS,    "bias",          2,   0,  0 },
-    { PORTABLE, ATTN_OP_BACKWARD, DBIAS,   "dbias",         2,   0,  0 },
-    { PORTABLE, ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 2,   0,  0 },
-    { PORTABLE, ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     3,   0,  0 },
-    { DOUBLE,   ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     30,  0,  0 },
-    { DOUBLE,   ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     30,  0,  0 },
-    { HOPPER,   ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .08, 0,  0 },
-    { HOPPER,   ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .10, 0,  0 },
-    { GENERIC,  ATTN_OP_FORWARD,  OPTIONS, "options",       2.7, 0,  0 },
-    { GENERIC,  ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1.2, 0,  0 },
-    { GENERIC,  ATTN_OP_BACKWARD, OPTIONS, "options",       6,   0,  0 },
-    { GENERIC,  ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     3,   0,  0 },
-    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2, 0 },
-    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 690, 0,  8 },
-    { SIMPLE,   ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2, 0 },
-    { SIMPLE,   ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 690, 0,  8 },
+    { CPU,      ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .40, 0 },
+    { CPU,      ATTN_OP_FORWARD,  BIAS,    "bias",          .60, 0 },
+    { CPU,      ATTN_OP_FORWARD,  KEEP,    "keep_mask",     .45, 0 },
+    { CPU,      ATTN_OP_FORWARD,  SLOPES,  "alibi_slopes",  .25, 0 },
+    { CPU,      ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1.3, 0 },
+    { CPU,      ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .40, 0 },
+    { CPU,      ATTN_OP_BACKWARD, BIAS,    "bias",          .70, 0 },
+    { CPU,      ATTN_OP_BACKWARD, KEEP,    "keep_mask",     .45, 0 },
+    { CPU,      ATTN_OP_BACKWARD, SLOPES,  "alibi_slopes",  .20, 0 },
+    { CPU,      ATTN_OP_BACKWARD, DBIAS,   "dbias",         1.5, 0 },
+    { CPU,      ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", .80, 0 },
+    { CPU,      ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     1.4, 0 },
+    { PORTABLE, ATTN_OP_FORWARD,  SOFTCAP, "softcap",       11, 0 },
+    { PORTABLE, ATTN_OP_FORWARD,  BIAS,    "bias",          2, 0 },
+    { PORTABLE, ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     3, 0 },
+    { PORTABLE, ATTN_OP_BACKWARD, SOFTCAP, "softcap",       11, 0 },
+    { PORTABLE, ATTN_OP_BACKWARD, BIAS,    "bias",          2, 0 },
+    { PORTABLE, ATTN_OP_BACKWARD, DBIAS,   "dbias",         2, 0 },
+    { PORTABLE, ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 2, 0 },
+    { PORTABLE, ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     3, 0 },
+    { DOUBLE,   ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     30, 0 },
+    { DOUBLE,   ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     30, 0 },
+    { HOPPER,   ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .08, 0 },
+    { HOPPER,   ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .10, 0 },
+    { GENERIC,  ATTN_OP_FORWARD,  OPTIONS, "options of the scores", 2.7, 0 },
+    { GENERIC,  ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     .9, 0 },
+    { GENERIC,  ATTN_OP_BACKWARD, OPTIONS, "options of the scores", 3.2, 0 },
+    { GENERIC,  ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     2.3, 0 },
+    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2 },
+    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 30,  .2 },
+    { SIMPLE,   ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2 },
+    { SIMPLE,   ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 30,  .2 },
 };
 /* clang-format on */
 
@@ -212,9 +210,7 @@ static void add_extras(struct sum *sum, const struct rate *r, const struct work 
     for (size_t n = 0; n < sizeof extras / sizeof *extras; n++) {
         const struct extra *e = &extras[n];
         if (e->family != r->family || e->op != r->op || !(features & e->features)) continue;
-        double ns = w->triples * (e->pair + e->product * w->columns);
-        if (e->heads) ns *= w->units / fmin(w->heads, w->units * e->heads);
-        add(sum, ns, e->name);
+        add(sum, w->triples * (e->pair + e->product * w->columns), e->name);
     }
 }
 

@@ -11,8 +11,9 @@
 enum {
     MOST_ROWS = 64, /* that are looked at: a share of 1/64 costs at most three times what a problem costs without */
     LEAST_ROWS = 8,
-    NUMBERS = 1 << 19,     /* of k, that all rows together are multiplied with, but for LEAST_ROWS; */
-    ROW_NUMBERS = 1 << 20, /* and one row: of more keys some are taken, evenly spread */
+    KEY_NUMBERS = 16,      /* a key takes as long as so many numbers, and its numbers: some 16 ns */
+    NUMBERS = 1 << 19,     /* that all rows together take, but for LEAST_ROWS: a millisecond; */
+    ROW_NUMBERS = 1 << 19, /* and one row: of more keys some are taken, evenly spread from one that `draw` picks */
     ROW_KEYS = 1 << 16,    /* the same where bias and slopes alone are looked at */
 };
 
@@ -30,6 +31,7 @@ struct look {
 struct row {
     int64_t b, h, i;
     attn_sequence s;
+    uint64_t draw; /* a random number */
 };
 
 enum kind { ORDINARY, ALIKE, OTHER };
@@ -175,13 +177,13 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     const double slope = slopes->data ? number(slopes, row, row->h, 0, 0) : 0;
     const double most = look->bounded ? look->most - look->bound : look->most;
     const int64_t step = look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
-                                       : attn_tiles((keys.hi - keys.lo) * g->dims.D, ROW_NUMBERS);
+                                       : attn_tiles((keys.hi - keys.lo) * (KEY_NUMBERS + g->dims.D), ROW_NUMBERS);
     double least = INFINITY, largest = -INFINITY;
     float q[ATTN_MAX_HEAD_DIM];
     if (!look->bounded)
         simd_get()->load(g->dims.D, at(&g->view[ATTN_T_q], row, row->h, row->s.q_start + row->i),
                          g->view[ATTN_T_q].dtype, q);
-    for (int64_t j = keys.lo; j < keys.hi; j += step) {
+    for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         double z = bias->data ? number(bias, row, row->h, row->i, j) : 0;
         if (z == -INFINITY) continue;
@@ -229,10 +231,10 @@ static int64_t sequence_at(const attn_geometry *g, int64_t line)
     return low;
 }
 
-static struct row row_at(const attn_geometry *g, int64_t n)
+static struct row row_at(const attn_geometry *g, int64_t n, uint64_t draw)
 {
     const int64_t lines = g->dims.packed ? g->dims.total_q : g->dims.B * g->dims.Sq, line = n % lines;
-    struct row row = { .h = n / lines };
+    struct row row = { .h = n / lines, .draw = draw };
     row.b = g->dims.packed ? sequence_at(g, line) : line / g->dims.Sq;
     row.s = attn_sequence_of(g, row.b);
     row.i = g->dims.packed ? line - row.s.q_start : line % g->dims.Sq;
@@ -243,12 +245,15 @@ static attn_strange shares(const struct look *look, uint64_t draw)
 {
     const attn_dims *d = &look->g.dims;
     const int64_t rows = d->H * (d->packed ? d->total_q : d->B * d->Sq);
-    const int64_t wanted = look->bounded ? MOST_ROWS : attn_clamp64(NUMBERS / (d->Sk * d->D), LEAST_ROWS, MOST_ROWS);
+    const int64_t wanted = look->bounded
+                               ? MOST_ROWS
+                               : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[OTHER + 1] = { 0 };
     for (int64_t n = 0; n < count; n++) { /* one of each stretch of rows / count */
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
-        const struct row row = row_at(&look->g, first + (int64_t)(next(&draw) % (uint64_t)length));
+        const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
+        const struct row row = row_at(&look->g, picked, next(&draw));
         const attn_range keys = attn_keys_of(&look->g, &row.s, row.i);
         if (keys.lo >= keys.hi) continue;
         all += (double)(keys.hi - keys.lo);

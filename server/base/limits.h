@@ -178,9 +178,10 @@ enum {
 /* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* Expected seconds from which on FlashMask's bounds are read to know better. And what rows that leave float32 might take,
- * seconds and times as much as without such rows, from which on q, k and v are read to look for them: that takes a
- * hundredth of what the problem takes without. (Few rows of queries are not worth it: a kernel too reads k and v once.) */
+/* Expected seconds from which on FlashMask's bounds are read to know better. And what a problem might take if all its
+ * rows left float32, in seconds and as a multiple of what it takes without such rows, from which on q, k and v are read
+ * to look for them. Reading takes a hundredth of what the problem takes, but for few rows of queries: there a kernel
+ * too reads k and v once, and strange rows cost less than eight times as much. */
 #define PREPARE_CLOSER_S  0.05
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8

@@ -296,8 +296,8 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Tensors that are in this process's own memory, where nothing else writes now: not those of a GPU, nor those that a GPU
- * copies from a client's pages, and no caches. */
+/* Tensors that are in this process's own memory, where nothing else writes now. Not those of a GPU, nor those that it
+ * copies from a client's pages, nor caches. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->step || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;

@@ -1,5 +1,5 @@
-/* cost-bench: how good is the estimate of what a problem takes (kernels/cost.c)? A line is a problem: the time it took,
- * the time that was expected, the second over the first, how long it took to know the second, and what most of it is for.
+/* cost-bench: how good is the estimate of what a problem takes (kernels/cost.c)? A line is a problem: the time that it
+ * took, the time that was expected, the second over the first, how long the estimate took, and what most of it is for.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)

@@ -198,20 +198,18 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     free(four);
 }
 
-/* One GPU: 16 heads of 4096 queries and keys took 11.7 s. */
-static void test_gradients_of_slopes_on_a_gpu_are_expected_to_take_seconds_and_named(void **state)
+/* They are made by a kernel that computes pair by pair. */
+static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named(void **state)
 {
     (void)state;
-    struct problem *t = open_problem(ATTN_F16, 4, 64);
+    struct problem *t = open_problem(ATTN_BF16, 4, 64);
     add_slopes(t);
     make_backward(t);
+    const double without = seconds(t, "generic", 132);
     add_dslopes(t);
     plan_by(t, "generic", 132);
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (t->p.tensor[id].rank == 4) t->p.tensor[id].shape[1] = 4096, t->p.tensor[id].shape[2] = 16;
-    t->p.alibi_slopes.shape[0] = t->p.dalibi_slopes.shape[0] = 16;
     const attn_cost cost = attn_cost_of(&t->info, &t->plan);
-    assert_in_range((uint64_t)(cost.seconds * 10), 117 / 3, 117 * 3);
+    assert_true(cost.seconds > 3 * without);
     assert_string_equal(cost.because, "dalibi_slopes");
     free(t);
 }
@@ -406,7 +404,7 @@ int main(void)
         cmocka_unit_test(test_every_kernel_has_rates),
         cmocka_unit_test(test_each_option_raises_the_estimate),
         cmocka_unit_test(test_twice_the_heads_take_twice_as_long_and_twice_the_units_half),
-        cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_are_expected_to_take_seconds_and_named),
+        cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named),
         cmocka_unit_test(test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time),
         cmocka_unit_test(test_what_flashmask_hides_costs_nothing_where_it_is_looked_at),
         cmocka_unit_test(test_a_scale_that_leaves_float32_makes_rows_strange_and_costly),
