@@ -14,7 +14,7 @@ import pytest
 import service
 import wire
 from service import Server, eventually
-from under_way import Asking, dies
+from under_way import GUESTS, Asking, dies
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 STICKY = [46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999, 12345]  # the last is in no table
@@ -205,9 +205,9 @@ def test_an_error_that_passes_fails_its_batch_alone(fake, right, script, says):
 
 def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
     """Requests that leave together share the fate of their batch, and no others'."""
-    server = fake(f'hold={gate.path}@1+,launch.err=9@5')
+    server = fake(f'hold={gate.path}@1+,launch.err=9@{5 + GUESTS}')
     first = []
-    for n in range(1, 5):  # one after the other, a batch each: all four streams, so that what comes now has to wait
+    for n in range(1, 5 + GUESTS):  # one after the other, a batch each: all four streams and the guests', so that what comes now has to wait
         first.append(Asking(server))
         assert eventually(lambda: running(server)['fake:0'] == n)
     batches = server.metric('attnd_batch_size_count')

@@ -57,7 +57,7 @@ def serves(server):
 def test_a_server_begins_with_all_its_threads_or_not_at_all():
     """As in a cgroup of so many pids: libuv would abort the process at the first long body."""
     started = []
-    for threads in range(2, 16):
+    for threads in range(2, 24):
         server, ended = start(*FEW, env=service.shimmed(THREADS=threads))
         started.append(server is not None)
         if server:
