@@ -6,7 +6,7 @@
 
 namespace {
 
-enum { THREADS = 128 };
+enum { THREADS = 1024 }; /* a thread is slow: it waits for each number of its key */
 
 struct lse_args {
     attn_geometry g;
@@ -18,14 +18,17 @@ struct lse_args {
 /* q . k, and the sum of its squared products. */
 __device__ double dot_of(const attn_view &q, int64_t q_at, const attn_view &k, int64_t k_at, int64_t D, double *squares)
 {
-    double dot = 0, sum = 0;
-    for (int64_t d = 0; d < D; d++) {
-        const double x = attn_load(q.dtype, q.data, q_at + d) * attn_load(k.dtype, k.data, k_at + d);
-        dot += x;
-        sum += x * x;
-    }
-    *squares = sum;
-    return dot;
+    double dot[4] = { 0, 0, 0, 0 }, sum[4] = { 0, 0, 0, 0 }; /* that do not wait for each other */
+    for (int64_t d = 0; d < D; d += 4)
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            if (d + n >= D) break;
+            const double x = attn_load(q.dtype, q.data, q_at + d + n) * attn_load(k.dtype, k.data, k_at + d + n);
+            dot[n] += x;
+            sum[n] += x * x;
+        }
+    *squares = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    return (dot[0] + dot[1]) + (dot[2] + dot[3]);
 }
 
 __global__ void __launch_bounds__(THREADS) sum_rows(const __grid_constant__ lse_args a, double *found)
