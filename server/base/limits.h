@@ -147,7 +147,7 @@ enum {
     PAGES_GRANULES = 1 << 20,   /* of one pool at most: the search looks at them all in a millisecond */
     CACHES_MAX_COUNT = 1 << 16,
     CACHES_NUMBERS = 1 << 16, /* page numbers that the caches of a device may hold together; or, where that is more, */
-    CACHES_SHARING = 16, /* so many times its pages of one granule: forks share pages, but not the 4 bytes for each */
+    CACHES_SHARING = 16, /* so many times its pages of one granule: forks share pages, but not all of their lists */
     CACHES_PREFIX_KEYS = 1024,   /* forks in one decode that share fewer positions are computed each alone */
     CACHES_TTL_MS = 600000,      /* since it was last used, where ttl_s is not given */
     CACHES_PAGE_SIZE = 128,      /* positions, where page_size is not given */

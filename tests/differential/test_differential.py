@@ -30,7 +30,7 @@ def test_the_judge_can_say_no(server):
     noticed = set()
     for number in range(60):
         case = differential.Case(SEED, number)
-        if case.context or case.envelope or case.extreme:
+        if case.context or case.envelope or case.extreme or case.base_2:
             continue
         for name in case.members.get('outputs', ['out', 'lse']):
             def wrong(path, members, name=name):
@@ -48,6 +48,19 @@ def test_the_judge_can_say_no(server):
     case = differential.Case(SEED, 0)
     assert differential.check(case, lambda path, members: (200, {})).endswith('missing')
     assert differential.check(case, lambda path, members: (400, {'detail': 'no'})) == '400 no'
+
+
+def test_the_new_kinds_are_among_the_cases_and_the_judge_knows_what_an_lse_in_base_2_must_be_answered():
+    kinds, accepted = {}, 0
+    for number in range(GROUPS * CASES):
+        case = differential.Case(SEED, number)
+        kinds[case.extreme] = kinds.get(case.extreme, 0) + 1
+        if case.base_2:
+            kinds['base 2'] = kinds.get('base 2', 0) + 1
+            accepted += differential.check(case, lambda path, members: (200, {'responses': [{}, {}]} if case.envelope else {})) != ''
+            for detail, wrong in (('your lse is in base 2', ''), ('no', '400 no')):
+                assert differential.check(case, lambda path, members: (400, {'detail': detail})) == wrong
+    assert min(kinds[kind] for kind in ('beyond', 'huge', 'lowest', 'base 2')) >= 5 and accepted >= 3, (kinds, accepted)
 
 
 def test_what_dropout_drops_is_what_the_protocol_says(server):

@@ -42,9 +42,12 @@ def answer_of(server, path, body):
 def test_the_oracle_is_no_rubber_stamp(server, path):
     """The right answer passes; another number, another request and a request that is none do not."""
     r = random.Random(5)
-    noticed = 0
-    for _ in range(20):
+    judged = noticed = 0
+    while judged < 20:
         members = fuzz.problem(r, path == BACKWARD, True)
+        if path == BACKWARD and 'lse' in members:
+            continue  # one in base 2, which is rightly refused
+        judged += 1
         members.pop('encoding', None)
         body = json.dumps(members).encode()
         text = answer_of(server, path, body)
