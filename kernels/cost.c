@@ -12,8 +12,9 @@
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
  *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20)
- *   cuda   one H100 SXM (132 multiprocessors), 2026-11-26; sm90 and f32 from MEASUREMENTS.md */
+ *   cuda   one H100 (132 multiprocessors), 2026-11-26; float8, latent and decode from MEASUREMENTS.md */
 #include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/backend.h"
@@ -28,6 +29,9 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, GENERIC, SIMPLE };
 #define CPU_MOST  5.8e37 /* SIMD_SCORE_MOST of cpu/simd.h, in natural units */
 #define CUDA_MOST 0x1p27 /* kernels/README.md, "The CUDA backend" */
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
+
+/* Scores from which on the second form of the kernels of GENERIC, for options, needs no repair. */
+#define GENERIC_CHEAP 0x1p33
 
 #define BFLOAT (ATTN_DTYPE_BIT(BF16))
 #define SINGLE (ATTN_DTYPE_BIT(F32))
@@ -45,45 +49,45 @@ struct rate {
     double number; /* each number of K and V of each key/value head: reading or packing it */
     double pair, product;
     double strange, strange_product;
-    double alike; /* a triple of a row whose scores are all clamped alike */
+    double cheap; /* a triple of a row that leaves float32 cheaply: attn_strange (strange.h) */
     double most;  /* the largest score, or lse given to a backward, that is no such thing */
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of so few rows read K and V as they lie */
 
-/* Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, alike, most. */
+/* Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap, most. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250, .08,  .12, .0017,     8, .13, .8, CPU_MOST },
     { "amx",            ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .12, .0060,     8, .13, .8, CPU_MOST },
-    { "amx",            ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .20, .0070,    11, .14, .8, LSE_MOST },
-    { "amx",            ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .20, .0220,    11, .14, .8, LSE_MOST },
+    { "amx",            ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .20, .0070,    10, .125, .8, LSE_MOST },
+    { "amx",            ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .20, .0220,    10, .125, .8, LSE_MOST },
     { "bf16",           ATTN_OP_FORWARD,  BFLOAT | FLOAT8, CPU,      250, .08,  .16, .0041,     8, .13, .8, CPU_MOST },
     { "bf16",           ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .22, .0082,     8, .13, .8, CPU_MOST },
-    { "bf16",           ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .22, .0128,    11, .14, .8, LSE_MOST },
-    { "bf16",           ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    11, .14, .8, LSE_MOST },
+    { "bf16",           ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .22, .0128,    10, .125, .8, LSE_MOST },
+    { "bf16",           ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    10, .125, .8, LSE_MOST },
     { "avx512",         ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .22, .0084,     8, .13, .8, CPU_MOST },
-    { "avx512",         ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    11, .14, .8, LSE_MOST },
+    { "avx512",         ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    10, .125, .8, LSE_MOST },
     { "avx2",           ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .45, .0160,    10, .20, 1,  CPU_MOST },
     { "avx2",           ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .60, .0480,    14, .22, 1,  LSE_MOST },
     { "portable",       ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .11,      20, .5,  3,  CPU_MOST },
     { "portable",       ATTN_OP_BACKWARD, ANY,             PORTABLE, 800, .3,   7,   .30,      40, .8,  3,  LSE_MOST },
     { "double",         ATTN_OP_FORWARD,  ANY,             DOUBLE,   500, 1,    9,   .31,       0, 0,   0,  FLT_MAX },
     { "double",         ATTN_OP_BACKWARD, ANY,             DOUBLE,   500, 1,    9,   .75,       0, 0,   0,  FLT_MAX },
-    { "sm90",           ATTN_OP_FORWARD,  FLOAT8,          HOPPER,   0,   .02,  .02, .00028,    2, .6,  2,  CUDA_MOST },
-    { "sm90",           ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .02, .00038,    2, .6,  2,  CUDA_MOST },
-    { "sm90",           ATTN_OP_BACKWARD, ANY,             HOPPER,   0,   .02,  .05, .0011,     4, 1.2, 4,  LSE_MOST },
-    { "sm90+decode",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .05,  .02, .00038,    2, .6,  2,  CUDA_MOST },
-    { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .02, .00028,    2, .6,  2,  CUDA_MOST },
-    { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .08,  .02, .00045,    2, .6,  2,  CUDA_MOST },
-    { "decode",         ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .08,  .02, .0008,     2, .6,  2,  CUDA_MOST },
-    { "generic+decode", ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .05,  .05, .0008,     2, .6,  2,  CUDA_MOST },
-    { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  0,   .05,  .05, .0024,     2, .6,  2,  CUDA_MOST },
-    { "generic",        ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .02,  .05, .0008,     2, .6,  2,  CUDA_MOST },
-    { "generic",        ATTN_OP_BACKWARD, SINGLE,          GENERIC,  0,   .05,  .10, .0060,     4, 1.2, 4,  LSE_MOST },
-    { "generic",        ATTN_OP_BACKWARD, ANY,             GENERIC,  0,   .02,  .10, .0022,     4, 1.2, 4,  LSE_MOST },
-    { "simple",         ATTN_OP_FORWARD,  ANY,             SIMPLE,   0,   .1,   2,   .6,        0, 0,   0,  CUDA_MOST },
-    { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,   .1,   4,   1.8,       0, 0,   0,  LSE_MOST },
+    { "sm90",           ATTN_OP_FORWARD,  FLOAT8,          HOPPER,   0,   .02,  .04, .00020,   60, 1.5, 1,  CUDA_MOST },
+    { "sm90",           ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .04, .00028,   60, 1.5, 1,  CUDA_MOST },
+    { "sm90",           ATTN_OP_BACKWARD, ANY,             HOPPER,   0,   .02,  .05, .0010,   300, 9,   4,  LSE_MOST },
+    { "sm90+decode",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .05,  .04, .00028,   60, 1.5, 1,  CUDA_MOST },
+    { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .04, .00020,   60, 1.5, 1,  CUDA_MOST },
+    { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .08,  .02, .00045,   60, 1.5, 1,  CUDA_MOST },
+    { "decode",         ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .08,  .05, .0006,    60, 1.5, 1,  CUDA_MOST },
+    { "generic+decode", ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .05,  .05, .0006,    60, 1.5, 1,  CUDA_MOST },
+    { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  0,   .05,  .02, .0022,    60, 1.2, 1,  CUDA_MOST },
+    { "generic",        ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .02,  .05, .0006,    60, 1.5, 1,  CUDA_MOST },
+    { "generic",        ATTN_OP_BACKWARD, SINGLE,          GENERIC,  0,   .05,  .02, .0065,   300, 9,   4,  LSE_MOST },
+    { "generic",        ATTN_OP_BACKWARD, ANY,             GENERIC,  0,   .02,  .07, .0022,   300, 9,   4,  LSE_MOST },
+    { "simple",         ATTN_OP_FORWARD,  ANY,             SIMPLE,   0,   .1,   55,  .42,       0, 0,   0,  CUDA_MOST },
+    { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,   .1,   115, .95,       0, 0,   0,  LSE_MOST },
 };
 
 /* The CPU's, of a forward that reads K and V as they lie in memory, by family. */
@@ -136,14 +140,16 @@ static const struct extra {
     { DOUBLE,   ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     30, 0 },
     { HOPPER,   ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .08, 0 },
     { HOPPER,   ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .10, 0 },
-    { GENERIC,  ATTN_OP_FORWARD,  OPTIONS, "options of the scores", 2.7, 0 },
-    { GENERIC,  ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     .9, 0 },
-    { GENERIC,  ATTN_OP_BACKWARD, OPTIONS, "options of the scores", 3.2, 0 },
-    { GENERIC,  ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     2.3, 0 },
-    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2 },
-    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 30,  .2 },
-    { SIMPLE,   ATTN_OP_BACKWARD, DBIAS,   "dbias",         180, .2 },
-    { SIMPLE,   ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 30,  .2 },
+    { GENERIC,  ATTN_OP_FORWARD,  OPTIONS, "options of the scores", 1.5, .0042 },
+    { GENERIC,  ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1,   0 },
+    { GENERIC,  ATTN_OP_BACKWARD, OPTIONS, "options of the scores", 3.6, 0 },
+    { GENERIC,  ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     1.8, 0 },
+    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,   "dbias",         225, .38 },
+    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 70,  .44 },
+    { SIMPLE,   ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     15,  0 },
+    { SIMPLE,   ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     30,  0 },
+    { SIMPLE,   ATTN_OP_BACKWARD, DBIAS,   "dbias",         225, .38 },
+    { SIMPLE,   ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 70,  .44 },
 };
 /* clang-format on */
 
@@ -244,7 +250,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     add_extras(&sum, r, &w, plan->features);
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, &w, plan);
     const double worst = sum.ns + triples * each;
-    add(&sum, triples * (strange->other * each + strange->alike * r->alike), "rows whose scores leave float32");
+    add(&sum, triples * (strange->costly * each + strange->cheap * r->cheap), "rows whose scores leave float32");
     return (attn_cost){ .flops = flops,
                         .seconds = LAUNCH_S + sum.ns / w.units / 1e9,
                         .worst = LAUNCH_S + worst / w.units / 1e9,
@@ -271,6 +277,8 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const double triples = r->family == GENERIC ? flops / flops_of_triple(p) : attn_scores(p); /* it skips no tiles */
-    const attn_strange strange = attn_strange_of(p, r->most, readable, draw);
+    const bool no_repair = r->family == GENERIC && (plan->features & OPTIONS);
+    const attn_strange_limits limits = { r->most, no_repair ? GENERIC_CHEAP : INFINITY };
+    const attn_strange strange = attn_strange_of(p, &limits, readable, draw);
     return cost_of(info, plan, flops, triples, &strange);
 }

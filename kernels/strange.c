@@ -22,7 +22,7 @@ struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
-    double most;
+    double most, cheap_from;
     double bound; /* no |scale q.k|, after softcap, is larger */
     bool bounded; /* and it is so small that bias and slopes alone decide */
 };
@@ -34,7 +34,7 @@ struct row {
     uint64_t draw; /* a random number */
 };
 
-enum kind { ORDINARY, ALIKE, OTHER };
+enum kind { ORDINARY, CHEAP, COSTLY };
 
 /* ---- The largest numbers ----------------------------------------------------------------------------------------- */
 
@@ -189,14 +189,15 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
         if (z == -INFINITY) continue;
         if (!look->bounded) z += product(look, row, q, j);
         if (slope != 0) z -= slope * fabs((double)(row->i + row->s.Sk - row->s.Sq - j));
-        if (isnan(z)) return OTHER;
+        if (isnan(z)) return COSTLY;
         z = fmax(-FLT_MAX, fmin(FLT_MAX, z));
         least = fmin(least, z);
         largest = fmax(largest, z);
     }
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
+    if (fabs(largest) >= look->cheap_from) return CHEAP;
     /* Where products are so small that none of them moves a bias of this size: kernels know such rows by their bias. */
-    return least == largest && bias->data && look->bounded ? ALIKE : OTHER;
+    return least == largest && bias->data && look->bounded ? CHEAP : COSTLY;
 }
 
 static enum kind kind_of(const struct look *look, const struct row *row, attn_range keys)
@@ -205,7 +206,8 @@ static enum kind kind_of(const struct look *look, const struct row *row, attn_ra
     if (look->p->op == ATTN_OP_FORWARD || !lse->data) return kind_by_scores(look, row, keys);
     const double given = number(lse, row, row->h, row->s.q_start + row->i, 0);
     if (fabs(given) < look->most || given == -INFINITY) return ORDINARY;
-    return kind_by_scores(look, row, keys) == ALIKE ? ALIKE : OTHER;
+    if (fabs(given) >= look->cheap_from) return CHEAP;
+    return kind_by_scores(look, row, keys) == CHEAP ? CHEAP : COSTLY;
 }
 
 /* ---- Some rows --------------------------------------------------------------------------------------------------- */
@@ -249,7 +251,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                ? MOST_ROWS
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
-    double all = 0, of[OTHER + 1] = { 0 };
+    double all = 0, of[COSTLY + 1] = { 0 };
     for (int64_t n = 0; n < count; n++) { /* one of each stretch of rows / count */
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
@@ -260,12 +262,13 @@ static attn_strange shares(const struct look *look, uint64_t draw)
         of[kind_of(look, &row, keys)] += (double)(keys.hi - keys.lo);
     }
     if (all == 0) return (attn_strange){ 0, 0 };
-    return (attn_strange){ .alike = of[ALIKE] / all, .other = of[OTHER] / all };
+    return (attn_strange){ .cheap = of[CHEAP] / all, .costly = of[COSTLY] / all };
 }
 
-attn_strange attn_strange_of(const attn_problem *p, double most, uint64_t readable, uint64_t draw)
+attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *limits, uint64_t readable, uint64_t draw)
 {
-    struct look look = { .p = p, .g = attn_geometry_of(p), .most = most };
+    const double most = limits->from;
+    struct look look = { .p = p, .g = attn_geometry_of(p), .most = most, .cheap_from = limits->cheap_from };
     const attn_dims *d = &look.g.dims;
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);

@@ -5,19 +5,27 @@
 
 #include "kernels/attention.h"
 
-/* Shares of a problem's (query, key, head) triples. `alike`: in rows whose scores are all the same bias, as those of a
- * mask that has the most negative number in place of -inf. */
+/* Shares of a problem's (query, key, head) triples in such rows.
+ *   cheap    kernels compute these nearly as others: all scores are the same bias, as in rows of a mask that has the
+ *            most negative number in place of -inf; or they are so large that no repair is needed
+ *   costly   the others */
 typedef struct attn_strange {
-    double alike, other;
+    double cheap, costly;
 } attn_strange;
 
-/* Of a checked problem whose rows are ordinary where their largest score is below `most` in size; in a backward that is
- * given lse: where their lse is. First by the largest numbers of q, k and v. They say of nearly all problems that no
- * row can be strange. Where they do not, by the scores of a few rows that `draw` picks. The shares are estimates,
- * then. A client that does not know `draw` cannot write a problem whose costly rows are never picked.
+/* A row is ordinary where its largest score is below `from` in size; in a backward that is given lse: where that is.
+ * From `cheap_from` on it is cheap. */
+typedef struct attn_strange_limits {
+    double from, cheap_from;
+} attn_strange_limits;
+
+/* Of a checked problem. First by the largest numbers of q, k and v. They say of nearly all problems that no row can be
+ * strange. Where they do not, by the scores of a few rows that `draw` picks. The shares are estimates, then. A client
+ * that does not know `draw` cannot write a problem whose costly rows are never picked.
  *
  * `readable`: the tensors (bits of attn_tensor_id) that this thread may read; the others count as ordinary. It reads q,
  * k and v once at most, at some 10 GB/s, and then some milliseconds of multiply-adds. */
-attn_strange attn_strange_of(const attn_problem *p, double most, uint64_t readable, uint64_t draw);
+attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *limits, uint64_t readable,
+                             uint64_t draw);
 
 #endif

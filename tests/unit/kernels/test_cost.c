@@ -249,7 +249,7 @@ static const double cpu_most = 5.8e37, cuda_most = 0x1p27;
 static attn_strange strange(struct problem *t, double most, uint64_t readable)
 {
     plan_by(t, "avx512", 1);
-    return attn_strange_of(&t->p, most, readable, 7);
+    return attn_strange_of(&t->p, &(attn_strange_limits){ most, INFINITY }, readable, 7);
 }
 
 static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void **state)
@@ -260,7 +260,7 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    assert_true(found.other > 0.7 && found.alike == 0); /* queries of 0, one of seven, have scores of 0 */
+    assert_true(found.costly > 0.7 && found.cheap == 0); /* queries of 0, one of seven, have scores of 0 */
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
     assert_string_equal(cost.because, "rows whose scores leave float32");
@@ -276,11 +276,11 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.has_scale = true;
     t->p.scale = 3e38;
     t->p.softcap = 30;
-    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).other == 0);
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).other == 0); /* it may not look */
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0); /* it may not look */
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
-    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).other == 0);
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     free(t);
 }
 
@@ -298,18 +298,18 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     struct problem *t = open_problem(ATTN_BF16, 4, 64);
     pad(t, S / 2, -FLT_MAX);
     attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    assert_true(found.other == 0 && found.alike > 0.3 && found.alike < 0.7);
+    assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).alike == 0); /* which float32 holds; */
-    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).alike > 0.3);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0); /* which float32 holds; */
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
     pad(t, 0, -FLT_MAX); /* each row sees a key */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
-    assert_true(found.other == 0 && found.alike == 0);
+    assert_true(found.costly == 0 && found.cheap == 0);
     pad(t, S, -INFINITY); /* none does */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
-    assert_true(found.other == 0 && found.alike == 0);
+    assert_true(found.costly == 0 && found.cheap == 0);
     free(t);
 }
 
@@ -321,7 +321,7 @@ static void test_a_share_of_rows_is_estimated_by_some_of_them(void **state)
         for (int j = 0; j < S; j++) t->bias[i * S + j] = i % 4 == 0 ? 1e38f + (float)j * 1e33f : 0;
     give_bias(t);
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    assert_true(found.other > 0.08 && found.other < 0.5 && found.alike == 0);
+    assert_true(found.costly > 0.08 && found.costly < 0.5 && found.cheap == 0);
     free(t);
 }
 
@@ -330,13 +330,29 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
     for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38); /* the last key */
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other > 0.7);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
     t->p.causal = true; /* one row sees it */
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other < 0.1);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly < 0.1);
     t->p.causal = false;
     add_keep(t);
     for (int i = 0; i < S; i++) t->keep[i * S + S - 1] = 0;
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other == 0);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly == 0);
+    free(t);
+}
+
+/* A GPU's kernels for options compute them as others. */
+static void test_scores_beyond_a_second_limit_are_cheap(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_F16, 1, 1);
+    t->p.has_scale = true;
+    t->p.scale = 3e38;
+    plan_by(t, "generic", 1);
+    const attn_strange found = attn_strange_of(&t->p, &(attn_strange_limits){ cuda_most, 0x1p33 }, ATTN_EVERYTHING, 7);
+    assert_true(found.cheap > 0.7 && found.costly == 0);
+    assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
+    t->p.scale = 0x1p29;
+    assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132)); /* repaired: no option of scores */
     free(t);
 }
 
@@ -345,9 +361,9 @@ static void test_values_whose_sum_overflows_are_strange_and_others_are_not(void 
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
     attn_store(ATTN_BF16, t->numbers[2], 5, 1e35);
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other == 0);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly == 0);
     attn_store(ATTN_BF16, t->numbers[2], 5, 3e38);
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).other == 1);
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly == 1);
     free(t);
 }
 
@@ -356,13 +372,13 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 4, 64);
     make_backward(t);
-    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).other == 0);
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).costly == 0);
     for (int n = 0; n < 4 * S; n++) t->lse[n] = 1e9f;
-    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).other == 1);
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).costly == 1);
     pad(t, S, -FLT_MAX);
-    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).alike == 1);
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 1);
     for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* they see nothing */
-    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).alike == 0);
+    assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 0);
     free(t);
 }
 
@@ -391,9 +407,10 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     for (size_t n = 0; n < ARRAY_SIZE(specs) * ARRAY_SIZE(most); n++) {
         struct fixture f;
         fixture_make(&f, &specs[n / ARRAY_SIZE(most)]);
-        const attn_strange found = attn_strange_of(&f.p, most[n % ARRAY_SIZE(most)], ATTN_EVERYTHING, n);
-        if (!(found.alike >= 0 && found.other >= 0 && found.alike + found.other < 1.001))
-            fail_msg("problem %zu: shares of %g and %g", n / ARRAY_SIZE(most), found.alike, found.other);
+        const attn_strange found = attn_strange_of(&f.p, &(attn_strange_limits){ most[n % ARRAY_SIZE(most)], 1e33 },
+                                                   ATTN_EVERYTHING, n);
+        if (!(found.cheap >= 0 && found.costly >= 0 && found.cheap + found.costly < 1.001))
+            fail_msg("problem %zu: shares of %g and %g", n / ARRAY_SIZE(most), found.cheap, found.costly);
         fixture_clear(&f);
     }
 }
@@ -412,6 +429,7 @@ int main(void)
         cmocka_unit_test(test_rows_of_nothing_but_the_most_negative_number_are_alike),
         cmocka_unit_test(test_a_share_of_rows_is_estimated_by_some_of_them),
         cmocka_unit_test(test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not),
+        cmocka_unit_test(test_scores_beyond_a_second_limit_are_cheap),
         cmocka_unit_test(test_values_whose_sum_overflows_are_strange_and_others_are_not),
         cmocka_unit_test(test_a_backward_is_looked_at_by_the_lse_that_it_is_given),
         cmocka_unit_test(test_all_kinds_of_problems_are_looked_at_within_their_memory),
