@@ -42,19 +42,14 @@ def answer_of(server, path, body):
 def test_the_oracle_is_no_rubber_stamp(server, path):
     """The right answer passes; another number, another request and a request that is none do not."""
     r = random.Random(5)
-    judged = noticed = 0
-    for _ in range(30):
-        members = fuzz.problem(r, path == BACKWARD, True)
-        if path == BACKWARD and 'lse' in members:
-            continue  # one in base 2, which is rightly refused
+    noticed = 0
+    for _ in range(20):
+        members = fuzz.problem(r, path == BACKWARD, True, beyond=False)
         members.pop('encoding', None)
         body = json.dumps(members).encode()
         text = answer_of(server, path, body)
         wrong, verified = oracle.judge(path, body, text, {})
-        assert not wrong, wrong
-        if not verified:
-            continue  # scores that leave float32
-        judged += 1
+        assert not wrong and verified == 1, wrong
         document = json.loads(text)
         name = next(n for n in ('out', 'dv', 'lse') if n in document)
         values = wire.value(document[name])
@@ -64,7 +59,7 @@ def test_the_oracle_is_no_rubber_stamp(server, path):
         noticed += oracle.judge(path, body, json.dumps(document).encode(), {})[0] != ''
         for fault in (body[:-1], body.replace(b'"q"', b'"Q"', 1), body[:-1] + b', "causal": 2}', body + b'x', b'\xef\xbb\xbf' + body):
             assert oracle.judge(path, fault, text, {})[0], fault[-100:]
-    assert noticed == judged >= 20
+    assert noticed == 20
 
 
 @pytest.mark.parametrize('coding', [None, 'gzip', 'deflate'])
@@ -72,7 +67,7 @@ def test_the_oracle_is_no_rubber_stamp(server, path):
 def test_the_oracle_reads_other_forms_and_sees_what_is_wrong_with_them(server, form, coding):
     r = random.Random(6)
     for _ in range(8):
-        members = fuzz.problem(r, False, True)
+        members = fuzz.problem(r, False, True, beyond=False)
         members = {n: m for n, m in members.items() if n not in ('encoding', 'outputs')}
         if form == 'safetensors':
             (tree, tail), path, headers = fuzz.safetensors_of(r, members), FORWARD, {'Content-Type': 'application/x-safetensors'}
