@@ -200,9 +200,12 @@ enum {
 
 enum {
     DEVICE_MAX_STREAMS = 16, /* batches on a device at a time, whatever it offers */
-    DEVICE_GUESTS = 6,       /* of those, kept for flows that have none there: see devices.c */
+    DEVICE_GUESTS = 6,       /* of those, kept for flows that have none there: see device/devices.c */
     /* So long batches have a device for themselves. Most end sooner, and beside others each would take longer. */
     DEVICE_GUEST_AFTER_NS = 20000000,
+    /* Batches of several flows have a device for themselves this many times as long as a guest would need beside them:
+     * equal work of many flows then is done one after the other, and a short request does not wait for long ones. */
+    DEVICE_GUEST_FACTOR = 2,
     DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */
     DEVICE_POLL_NS = 20000, /* between two questions to a stream: so late may its end be seen */
     /* While a batch is as young, its end is asked for without a pause: small problems and most steps of decoding. */

@@ -6,11 +6,13 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
  *
  * Invariants
- * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two:
- * on the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more that are kept for
- * flows without a batch there. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS: so long batches
- * that are short stay by themselves, and nobody waits for the end of a long one.
- * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the
+ * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two: on
+ * the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more: guests, of flows that have
+ * no other batch there.
+ * 2. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS, so that batches that are short stay by
+ * themselves. Where the others belong to one flow that suffices. Where they belong to several, one of them must also
+ * have run for longer than the guest needs (DEVICE_GUEST_FACTOR).
+ * 3. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the
  * rest is the loop's or the device's threads', as internal.h says. */
 #include "server/device/internal.h"
 
@@ -366,18 +368,36 @@ static bool is_full(const struct device *device)
     return device->outstanding >= most_batches(device) + DEVICE_GUESTS;
 }
 
-bool device_has_room(const struct device *device, const struct flow *flow, int64_t now_ns, int64_t *wait_ns)
+int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns)
 {
+    const double own_s = DEVICE_GUEST_FACTOR * (others->count + 1) * seconds, most_s = 1e9;
+    const int64_t own_ns = others->several_flows ? (int64_t)((own_s < most_s ? own_s : most_s) * 1e9) : 0;
+    const int64_t by_youngest_ns = others->youngest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
+    const int64_t by_oldest_ns = others->oldest_ns + own_ns - now_ns;
+    return by_youngest_ns > by_oldest_ns ? by_youngest_ns : by_oldest_ns;
+}
+
+void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns)
+{
+    if (others->count > 0 && others->flow != flow) others->several_flows = true;
+    if (others->count == 0 || since_ns > others->youngest_ns) others->youngest_ns = since_ns;
+    if (others->count == 0 || since_ns < others->oldest_ns) others->oldest_ns = since_ns;
+    others->flow = flow;
+    others->count++;
+}
+
+bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns)
+{
+    struct guest_others others = { 0 };
     int own = 0;
-    int64_t youngest_ns = INT64_MIN;
     if (is_full(device)) return false;
     for (const struct batch *batch = device->batches; batch; batch = batch->next) {
-        own += batch->flow == flow;
-        if (batch->left_ns > youngest_ns) youngest_ns = batch->left_ns;
+        own += batch->flow == job->flow;
+        guest_sees(&others, batch->flow, batch->left_ns);
     }
     if (device->outstanding < most_batches(device)) return own < most_batches(device);
     if (own > 0) return false;
-    const int64_t left_ns = youngest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
+    const int64_t left_ns = guest_wait_ns(&others, job->seconds, now_ns);
     if (left_ns > 0 && left_ns < *wait_ns) *wait_ns = left_ns;
     return left_ns <= 0;
 }

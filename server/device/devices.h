@@ -42,7 +42,7 @@ struct batch {
     int count;
     int waiting; /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
     int cancel;  /* attn_cancel(): the device gives it up between two tiles or launches */
-    double flops;
+    double flops, seconds; /* of all jobs: operations, and what they are expected to take */
     bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
@@ -130,9 +130,9 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 /* The device that may have room for another batch, and the least work, but for those of `passed_over` (bits of their
  * numbers); NULL when all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* Has the device room for a batch that this flow leads? A flow without a batch there may have to wait until those of
- * others have run for DEVICE_GUEST_AFTER_NS: *wait_ns (set beforehand) becomes less where that comes sooner. */
-bool device_has_room(const struct device *device, const struct flow *flow, int64_t now_ns, int64_t *wait_ns);
+/* Has the device room for a batch that this job leads? Where its flow has no batch there, that may be so in a while:
+ * *wait_ns (set beforehand) becomes less where that is sooner. */
+bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner
  * for being sent now, and may grow. *wait_ns: until when that may be said. */

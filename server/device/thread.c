@@ -396,27 +396,25 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* The lock is held. May the batch go on a slot now? Each flow has `streams` of them at most, and beyond as many in
- * all a guest alone, when all others have run for a while: *until_ns becomes less where that comes sooner. *flow_has:
- * batches of its flow that are on slots. */
+/* The lock is held. May the batch go on a slot now (devices.c, invariants 1 and 2)? If not, *until_ns becomes less where
+ * it may sooner. *flow_has: batches of its flow that are on slots. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
-    int running = 0, own = 0;
-    int64_t youngest_ns = 0;
+    struct guest_others others = { 0 };
+    int own = 0;
     for (int s = 0; s < device->slot_count; s++) {
         const struct batch *other = device->slots[s].batch;
         if (other == NULL) continue;
-        running++;
         own += other->flow == batch->flow;
-        if (other->started_ns > youngest_ns) youngest_ns = other->started_ns;
+        guest_sees(&others, other->flow, other->started_ns);
     }
     *flow_has = own;
-    if (running < device->streams || batch->adopted) return true;
-    if (own > 0 || running == device->slot_count) return false;
-    const int64_t from_ns = youngest_ns + DEVICE_GUEST_AFTER_NS;
-    if (from_ns > now_ns && from_ns < *until_ns) *until_ns = from_ns;
-    return from_ns <= now_ns;
+    if (others.count < device->streams || batch->adopted) return true;
+    if (own > 0 || others.count == device->slot_count) return false;
+    const int64_t wait_ns = guest_wait_ns(&others, batch->seconds, now_ns);
+    if (wait_ns > 0 && now_ns + wait_ns < *until_ns) *until_ns = now_ns + wait_ns;
+    return wait_ns <= 0;
 }
 
 /* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its

@@ -95,10 +95,10 @@ struct asked {
     int64_t now_ns, wait_ns;
 };
 
-static bool has_room(void *context, const struct flow *flow)
+static bool has_room(void *context, const struct job *job)
 {
     struct asked *const asked = context;
-    return device_has_room(asked->device, flow, asked->now_ns, &asked->wait_ns);
+    return device_has_room(asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
 void batches_dispatch(struct loop *loop)
@@ -136,6 +136,7 @@ void batches_dispatch(struct loop *loop)
             request->held = waiting_is_used_in_place(job);
             batch->jobs[i] = job_hold(job);
             batch->flops += job->flops;
+            batch->seconds += job->seconds;
             batch->waiting++;
             job->batch = batch;
         }

@@ -304,9 +304,8 @@ static struct job *next_leader(struct queue *queue, const struct queue_taker *ta
     int64_t best_ns = 0;
     const int64_t most = QUEUE_PASS_MAX / (queue->flows > 0 ? queue->flows : 1) + 1;
     for (struct flow *flow = queue->first_flow; flow; flow = flow->next) {
-        if (taker->has_room && !taker->has_room(taker->context, flow == &queue->nobody ? NULL : flow)) continue;
         struct job *const job = first_that_may_leave(flow, taker->device, most);
-        if (job == NULL) continue;
+        if (job == NULL || (taker->has_room && !taker->has_room(taker->context, job))) continue;
         const int64_t at_ns = virtual_ns(flow, now_ns);
         if (best && !goes_first(job, at_ns, best, best_ns)) continue;
         best = job;

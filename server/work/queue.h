@@ -57,10 +57,10 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* Who asks for a batch. has_room: may a batch that this flow leads leave for the device now? NULL: any may. */
+/* Who asks for a batch. has_room: may a batch that this job leads leave for the device now? NULL: any may. */
 struct queue_taker {
     int device; /* its number */
-    bool (*has_room)(void *context, const struct flow *flow);
+    bool (*has_room)(void *context, const struct job *job);
     void *context;
 };
 

@@ -10,7 +10,7 @@ import time
 import service
 import wire
 from service import Probe, eventually, request_bytes
-from under_way import GUESTS, Asking
+from under_way import Asking
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 
@@ -160,27 +160,21 @@ def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
     probe.check()
 
 
-def test_a_batch_goes_on_while_one_of_its_clients_waits(serve):
-    server = serve('--cpu-threads', 1)
+def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
+    """The window is over when the batch is full, so that nine requests leave together; the device holds them."""
+    server = fake(f'hold={gate.path}', '--max-batch', 9, '--batch-window-us', 1000000)
 
     def running():
         return server.metric('attnd_inflight_requests', state='running')
-    before = []
-    for n in range(2 + GUESTS):  # the device has one, and one more for when it is done, and its guests
-        before += leave_behind(server, thin(400000), 1)
-        assert eventually(lambda: running() == n + 1)
     alike = json.dumps({**wire.small_body(), 'save': True}).encode()
     left = leave_behind(server, alike, 6)
     staying = [Asking(server, alike) for _ in range(3)]
-    assert eventually(lambda: server.metric('attnd_queue_requests') == 9)
-    before[0].close()
-    assert eventually(lambda: running() == 10 + GUESTS), 'they were to be the next'
-    assert server.metric('attnd_batch_size_count') == 3 + GUESTS, 'they were to leave together'
+    assert eventually(lambda: running() == 9)
+    assert server.metric('attnd_batch_size_count') == 1, 'they were to leave together'
     for s in left:
         s.close()
-    assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 7)
-    for s in before[1:]:
-        s.close()
+    assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 6)
+    gate.open()
     assert [request.result().status for request in staying] == [200] * 3
 
 

@@ -248,11 +248,12 @@ static bool can_wait(const struct device *device)
 }
 
 /* Would the device with the least work take a batch of this flow? */
-static bool has_room(const struct bench *b, const struct flow *flow)
+static bool has_room(const struct bench *b, struct flow *flow)
 {
+    const struct job job = { .flow = flow };
     int64_t wait_ns = INT64_MAX;
     const struct device *device = devices_pick(b->server.devices, 0);
-    return device && device_has_room(device, flow, clock_ns(), &wait_ns);
+    return device && device_has_room(device, &job, clock_ns(), &wait_ns);
 }
 
 /* ---- Which device ------------------------------------------------------------------------------------------------ */
@@ -620,6 +621,34 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
+/* Where several flows are there, a guest is let in when one of them has been there for longer than the guest needs. */
+static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct flow *flows[4];
+    struct batch *longer[3];
+    begin(&b);
+    b.config.devices = "cpu";
+    b.config.cpu_threads = 2;
+    open_devices(&b, 1, "");
+    for (int i = 0; i < 4; i++) flows[i] = flow_new("flow");
+    for (int i = 0; i < 3; i++) longer[i] = submit_for(&b, flows[i], 100000);
+    const struct device *cpu = devices_pick(b.server.devices, 0);
+    const int64_t oldest_ns = longer[0]->left_ns, later_ns = longer[2]->left_ns + DEVICE_GUEST_AFTER_NS;
+    const struct job equal = { .flow = flows[3], .seconds = 1 }, shorter = { .flow = flows[3], .seconds = 1e-3 };
+    int64_t wait_ns = INT64_MAX;
+    assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
+    assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
+    const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000); /* beside three others */
+    assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
+    assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
+    for (int i = 0; i < 3; i++) attn_cancel(&longer[i]->cancel);
+    for (int i = 0; i < 3; i++) forget(next_back(&b));
+    close_bench(&b);
+    for (int i = 0; i < 4; i++) flow_release(flows[i]);
+}
+
 /* One flow has both streams, and a third batch waits. Another flow's is computed all the same. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
@@ -638,10 +667,11 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     assert_false(has_room(&b, busy));
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
-    assert_false(device_has_room(cpu, other, longer[2]->left_ns, &wait_ns)); /* they may be over soon */
+    const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
+    assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns)); /* they may be over soon */
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
-    assert_true(device_has_room(cpu, other, longer[2]->left_ns + wait_ns, &wait_ns));
-    assert_false(device_has_room(cpu, busy, longer[2]->left_ns + wait_ns, &wait_ns));
+    assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
+    assert_false(device_has_room(cpu, &of_busy, longer[2]->left_ns + wait_ns, &wait_ns));
     struct batch *shorter = submit_for(&b, other, 5);
     assert_ptr_equal(next_back(&b), shorter);
     assert_ran(shorter);
@@ -964,6 +994,7 @@ int main(void)
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
         cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
         cmocka_unit_test(test_what_takes_the_cpu_long_does_not_keep_others_waiting),
+        cmocka_unit_test(test_equal_work_of_several_flows_makes_no_guests_and_short_work_does),
         cmocka_unit_test(test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams),
         cmocka_unit_test(test_a_short_batch_of_the_cpu_is_worth_waiting_for),
         cmocka_unit_test(test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them),

@@ -340,10 +340,10 @@ static void test_a_batch_that_still_runs_counts_with_the_time_since_it_left(void
     fair_end(&fair);
 }
 
-static bool only_of_a(void *context, const struct flow *flow)
+static bool only_of_a(void *context, const struct job *job)
 {
     (void)context;
-    return flow->name[0] == 'a';
+    return job->flow->name[0] == 'a';
 }
 
 static void test_a_flow_for_which_the_device_has_no_room_is_passed_over(void **state)
