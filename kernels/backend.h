@@ -72,6 +72,9 @@ struct attn_backend {
     void (*release_import)(attn_device *device, void *memory);
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err); /* NULL, both: it cannot */
     void (*unpin)(attn_device *device, void *memory);
+    /* NULL: run() does not queue work, it does it. Of problems that are empty there is nothing to do. */
+    attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                            attn_error *err);
 };
 
 /* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */
@@ -80,6 +83,14 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
 /* attn_plan_make() of a problem that is said to have these features. For tests, which add one that no kernel knows. */
 attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
+
+/* Some rows of the batch and some key/value heads, with their query heads, of a problem: a problem by itself, in the
+ * same memory. What is summed over batch or heads (dsinks, and gradients of what is broadcast) is summed over those
+ * alone; dropout counts them from 0. */
+typedef struct attn_part {
+    int64_t first_batch, batches, first_head, heads; /* heads: of keys and values */
+} attn_part;
+attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
 /* attention.c lists those of the build, preferred first. */
 extern const attn_backend
