@@ -228,6 +228,10 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
+    if (x.begin == x.end) { /* no queries */
+        if (threadIdx.x % 32 == 0) *to = 0;
+        return;
+    }
     int64_t i = x.begin % rows, h = x.begin / rows % heads, b = x.begin / rows / heads;
     head_args of = head_args_of(a, b0 + b, h0 + h);
     for (int64_t term = x.begin; term < x.end; term++) {
