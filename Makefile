@@ -204,7 +204,7 @@ $(UNIT_FAKE:%=$B/tests/unit/%): $B/tests/unit/%: $B/tests/unit/%.o $(FAKE) $B/li
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
 
 # Do copies and kernels overlap on a GPU? See its head.
-$B/tests/gpu/overlap: $B/tests/gpu/overlap.o $B/libattn.a
+$B/tests/gpu/overlap $B/tests/gpu/rates: $B/tests/gpu/%: $B/tests/gpu/%.o $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
 # Do the building blocks of the CUDA kernels work, each by itself? See its head. For Hopper alone, as the folder sm90 is.
@@ -222,7 +222,7 @@ EMU_CC       := $(filter-out tests/emulator/$(if $(filter 80,$(COMPUTE)),,no_)sm
 EMU_BLOCKS   := $(if $(filter 80,$(COMPUTE)),,blocks)
 EMU_KERNELS  := $(if $(filter 80,$(COMPUTE)),$(filter-out kernels/cuda/sm90/%,$(EMU_SRC)),$(EMU_SRC))
 CUDA_HEADERS ?= $(patsubst %/cuda_runtime.h,%,$(firstword $(wildcard $(abspath $(dir $(realpath $(shell command -v $(NVCC))))../include)/cuda_runtime.h /usr/local/cuda/include/cuda_runtime.h)))
-EMU_FLAGS     = -std=c++17 -O2 -g1 -march=x86-64-v3 -DATTN_CUDA -DEMULATED_ARCH=$(COMPUTE)0 -DATTN_KEPT_BYTES=600000 -I$B -I. -isystem $(CUDA_HEADERS) -MMD -MP -Wall -Wextra $(if $(CI),-Werror)
+EMU_FLAGS     = -std=c++17 -O2 -g1 -march=x86-64-v3 -DATTN_CUDA -DEMULATED_ARCH=$(COMPUTE)0 -DATTN_KEPT_BYTES=600000 -DATTN_STEP_SECONDS=5e-5 -I$B -I. -isystem $(CUDA_HEADERS) -MMD -MP -Wall -Wextra $(if $(CI),-Werror)
 EMU_WATCH    := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 --param tsan-distinguish-volatile=1
 EMU_OBJ      := $(EMU_KERNELS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o) $B/emulated/kernels/dispatch.o
 

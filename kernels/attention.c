@@ -416,11 +416,38 @@ const attn_option_info attn_options[] = {
 
 static_assert(ATTN_TENSOR_COUNT <= ATTN_OPTION_FIRST + 1 && ATTN_OPTION_END <= 63, "a bit for each, and one to spare");
 
+attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
+{
+    const attn_dims d = attn_dims_of(p);
+    const int64_t group = d.Hk > 0 ? d.H / d.Hk : 1;
+    attn_problem some = *p;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        attn_tensor *t = &some.tensor[id];
+        char letters[ATTN_MAX_RANK + 1];
+        if (t->rank == 0) continue;
+        attn_axes_of(p, (attn_tensor_id)id, letters);
+        for (int axis = 0; axis < t->rank; axis++) {
+            const char letter = letters[axis];
+            const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
+            int64_t first = 0, count = t->shape[axis];
+            if (count == 1) continue; /* broadcast, or the only one */
+            if (letter == 'b') first = part->first_batch, count = part->batches;
+            else if (of_queries) first = part->first_head * group, count = part->heads * group;
+            else if (letter == 'g' || letter == 'm') first = part->first_head, count = part->heads;
+            if (t->data) t->data = (char *)t->data + first * t->stride[axis] * (int64_t)attn_dtype_bytes(t->dtype);
+            t->shape[axis] = count;
+        }
+    }
+    if (d.B != part->batches) some.prefix_keys = NULL; /* a hint, of rows before these */
+    return some;
+}
+
 /* May a kernel without options fold the scale into the exponent's factor? Not where that is 0, negative or
- * infinite: -inf times it would be NaN. */
+ * infinite: -inf times it would be NaN. Nor where it is so small that scale q.k may be ordinary though q.k is not a
+ * float32: with the others such a score is so far from ordinary ones that its key does not count beside them. */
 static bool is_plain_scale(const attn_problem *p)
 {
-    return !p->has_scale || (p->scale >= 1e-30 && p->scale <= 1e30);
+    return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
 }
 
 uint64_t attn_features(const attn_problem *p)

@@ -395,7 +395,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
     X(KEEP_MASK_AT_END, "keep_mask_at_end", "keep_mask is of the last keys of each row")     \
     X(TOP_LEFT, "alignment", "the first query is aligned with the first key")                \
     X(GROUPED, "", "several query heads read one key/value head")                            \
-    X(SCALE, "", "the scale is 0, negative or beyond 1e-30 to 1e30: no factor of exponents") \
+    X(SCALE, "", "the scale is 0, negative or beyond 1e-6 to 1e30: no factor of exponents")  \
     X(DROPOUT, "dropout_p", "dropout_p is above 0")                                          \
     X(DETERMINISTIC, "deterministic", "a backward shall have the same bits on every run")    \
     X(KEY_DTYPE, "", "k and v are float8_e4m3fn, q is not")                                  \
@@ -637,6 +637,14 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
  * the device is unified. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
+
+/* attn_run() a piece at a time, where work is queued: what is on the stream of a GPU cannot be called back. *step is
+ * 0 at first. Each call queues some 50 ms of work and says in *step where the next one goes on: ATTN_NO_MORE_STEPS,
+ * when all is queued. The calls in between have the same plans and workspace, which is there, and nothing else runs
+ * in it. Whoever waits for the stream before the next call gives up work for seconds within a tenth of one. */
+enum { ATTN_NO_MORE_STEPS = -1 };
+attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                          attn_error *err);
 
 /* From now on attn_run() on this stream gives up when it finds *cancel other than 0: on the CPU between two tiles, on a
  * GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may set *cancel

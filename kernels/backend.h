@@ -77,6 +77,9 @@ struct attn_backend {
     /* attn_lse_start(); NULL: the host sums up itself. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
+    /* NULL: run() does not queue work, it does it. Of problems that are empty there is nothing to do. */
+    attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                            attn_error *err);
 };
 
 /* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */
@@ -88,6 +91,14 @@ attn_status attn_plan_for(const attn_device *device, const attn_problem *problem
 
 /* Are there rates of a kernel in cost.c? Without them it counts as the slowest. For tests. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
+
+/* Some rows of the batch and some key/value heads, with their query heads, of a problem: a problem by itself, in the
+ * same memory. What is summed over batch or heads (dsinks, and gradients of what is broadcast) is summed over those
+ * alone; dropout counts them from 0. */
+typedef struct attn_part {
+    int64_t first_batch, batches, first_head, heads; /* heads: of keys and values */
+} attn_part;
+attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
 /* attention.c lists those of the build, preferred first. */
 extern const attn_backend

@@ -215,9 +215,9 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
     return count > 0 ? stream->device->backend->moves(stream, moves, count, err) : ATTN_OK;
 }
 
-attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
+/* attn_check() lets an output through whose memory is still to be found; to be computed, it must be there. */
+static attn_status check_memory(const attn_plan *plans, int count, attn_error *err)
 {
-    /* attn_check() lets an output through whose memory is still to be found; here it must be there. */
     for (int n = 0; n < count; n++)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             const attn_problem *p = plans[n].problem;
@@ -229,12 +229,31 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
             if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
                 return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
         }
+    return ATTN_OK;
+}
+
+attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
+{
+    const attn_status checked = check_memory(plans, count, err);
+    if (checked != ATTN_OK) return checked;
     for (int first = 0, n; (n = next_stretch(plans, count, &first)) > 0; first += n) {
         if (attn_is_cancelled(stream->cancel)) return attn_given_up(err);
         const attn_status status = stream->device->backend->run(stream, plans + first, n, workspace, err);
         if (status != ATTN_OK) return status;
     }
     return ATTN_OK;
+}
+
+attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                          attn_error *err)
+{
+    const attn_backend *backend = stream->device->backend;
+    const attn_status status = check_memory(plans, count, err);
+    if (status != ATTN_OK) return status;
+    if (attn_is_cancelled(stream->cancel)) return attn_given_up(err);
+    if (backend->run_some) return backend->run_some(stream, plans, count, workspace, step, err);
+    *step = ATTN_NO_MORE_STEPS;
+    return attn_run(stream, plans, count, workspace, err);
 }
 
 void attn_stream_heed(attn_stream *stream, const int *cancel)

@@ -7,7 +7,7 @@
  * Those take an option that is added here as it is. Fast kernels have expressions of their own for the options that
  * their row names, and get no problem with another.
  *
- * C computes in double, which defines correct; CUDA in float. */
+ * C computes in double, which defines correct; CUDA in float, and in double where a score leaves float. */
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 
@@ -15,17 +15,26 @@
 
 #include "tiles.h"
 
-#if defined(__cplusplus) && !defined(ATTN_SCORES_IN_DOUBLE)
-typedef float attn_real;
-#define ATTN_TANH tanhf
+#ifdef __cplusplus
+typedef float attn_option_value;
+#define ATTN_OF_REALS template <typename attn_real>
+ATTN_HD float attn_tanh(float x)
+{
+    return tanhf(x);
+}
+ATTN_HD double attn_tanh(double x)
+{
+    return tanh(x);
+}
 #else
-typedef double attn_real;
-#define ATTN_TANH tanh
+typedef double attn_real, attn_option_value;
+#define ATTN_OF_REALS
+#define attn_tanh tanh
 #endif
 
 /* The options of a problem; 0: off. */
 typedef struct attn_score_options {
-#define X(name, id, least, most, rule, meaning) attn_real name;
+#define X(name, id, least, most, rule, meaning) attn_option_value name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
 } attn_score_options;
@@ -33,7 +42,7 @@ typedef struct attn_score_options {
 ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 {
     attn_score_options o;
-#define X(name, id, least, most, rule, meaning) o.name = (attn_real)g->name;
+#define X(name, id, least, most, rule, meaning) o.name = (attn_option_value)g->name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     return o;
@@ -41,15 +50,15 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 
 /* The score of query i and key j of sequence `q`, from s = scale * q . k. *derivative: its derivative by s, for
  * gradients. */
-ATTN_HD attn_real attn_score_of(const attn_score_options *o, const attn_sequence *q, int64_t i, int64_t j, attn_real s,
-                                attn_real *derivative)
+ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_score_options *o, const attn_sequence *q, int64_t i, int64_t j,
+                                              attn_real s, attn_real *derivative)
 {
     (void)q, (void)i, (void)j; /* for options that depend on where the pair is; softcap does not */
     *derivative = 1;
     if (o->softcap > 0) {
-        const attn_real t = ATTN_TANH(s / o->softcap);
+        const attn_real t = attn_tanh(s / (attn_real)o->softcap);
         *derivative = 1 - t * t;
-        s = o->softcap * t;
+        s = (attn_real)o->softcap * t;
     }
     return s;
 }

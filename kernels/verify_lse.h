@@ -3,10 +3,6 @@
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-#ifdef __cplusplus
-#define ATTN_SCORES_IN_DOUBLE /* score.h: here, in a file that includes this one first */
-#endif
-
 #include <float.h>
 #include <math.h>
 
@@ -109,7 +105,7 @@ ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *optio
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
 {
     const attn_view *const bias = &g->view[ATTN_T_bias], *const slopes = &g->view[ATTN_T_alibi_slopes];
-    attn_real derivative;
+    double derivative;
     double z = variant->scale * dot;
     if (!(variant->without & LSE_SOFTCAP)) z = attn_score_of(options, s, row->i, j, z, &derivative);
     if (bias->data && !(variant->without & LSE_BIAS))

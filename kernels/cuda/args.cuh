@@ -10,6 +10,7 @@
 #include <float.h>
 #include <math_constants.h>
 
+#include "kernels.h"
 #include "kernels/philox.h"
 #include "kernels/score.h"
 #include "kernels/tiles.h"
@@ -28,15 +29,22 @@ const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
-    uint32_t drop_below; /* a half of a Philox word below it is dropped; 0: no dropout */
-    float drop_scale;    /* 1 / (1 - dropout_p) */
+    uint32_t drop_below;            /* a half of a Philox word below it is dropped; 0: no dropout */
+    float drop_scale;               /* 1 / (1 - dropout_p) */
+    int64_t drop_first, drop_batch; /* dropout counts head h of row b of the batch as drop_first + b * drop_batch + h */
     /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
      * q_start + i. */
     int64_t lse_batch, lse_head;
     int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
+    /* Of a long problem: a byte a row of lse, and a byte a row of dk. A row that has to be computed one key after the
+     * other is marked there and computed by a later launch (simple/later.cu). NULL: it is computed at once. */
+    uint8_t *rows_later, *keys_later;
+    /* Of a backward: saved.lse and saved.rest, where those of rows with huge scores are found by tiles; NULL: row by
+     * row. Of the forward kernel that does it: it writes nothing else. */
+    float *part_lse, *part_rest;
 };
 
-static inline cuda_args cuda_args_of(const attn_plan *plan)
+static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
     cuda_args a;
@@ -44,9 +52,13 @@ static inline cuda_args cuda_args_of(const attn_plan *plan)
     a.seed = p->seed;
     a.drop_below = attn_dropout_threshold(p->dropout_p);
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
+    a.drop_batch = chip->all_heads ? chip->all_heads : a.g.dims.H;
+    a.drop_first = chip->first_batch * a.drop_batch + chip->first_head;
     a.lse_head = a.g.dims.Sq; /* packed: total_q */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.decode_rows = 0;
+    a.rows_later = chip->rows_later, a.keys_later = chip->keys_later;
+    a.part_lse = a.part_rest = nullptr;
     return a;
 }
 
@@ -138,33 +150,85 @@ DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j
     return j >= keys.lo && j < keys.hi && visible_by_mask(a, x, i, j);
 }
 
-/* z of a visible pair, from q.k. *derivative: of z by scale q.k, for the gradient (score.h). */
-DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
+/* z is at most the largest float32 in size; NaN stays. */
+template <typename real> DEVICE float saturated(real z)
 {
-    const attn_geometry &g = a.g;
-    float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
-    const attn_view &bias = g.view[ATTN_T_bias];
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
+}
+
+/* What bias and ALiBi add to the score of a pair. */
+template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
+{
+    const attn_view &bias = a.g.view[ATTN_T_bias];
     if (bias.data) z += load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j);
     if (x.slope != 0) {
         const int64_t distance = i + x.s.Sk - x.s.Sq - j;
-        z -= x.slope * (float)(distance < 0 ? -distance : distance);
+        z -= (real)x.slope * (real)(distance < 0 ? -distance : distance);
     }
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+    return z;
 }
 
-/* The score of a pair that is seen, or a sink, in base 2: never -inf, which stands for hidden. Beyond 2.3e38 it is not
- * exact; rows with such scores are found by SCORE_MOST of rows.cuh. */
+/* z of a visible pair, from q.k. *derivative: of z by scale q.k, for the gradient (score.h). Where q.k or a sum on
+ * the way to it has left float32, scale q.k may be ordinary all the same: NaN, which has the row computed by
+ * rows.cuh, where score_in_double() knows. */
+DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
+{
+    float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
+    z = saturated(with_bias(a, x, i, j, z));
+    return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
+}
+
+/* The same where q.k is not a float32: z, and the derivative. */
+DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
+{
+    const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
+                         (double)scale_of(a.g.view[ATTN_T_k_scale], x.b, x.hk);
+    double derivative;
+    const double z = attn_score_of(&x.options, &x.s, i, j, scale * dot, &derivative);
+    return make_float2(saturated(with_bias(a, x, i, j, z)), (float)derivative);
+}
+static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
+                                                      double dot)
+{
+    return score_in_double_inline(a, x, i, j, dot);
+}
+
+/* Neighbouring float32 of this size are so far apart that P is 1 for a row's largest score and 0 for all others, in
+ * base 2 as in base e. */
+const float HUGE_SCORE = 8589934592.0f;
+
+/* The score of a pair that is seen, or a sink, in base 2: never -inf, which stands for hidden. A huge one stays as it
+ * is: two of them are equal only where they were, none overflows, and their P is right. Those below stay below. */
 DEVICE float in_base_2(float z)
 {
-    const float y = z * LOG2E;
-    return y == -CUDART_INF_F ? -FLT_MAX : y;
+    const float y = z * LOG2E, most = HUGE_SCORE - 512;
+    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y; /* NaN stays */
+}
+
+/* lse of a row whose largest score is m, by in_base_2(), and whose sum beside it is l. */
+DEVICE float lse_of_sum(float m, float l)
+{
+    return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
+}
+
+/* Does query i see a key by causal, window and lengths? A row that does and yet has no largest score has lost it: all
+ * of its products have left float32. */
+DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
+{
+    const attn_range keys = attn_keys_of(&g, &s, i);
+    return keys.lo < keys.hi;
+}
+
+DEVICE int64_t dropout_head(const cuda_args &a, int64_t b, int64_t h)
+{
+    return a.drop_first + b * a.drop_batch + h;
 }
 
 /* M of dropout: 0, or 1 / (1 - p). */
 DEVICE float dropout(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     if (a.drop_below == 0) return 1;
-    return attn_dropout_keep(a.seed, x.b * a.g.dims.H + x.h, i, j, a.drop_below) ? a.drop_scale : 0;
+    return attn_dropout_keep(a.seed, dropout_head(a, x.b, x.h), i, j, a.drop_below) ? a.drop_scale : 0;
 }
 
 DEVICE float sink_of(const cuda_args &a, int64_t h)

@@ -8,7 +8,9 @@
  *    ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
  * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out
  *    again, so that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never
- *    exceeds memory_limit; where it would, or the card has no more, kept blocks are given back first.
+ *    exceeds memory_limit, but for blocks that another thread is just giving back; where it would, or the card has no
+ *    more, kept blocks are given back first. `lock` is held for a few instructions: bytes are reserved under it, and
+ *    the driver, whose cudaMalloc and cudaFree may wait for all work of the device, is called without it.
  * 3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of streams.
  * 4. The current device is per thread: every entry sets it.
  * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
@@ -23,8 +25,10 @@
 #include "errors.h"
 #include "kernels.h"
 #include "kernels/backend.h"
+#include "simple/simple.h"
 
-extern const cuda_kernel decode_forward; /* sm80/decode.cu */
+extern const cuda_kernel decode_forward;                  /* sm80/decode.cu */
+extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
 
 namespace {
 
@@ -45,6 +49,17 @@ enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
  * special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 enum { MOST_KERNELS = 32 };
+
+enum { COUNTER_BYTES = 128 }; /* of a stream's counter: a line of the cache */
+
+#ifdef ATTN_STEP_SECONDS
+const double LEAST_STEPS_LEFT = 0;
+#else
+const double LEAST_STEPS_LEFT = 1;
+#endif
+
+/* What attn_run_some() queues in a call, and what cannot be called back. */
+const double SOME_SECONDS = 2.5 * STEP_SECONDS;
 
 struct block {
     block *next;
@@ -78,6 +93,7 @@ struct stream {
     volatile uint32_t
         *note;      /* pinned memory: the number of the last note that the device has come to; NULL: it writes none */
     uint32_t notes; /* put on the stream so far */
+    int *counter;   /* see cuda_chip */
     bool after_decode; /* the last that was queued is decode.cu's, and writes these */
     memory_range written[2];
 };
@@ -202,20 +218,16 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     return ATTN_OK;
 }
 
-void trim(device *d);
+block *kept_blocks(device *d);
+void give_back(block *b);
 
 void device_close(attn_device *base)
 {
     device *d = device_of(base);
     attn_error ignored;
     if (enter(d, &ignored) == ATTN_OK) {
-        trim(d);
-        for (block *b = d->live; b; b = b->next) cudaFree(b->memory);
-    }
-    for (block *b = d->live; b;) {
-        block *next = b->next;
-        free(b);
-        b = next;
+        give_back(kept_blocks(d));
+        give_back(d->live);
     }
     pthread_mutex_destroy(&d->lock);
     free(d);
@@ -257,67 +269,87 @@ int class_of(size_t bytes)
     return size_class;
 }
 
-/* Gives every kept block back to the driver. Waits for the device, as cudaFree does. */
-void trim(device *d)
+/* With the lock held: all kept blocks as one list, for give_back(). */
+block *kept_blocks(device *d)
 {
+    block *list = nullptr;
     for (int c = 0; c < CLASSES; c++) {
         while (d->idle[c]) {
             block *b = d->idle[c];
             d->idle[c] = b->next;
-            cudaFree(b->memory);
             d->memory_taken -= class_bytes(c);
-            free(b);
+            b->next = list;
+            list = b;
         }
+    }
+    return list;
+}
+
+/* Without the lock. Waits for the device, as cudaFree does. */
+void give_back(block *b)
+{
+    while (b) {
+        block *next = b->next;
+        cudaFree(b->memory);
+        free(b);
+        b = next;
     }
 }
 
-/* With the lock held: a block of this class, kept or new. */
-attn_status take(device *d, int size_class, block **taken, attn_error *err)
+/* A block of this class from the driver, for which bytes are reserved. */
+attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
-    const int64_t size = class_bytes(size_class);
-    block *b = d->idle[size_class];
-    if (b) {
-        d->idle[size_class] = b->next;
-        *taken = b;
-        return ATTN_OK;
-    }
-    b = (block *)calloc(1, sizeof *b);
+    block *b = (block *)calloc(1, sizeof *b);
     if (!b) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
     b->size_class = size_class;
-    if (d->memory_taken + size > d->memory_limit) trim(d);
-    cudaError_t code = cudaMalloc(&b->memory, (size_t)size);
+    cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) { /* a neighbour may have grown: what we keep may be what is missing */
         cudaGetLastError();
-        trim(d);
-        code = cudaMalloc(&b->memory, (size_t)size);
+        pthread_mutex_lock(&d->lock);
+        block *const kept = kept_blocks(d);
+        pthread_mutex_unlock(&d->lock);
+        give_back(kept);
+        code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     }
     const attn_status status = check(d, code, "cudaMalloc", err);
-    if (status != ATTN_OK) {
-        free(b);
-        return status;
-    }
-    d->memory_taken += size;
-    *taken = b;
-    return ATTN_OK;
+    if (status == ATTN_OK) *taken = b;
+    else free(b);
+    return status;
 }
 
 attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
 {
     device *d = device_of(base);
     const int size_class = class_of(bytes ? bytes : 1);
-    block *b = nullptr;
+    const int64_t size = size_class == CLASSES ? 0 : class_bytes(size_class);
+    block *b = nullptr, *kept = nullptr;
     attn_status status = enter(d, err);
     if (status != ATTN_OK) return status;
     pthread_mutex_lock(&d->lock);
-    if (size_class == CLASSES || class_bytes(size_class) > d->memory_limit - d->memory_used)
-        status = attn_fail(err, ATTN_NO_MEMORY, "", "cuda:%d: %zu bytes are not left of %lld", base->index, bytes,
-                           (long long)d->memory_limit);
-    else status = take(d, size_class, &b, err);
+    const bool fits = size_class < CLASSES && size <= d->memory_limit - d->memory_used;
+    if (fits) {
+        d->memory_used += size;
+        b = d->idle[size_class];
+        if (b) d->idle[size_class] = b->next;
+        else {
+            if (d->memory_taken + size > d->memory_limit) kept = kept_blocks(d);
+            d->memory_taken += size;
+        }
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (!fits)
+        return attn_fail(err, ATTN_NO_MEMORY, "", "cuda:%d: %zu bytes are not left of %lld", base->index, bytes,
+                         (long long)d->memory_limit);
+    give_back(kept);
+    if (!b) status = allocate(d, size_class, &b, err);
+    pthread_mutex_lock(&d->lock);
     if (status == ATTN_OK) {
         b->next = d->live;
         d->live = b;
-        d->memory_used += class_bytes(size_class);
         *memory = b->memory;
+    } else {
+        d->memory_used -= size;
+        d->memory_taken -= size;
     }
     pthread_mutex_unlock(&d->lock);
     return status;
@@ -451,23 +483,41 @@ const attn_kernel *kernel_at(const attn_device *base, int index)
     return index < d->kernel_count ? &d->kernels[index]->takes : nullptr;
 }
 
+const size_t WORKSPACE_ALIGN = 1024; /* what TMA and its swizzles want */
+
+size_t aligned(size_t bytes)
+{
+    return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+}
+
+/* Bytes of marks of rows that may be left to later launches (cuda_args.rows_later); 0: all of the problem's rows, one
+ * key after the other, would not take much longer than a step, or looking for them would take too long. decode.cu's
+ * are few, and simple.cu has no tiles. */
+size_t mark_bytes(const device *d, const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
+    const double rows = (double)query_rows(g.dims) * row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
+    if (rows < 2 * STEP_SECONDS || most_steps_of_rows_left(plan, &d->chip) < LEAST_STEPS_LEFT ||
+        plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
+        return 0;
+    return (size_t)(query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
+}
+
 bool plan(const attn_device *base, int index, attn_plan *plan)
 {
     const device *d = device_of(base);
-    return d->kernels[index]->plan(&d->chip, plan);
+    if (!d->kernels[index]->plan(&d->chip, plan)) return false;
+    const size_t marks = mark_bytes(d, plan); /* behind the kernel's own, see launch() */
+    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
+    return true;
 }
 
 /* The row that a plan was made for: `takes` is its first member. */
 const cuda_kernel *kernel_of(const attn_plan *plan)
 {
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
-}
-
-const size_t WORKSPACE_ALIGN = 1024; /* what TMA and its swizzles want */
-
-size_t aligned(size_t bytes)
-{
-    return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
 attn_status workspace_bytes(const attn_device *, const attn_plan *plans, int count, size_t *bytes, attn_error *)
@@ -507,6 +557,7 @@ void stream_close(attn_stream *base)
             if (mark) cudaEventDestroy(mark);
         if (s->cuda) cudaStreamDestroy(s->cuda);
         if (s->note) cudaFreeHost((void *)s->note);
+        if (s->counter) cudaFree(s->counter);
     }
     free(s);
 }
@@ -522,6 +573,8 @@ attn_status stream_open(attn_device *base, attn_stream **opened, attn_error *err
     status = check(d, cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking), "cudaStreamCreate", err);
     for (int i = 0; i < ATTN_MARKS && status == ATTN_OK; i++)
         status = check(d, cudaEventCreate(&s->marks[i]), "cudaEventCreate", err);
+    if (status == ATTN_OK) status = check(d, cudaMalloc((void **)&s->counter, COUNTER_BYTES), "cudaMalloc", err);
+    if (status == ATTN_OK) status = check(d, cudaMemset(s->counter, 0, COUNTER_BYTES), "cudaMemset", err);
     if (status == ATTN_OK && d->write_word) {
         status = check(d, cudaHostAlloc((void **)&s->note, sizeof *s->note, cudaHostAllocPortable), "cudaHostAlloc",
                        err);
@@ -596,10 +649,133 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
+/* Does the problem take several steps? The others are one launch, or a few. */
+bool has_steps(const device *d, const attn_plan *plan)
+{
+    return tile_seconds(&d->chip, plan) > STEP_SECONDS || mark_bytes(d, plan) > 0 ||
+           plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
+}
+
+/* Of a long problem, all steps that chip->steps takes: those of its kernel, then the rows that it left. */
+cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
+{
+    const size_t marks = chip->steps ? mark_bytes(d, plan) : 0; /* where all is queued at once, nothing is left */
+    const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
+    if (marks) {
+        chip->rows_later = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
+        chip->keys_later = forward ? nullptr : chip->rows_later + query_rows(plan->geometry.dims);
+        if (takes_step(chip, 0)) {
+            const cudaError_t code = cudaMemsetAsync(chip->rows_later, 0, marks, s->cuda);
+            if (code != cudaSuccess) return code;
+        }
+    }
+    if (!forward || by_rows || takes_step(chip, tile_seconds(chip, plan))) {
+        const cudaError_t code = kernel_of(plan)->launch(chip, s->cuda, plan, scratch);
+        if (code != cudaSuccess) return code;
+    }
+    if (forward && marks) simple_rows_left(chip, plan, s->cuda);
+    return cudaPeekAtLastError();
+}
+
+/* A long problem whose rows of the batch, or heads, are computed one after the other: that takes a launch a step, and
+ * changes no bit. How many at a time; all of them, where a sum goes over what would be parted. */
+attn_part part_of(const device *d, const attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    const attn_dims &dims = plan->geometry.dims;
+    const double steps = tile_seconds(&d->chip, plan) / STEP_SECONDS;
+    attn_part part = { 0, dims.B, 0, dims.Hk };
+    if (steps < 1.5 || kernel_of(plan) == &decode_forward || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
+        return part;
+    const bool heads = !p->dbias.rank || p->dbias.shape[1] == dims.H,
+               batches = !dims.packed && (dims.B == 1 || ((!p->dbias.rank || p->dbias.shape[0] > 1) &&
+                                                          p->dalibi_slopes.rank != 1 && !p->dsinks.rank));
+    const auto share = [&](int64_t count) { return attn_max64((int64_t)((double)count / steps), 1); };
+    if (heads && (!batches || dims.Hk >= dims.B)) part.heads = share(dims.Hk);
+    else if (batches) part.batches = share(dims.B);
+    return part;
+}
+
+/* A plan for a part of another plan's problem: the same kernel's. False: it would want more scratch than the whole. */
+bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
+{
+    *plan = *whole;
+    plan->problem = some;
+    plan->geometry = attn_geometry_of(some);
+    plan->workspace_bytes = 0;
+    if (!kernel_of(whole)->plan(&d->chip, plan)) return false;
+    const size_t marks = mark_bytes(d, plan);
+    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
+    return plan->workspace_bytes <= whole->workspace_bytes;
+}
+
+cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
+{
+    const attn_dims &dims = plan->geometry.dims;
+    attn_part part = part_of(d, plan);
+    const attn_part each = part;
+    if (part.batches == dims.B && part.heads == dims.Hk) return launch_steps(d, chip, s, plan, scratch);
+    chip->all_heads = dims.H;
+    for (part.first_batch = 0; part.first_batch < dims.B; part.first_batch += each.batches)
+        for (part.first_head = 0; part.first_head < dims.Hk; part.first_head += each.heads) {
+            part.batches = attn_min64(each.batches, dims.B - part.first_batch);
+            part.heads = attn_min64(each.heads, dims.Hk - part.first_head);
+            chip->first_batch = part.first_batch, chip->first_head = part.first_head * plan->geometry.group;
+            const attn_problem some = attn_part_of(plan->problem, &part);
+            attn_plan some_plan;
+            if (!plan_part(d, plan, &some, &some_plan)) return cudaErrorInvalidConfiguration;
+            const cudaError_t code = launch_steps(d, chip, s, &some_plan, scratch);
+            if (code != cudaSuccess) return code;
+        }
+    return cudaSuccess;
+}
+
+/* One problem, or those of its steps that are `steps`'s turn (NULL: all). */
+cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
+{
+    cuda_chip chip = d->chip;
+    const attn_dims &dims = plan->geometry.dims;
+    const bool decodes = kernel_of(plan) == &decode_forward;
+    chip.counter = s->counter;
+    chip.steps = steps;
+    if (has_steps(d, plan)) {
+        s->after_decode = false;
+        return launch_parts(d, &chip, s, plan, scratch);
+    }
+    if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
+    chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
+    if (!decodes || dims.B * dims.H * dims.Sq > 0) { /* a decode without rows queues nothing */
+        s->after_decode = decodes;
+        s->written[0] = range_of(plan->problem->out);
+        s->written[1] = range_of(plan->problem->lse);
+    }
+    return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
+}
+
+/* With memory for the scratch. `steps`: NULL, or which steps of all these problems it is the turn of. */
+attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
+{
+    device *d = device_of(s->base.device);
+    char *const begin = scratch;
+    for (int i = 0; i < count && !(steps && steps->more); i++) {
+        if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
+        if (attn_is_empty(plans[i].problem)) { /* attn_workspace() has begun anew here */
+            scratch = begin;
+            continue;
+        }
+        const char *name = plans[i].kernel->name;
+        attn_status status = check(d, launch(d, s, &plans[i], scratch, steps), name, err);
+        if (status == ATTN_OK) status = check(d, cudaGetLastError(), name, err);
+        if (status != ATTN_OK) return status;
+        if (scratch) scratch += aligned(plans[i].workspace_bytes);
+    }
+    return ATTN_OK;
+}
+
 attn_status run(attn_stream *base, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     device *d = device_of(base->device);
-    stream *s = stream_of(base);
     void *own = nullptr;
     size_t bytes = 0;
     attn_status status = enter(d, err);
@@ -607,26 +783,8 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
         status = workspace_bytes(base->device, plans, count, &bytes, err);
         if (status == ATTN_OK && bytes) status = device_alloc(base->device, bytes, &own, err);
     }
-    char *scratch = (char *)(own ? own : workspace);
-    for (int i = 0; i < count && status == ATTN_OK; i++) {
-        if (attn_is_cancelled(base->cancel)) {
-            status = attn_given_up(err);
-            break;
-        }
-        const char *name = plans[i].kernel->name;
-        cuda_chip chip = d->chip;
-        chip.after_decode = s->after_decode && reads_no_results(s, plans[i].problem);
-        const attn_dims &dims = plans[i].geometry.dims;
-        const bool decodes = kernel_of(&plans[i]) == &decode_forward;
-        if (!decodes || dims.B * dims.H * dims.Sq > 0) { /* a decode without rows queues nothing */
-            s->after_decode = decodes;
-            s->written[0] = range_of(plans[i].problem->out);
-            s->written[1] = range_of(plans[i].problem->lse);
-        }
-        status = check(d, kernel_of(&plans[i])->launch(&chip, s->cuda, &plans[i], scratch), name, err);
-        if (status == ATTN_OK) status = check(d, cudaGetLastError(), name, err);
-        if (scratch) scratch += aligned(plans[i].workspace_bytes);
-    }
+    if (status == ATTN_OK)
+        status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
     if (own) { /* the kernels use it until they are done */
         attn_error late;
         const attn_status waited = wait(base, &late);
@@ -636,6 +794,16 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
         }
         device_free(base->device, own);
     }
+    return status;
+}
+
+attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                     attn_error *err)
+{
+    cuda_steps steps = { *step, 0, SOME_SECONDS, false, false };
+    attn_status status = enter(device_of(base->device), err);
+    if (status == ATTN_OK) status = run_with(stream_of(base), plans, count, (char *)workspace, &steps, err);
+    *step = steps.more ? steps.done : ATTN_NO_MORE_STEPS;
     return status;
 }
 
@@ -684,5 +852,5 @@ extern "C" const attn_backend attn_backend_cuda = {
     device_free,   staging_alloc,  staging_free, kernel_at,    plan,     workspace_bytes,
     stream_open,   stream_close,   copy,         moves,        run,      mark,
     elapsed_us,    done,           wait,         between_us,   note,     noted,
-    import_memory, release_import, pin,          unpin,        sum_lse,
+    import_memory, release_import, pin,          unpin,        sum_lse,  run_some,
 };

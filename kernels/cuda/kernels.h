@@ -28,7 +28,57 @@ struct cuda_chip {
     /* True if the call before on this stream was a decode and this problem reads none of its results: then it may read
      * before that call has ended. Of a launch, as decode_rows; false in a device's own. */
     bool after_decode;
+    int *counter;                               /* of the stream, for sm90/scheduler.cuh; NULL: it has none */
+    uint8_t *rows_later, *keys_later;           /* see cuda_args */
+    int64_t first_batch, first_head, all_heads; /* of a part of a problem: where it begins; 0: it is whole */
+    struct cuda_steps *steps;                   /* which launches of the problem are to be made now; NULL: all */
 };
+
+/* A problem of many launches is queued in steps: a launch, or some that together take some 20 ms at most. A launcher
+ * asks for each of its steps, in order and always the same ones, whether it is to be made now. So work can be queued a
+ * few steps at a time, and given up between them. */
+struct cuda_steps {
+    int64_t done;   /* steps made by calls before */
+    int64_t at;     /* the next step that is asked for */
+    double seconds; /* what this call may still queue; the first of its steps is always made */
+    bool more;      /* there was a step that it left to the next call */
+    bool any;       /* it has made one */
+};
+
+static inline bool takes_step(const struct cuda_chip *chip, double seconds)
+{
+    struct cuda_steps *s = chip->steps;
+    if (!s) return true;
+    if (s->more || s->at++ < s->done) return false;
+    if (s->any && seconds > s->seconds) {
+        s->more = true;
+        return false;
+    }
+    s->any = true;
+    s->seconds -= seconds;
+    s->done++;
+    return true;
+}
+
+#ifdef ATTN_STEP_SECONDS /* the emulator's: problems of its size shall have steps too */
+const double STEP_SECONDS = ATTN_STEP_SECONDS;
+#else
+const double STEP_SECONDS = 0.02;
+#endif
+
+/* launch(first, count) for parts of `count` pieces of work that take so many seconds each, a step a part,
+ * `most_steps` in all. */
+template <typename F>
+void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch, double most_steps = 1e9)
+{
+    const double fits = STEP_SECONDS / seconds_each, least = (double)count / most_steps,
+                 most = fits > least ? fits : least;
+    const int64_t part = most < 1 ? 1 : most < (double)count ? (int64_t)most : count;
+    for (int64_t first = 0; first < count; first += part) {
+        const int64_t n = part < count - first ? part : count - first;
+        if (takes_step(chip, (double)n * seconds_each)) launch(first, n);
+    }
+}
 
 struct cuda_kernel {
     attn_kernel takes;

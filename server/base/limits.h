@@ -86,10 +86,10 @@ enum {
     HTTP_PEM_BYTES = 1 << 20,           /* of a certificate chain or key, a few KB: another file was named by mistake */
     REQUEST_UNCOUNTED_BYTES = 32 << 10, /* of a text or an answer; what is longer is counted as staging memory */
     REQUEST_ID_BYTES = 129,             /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TLS_MEMORY_WAIT_MS = 4000, /* less than HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
+    TLS_MEMORY_WAIT_MS = 4000,          /* less than HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
     TLS_MEMORY_STEP_MS = 10,
-    TOKEN_MAX_BYTES = 256,              /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096,             /* 1 MiB that every request with a token is compared with */
+    TOKEN_MAX_BYTES = 256,  /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096, /* 1 MiB that every request with a token is compared with */
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/mhd.c) --------------------------------------------------------------- */

@@ -40,9 +40,9 @@ struct batch {
     int64_t charged_ns;      /* what it took of the device, for the flows of its jobs */
     struct batch *next, *previous; /* the loop's: those that are with the same device */
     int count;
-    int waiting; /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
-    int cancel;  /* attn_cancel(): the device gives it up between two tiles or launches */
-    double flops, seconds; /* of all jobs: operations, and what they are expected to take */
+    int waiting;                  /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
+    int cancel;                   /* attn_cancel(): the device gives it up between two tiles or launches */
+    double flops, seconds;        /* of all jobs: operations, and what they are expected to take */
     bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;

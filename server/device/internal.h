@@ -33,6 +33,8 @@ struct slot {
     attn_problem *problems;
     attn_plan *plans;          /* of the problems */
     int room, count, launched; /* there is room for, of both; of this batch; of those, on the stream */
+    bool queued;               /* some of it is on the stream, as far as is known */
+    int64_t step;              /* where attn_run_some() of the next problems goes on; 0: it has not begun */
     int64_t began_ns;          /* when the first mark of the batch had been put on the stream, */
     int64_t launched_ns;       /* and its first kernels */
     void *workspace;

@@ -2,8 +2,8 @@
  * posts those that are done to the loop.
  *
  * Invariants
- * 1. A stream is used by one thread alone; so is attn_device where it is not unified, but for descriptions, plans and
- * memory of other processes.
+ * 1. Calls on a device's handle are safe from any thread; a stream is used by one thread alone, a device's or, in an
+ * inline slot, an HTTP thread.
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
  * or an error.
  * 3. While the thread is in a call that may never return, due_ns says until when it may be: the loop watches. */
@@ -141,8 +141,8 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     return ATTN_OK;
 }
 
-/* How many problems go on the stream at a time. All of them, unless that is work for seconds: what is on the stream of
- * a GPU cannot be called back. */
+/* How many problems go on the stream at a time, where they are many: what is on the stream of a GPU cannot be called
+ * back. A long problem goes there in steps (attn_run_some), so a group may take several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -152,14 +152,18 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* The next problems of the batch, and after the last of them what follows. */
+/* The next problems of the batch, or some more of their steps, and after the last of them what follows. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    attn_status status = count == 0 ? ATTN_OK
-                                    : attn_run(slot->stream, slot->plans + slot->launched, count, slot->workspace, err);
-    if (slot->launched == 0) slot->launched_ns = clock_ns();
+    const bool begins = slot->launched == 0 && slot->step == 0;
+    attn_status status = ATTN_OK;
+    if (count > 0)
+        status = attn_run_some(slot->stream, slot->plans + slot->launched, count, slot->workspace, &slot->step, err);
+    if (begins) slot->launched_ns = clock_ns();
+    if (status == ATTN_OK && count > 0 && slot->step != ATTN_NO_MORE_STEPS) return status;
+    slot->step = 0;
     slot->launched += count;
     if (status != ATTN_OK || slot->launched < slot->count) return status;
     status = attn_stream_mark(slot->stream, 2, err);
@@ -210,6 +214,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
+    slot->step = 0;
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -347,6 +352,21 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
+/* The slot has more to put on its stream. While other flows have batches on the device, its flow has a group of one
+ * batch there at a time: so a flow with four streams gets no more of a GPU than a flow with one. */
+static bool waits_for_turn(const struct device *device, const struct slot *slot)
+{
+    bool others = false, own = false;
+    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* its next call gives up */
+    for (int s = 0; s < device->slot_count; s++) {
+        const struct slot *other = &device->slots[s];
+        if (other == slot || other->batch == NULL) continue;
+        if (other->batch->flow != slot->batch->flow) others = true;
+        else own |= other->queued;
+    }
+    return others && own;
+}
+
 /* Concludes batches whose stream is done. `wait`: for one of them at least. Returns whether there was one. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
@@ -363,8 +383,11 @@ static bool poll_slots(struct device_thread *thread, bool wait)
             done = true;
         } else status = attn_stream_done(slot->stream, &done, &err);
         if (status == ATTN_OK && !done) continue;
+        slot->queued = false;
         if (status == ATTN_OK && slot->launched < slot->count) {
             attn_error late;
+            if (waits_for_turn(device, slot)) continue;
+            slot->queued = true;
             status = launch_group(device, slot, &err);
             if (status == ATTN_OK) continue;
             if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST) {
@@ -442,6 +465,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
+    slot->queued = true;
     batch->started_ns = clock_ns();
     if (device->held == batch) {
         device->held = NULL;

@@ -161,6 +161,11 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
     memset(to, value, bytes);
     return cudaSuccess;
 }
+cudaError_t cudaMemset(void *memory, int value, size_t bytes)
+{
+    memset(memory, value, bytes);
+    return cudaSuccess;
+}
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {

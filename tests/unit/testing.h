@@ -671,6 +671,7 @@ struct bench {
     attn_stream *stream;
     attn_device_info info;
     uint64_t also; /* features that every problem is said to have besides its own */
+    bool in_steps; /* by attn_run_some(), waiting for the stream between its calls */
 };
 
 HELPER void bench_open(struct bench *b, const char *backend, int threads)
@@ -678,6 +679,7 @@ HELPER void bench_open(struct bench *b, const char *backend, int threads)
     const attn_device_options options = { .threads = threads };
     attn_error err = { 0 };
     b->also = 0;
+    b->in_steps = false;
     if (attn_device_open(backend, 0, &options, &b->device, &err) || attn_stream_open(b->device, &b->stream, &err)) {
         fprintf(stderr, "cannot open backend %s: %s\n", backend, err.text);
         exit(1);
@@ -734,6 +736,23 @@ HELPER void bits_print(const struct fixture *f)
     spec_print(stdout, &f->spec);
 }
 
+/* attn_run(), or the same by attn_run_some(). */
+HELPER attn_status run_plans(struct bench *b, const attn_plan *plans, int count, attn_error *err)
+{
+    void *workspace = NULL;
+    size_t bytes;
+    int64_t step = 0;
+    if (!b->in_steps) return attn_run(b->stream, plans, count, NULL, err);
+    attn_status status = attn_workspace(b->device, plans, count, &bytes, err);
+    if (!status && bytes) status = attn_device_alloc(b->device, bytes, &workspace, err);
+    while (!status && step != ATTN_NO_MORE_STEPS) {
+        status = attn_run_some(b->stream, plans, count, workspace, &step, err);
+        if (!status) status = attn_stream_wait(b->stream, err);
+    }
+    if (workspace) attn_device_free(b->device, workspace);
+    return status;
+}
+
 /* Runs problems together, in one attn_run(). Where memory is not unified every block goes to the device and comes
  * back. */
 HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err)
@@ -770,7 +789,7 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);
     for (int n = 0; n < count && !status; n++)
         status = attn_plan_for(b->device, &problems[n], attn_features(&problems[n]) | b->also, &plans[n], err);
-    if (!status) status = attn_run(b->stream, plans, count, NULL, err);
+    if (!status) status = run_plans(b, plans, count, err);
     for (int n = 0; n < count && !status && !b->info.unified; n++)
         for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++)
             if (is_output(&list[n]->p, (attn_tensor_id)id))

@@ -50,19 +50,68 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
+/* z of a visible pair, from its rows: like score(), but also where q.k or a sum on the way to it leaves float32. The
+ * whole warp calls it. */
+template <int N>
+DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
+                           const float (&k)[N], float *derivative)
+{
+    const float qk = dot(q, k); /* the same in all lanes */
+    if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
+    double sum = 0;
+    for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
+    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lane);
+    const float2 z = score_in_double(a, x, i, j, sum);
+    *derivative = z.y;
+    return z.x;
+}
+
 /* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base 2), but not the
  * exponents: from 2^24 on P's largest is no longer 1, and from 2^28 on it may leave float16. Rows with scores
  * beyond this are forward_row's, in any unit. */
 const float SCORE_MOST = 1 << 27;
 
-/* Online softmax over the visible keys of query i. Writes out and lse; lse_dense: lse goes there, dense, instead.
- * repair: written is only what the tensor cores cannot give: a result that is not finite, one of huge scores, or
- * where theirs (in out) is not finite, for their sums have overflowed. A row's own numbers decide. */
+/* Can tensor cores have computed a row whose largest score is m? BUT_HUGE: their scores are by in_base_2(), so that
+ * huge ones are right too. */
+template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
+{
+    return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
+}
+
+/* Which rows forward_row() writes: every one that it is called for; or what the tensor cores cannot give: a result that
+ * is not finite, one of huge scores (unless those are by in_base_2()), or where theirs is not finite, for their sums
+ * have overflowed. A row's own numbers decide. */
+enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
+
+/* Is the result of the tensor cores, in out and in lse, to be replaced by forward_row()'s? */
+template <int N>
+DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float m, float l)
+{
+    const attn_view &view = a.g.view[ATTN_T_lse];
+    const int64_t line = x.s.q_start + i;
+    bool finite = true;
+    if (out.data) {
+        float stored[N];
+        load_row(out, x.b, x.h, line, a.g.dims.Dv, stored);
+        for (int c = 0; c < N; c++) finite &= stored[c] - stored[c] == 0;
+    }
+    if (view.data) {
+        const float stored = ((const float *)view.data)[attn_at(&view, x.b, x.h, line)];
+        finite &= stored - stored == 0 || (stored == -CUDART_INF_F && l == 0);
+    }
+    return !__all_sync(0xffffffff, finite);
+}
+
+/* Online softmax over the visible keys of query i. Writes out and lse; lse_dense: lse goes there, dense, instead. */
 template <int N = CHANNELS>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
-                                                float *lse_dense, bool repair)
+                                                float *lse_dense, rows_written which)
 {
     const attn_geometry &g = a.g;
+    if (a.rows_later) {
+        if (threadIdx.x % 32 == 0) a.rows_later[lse_at(a, x, i)] = (uint8_t)(1 + which);
+        return;
+    }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     float unit = 1; /* of o: sums of values up to 3.4e38 may overflow where their mean does not */
     float q[N], k[N], v[N], derivative;
@@ -74,10 +123,10 @@ again:
     for (int64_t j = keys.lo; j < keys.hi; j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
         load_key(g, g.view[ATTN_T_k], x.b, hk, x.s.k_start + j, D, k);
-        const float z = score(a, x, i, j, dot(q, k), &derivative);
+        load_key(g, g.view[ATTN_T_v], x.b, hk, x.s.k_start + j, Dv, v);
+        const float z = score_of_rows(a, x, i, j, q, k, &derivative);
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
-        load_key(g, g.view[ATTN_T_v], x.b, hk, x.s.k_start + j, Dv, v);
         const float kept = p * dropout(a, x, i, j) * unit;
         l = l * rescale + p;
         for (int c = 0; c < N; c++) o[c] = o[c] * rescale + kept * v[c];
@@ -90,13 +139,10 @@ again:
         unit = 1.0f / (1ll << 40);
         goto again;
     }
-    if (repair) {
-        finite &= unit == 1 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST);
-        if (out.data) {
-            load_row(out, x.b, x.h, x.s.q_start + i, Dv, v);
-            for (int c = 0; c < N; c++) finite &= v[c] - v[c] == 0;
-        }
-        if (__all_sync(0xffffffff, finite)) return;
+    if (which != EVERY_ROW) {
+        const bool sound = which == UNSOUND_ROWS_BUT_HUGE ? is_sound_score<true>(m) : is_sound_score<false>(m);
+        finite &= unit == 1 && sound;
+        if (__all_sync(0xffffffff, finite) && !is_unsound<N>(a, x, i, out, m, l)) return;
     }
     if (unit != 1) {
         for (int c = 0; c < N; c++) o[c] = o[c] / l / unit;
@@ -116,8 +162,22 @@ again:
 struct saved {
     float *lse, *delta;
     float *rest;   /* 0, or of an lse of LSE_MOST and more, which is the largest score: the logarithm of what is left */
+    float *far;    /* where dalibi_slopes is wanted: sums of dZ distance, for simple_gradients() */
     attn_view out; /* by the same strides of meaning as every out */
 };
+
+/* Floats of lse, delta, rest and far, of rows that are not those of a tensor. */
+static inline size_t saved_floats(const attn_plan *plan)
+{
+    return (size_t)query_rows(plan->geometry.dims) * (plan->problem->dalibi_slopes.rank ? 4 : 3);
+}
+static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
+{
+    s->lse = (float *)memory;
+    s->delta = s->lse + query_rows(d);
+    s->rest = s->delta + query_rows(d);
+    s->far = s->rest + query_rows(d);
+}
 
 /* lse in base 2 for the tensor cores: +inf for a row that sees nothing, and NaN, which has its tiles computed one by
  * one, where P cannot be found from it. */
@@ -126,11 +186,28 @@ DEVICE float lse_in_base_2(float lse)
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
+/* Are lse and rest of such a row found by tiles? Only where scores are by in_base_2(): see sm80/forward.cu. */
+DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
+{
+    return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
+}
+
+/* The exponent of P in base 2, of a score y by in_base_2() of query i. lse2: lse_in_base_2() of its lse. */
+DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, float y, float lse2)
+{
+    if (lse2 == lse2) return y - lse2;
+    const int64_t at = lse_at(a, x, i);
+    const float m = s.lse[at];
+    return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
+}
+
 /* lse and rest of row i, given its lse: beside a large score that has lost the logarithm of the sum, so both are found
- * anew. The whole warp calls it. */
-static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse)
+ * anew, unless that is left to tiles, or (not `now`) to a later launch. The whole warp calls it. */
+static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
+                                                   bool now = false)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
+    if (!now && (a.rows_later || is_parted_by_tiles(a, lse))) return make_float2(lse, 0);
     const attn_geometry &g = a.g;
     float q[CHANNELS], k[CHANNELS], derivative, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
@@ -138,7 +215,7 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     for (int64_t j = keys.lo; j < keys.hi; j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
-        const float z = score(a, x, i, j, dot(q, k), &derivative), m_new = z > m || z != z ? z : m;
+        const float z = score_of_rows(a, x, i, j, q, k, &derivative), m_new = z > m || z != z ? z : m;
         l = (m == -CUDART_INF_F ? 0 : l * expf(m - m_new)) + expf(z - m_new);
         m = m_new;
     }
@@ -151,11 +228,11 @@ struct pair_gradient {
 };
 
 DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float lse, float rest,
-                              float delta, float qk, float dout_v)
+                              float delta, const float (&q)[CHANNELS], const float (&k)[CHANNELS], float dout_v)
 {
     pair_gradient y;
     float derivative;
-    const float z = score(a, x, i, j, qk, &derivative);
+    const float z = score_of_rows(a, x, i, j, q, k, &derivative);
     y.p = z == -CUDART_INF_F || lse == -CUDART_INF_F ? 0 : expf(z - lse - rest);
     y.drop = dropout(a, x, i, j);
     y.dz = y.p == 0 ? 0 : y.p * (y.drop == 0 ? -delta : y.drop * dout_v - delta);
@@ -167,6 +244,10 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
 static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;
+    if (a.rows_later) {
+        if (threadIdx.x % 32 == 0) a.rows_later[lse_at(a, x, i)] = 1;
+        return;
+    }
     const int64_t D = g.dims.D, Dv = g.dims.Dv, line = x.s.q_start + i;
     const float lse = s.lse[lse_at(a, x, i)], rest = s.rest[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
     float q[CHANNELS], dout[CHANNELS], k[CHANNELS], v[CHANNELS], dq[CHANNELS] = {};
@@ -177,7 +258,7 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, D, k);
         load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, Dv, v);
-        const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, dot(q, k), dot(dout, v));
+        const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, q, k, dot(dout, v));
         if (y.p == 0) continue;
         for (int c = 0; c < CHANNELS; c++) dq[c] += y.ds * k[c];
     }
@@ -191,6 +272,10 @@ static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s,
     const attn_dims &d = g.dims;
     const attn_sequence sequence = attn_sequence_of(&g, b);
     const int64_t line = sequence.k_start + j;
+    if (a.keys_later) {
+        if (threadIdx.x % 32 == 0) a.keys_later[((d.packed ? 0 : b * d.Hk) + hk) * d.Sk + line] = 1;
+        return;
+    }
     float k[CHANNELS], v[CHANNELS], q[CHANNELS], dout[CHANNELS], dk[CHANNELS] = {}, dv[CHANNELS] = {};
     float scale = 0;
     load_row(g.view[ATTN_T_k], b, hk, line, d.D, k);
@@ -204,8 +289,8 @@ static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s,
             if (lse == -CUDART_INF_F || !visible_by_mask(a, x, i, j)) continue;
             load_row(g.view[ATTN_T_q], b, h, x.s.q_start + i, d.D, q);
             load_row(g.view[ATTN_T_dout], b, h, x.s.q_start + i, d.Dv, dout);
-            const pair_gradient y = gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)],
-                                             dot(q, k), dot(dout, v));
+            const pair_gradient y = gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k,
+                                             dot(dout, v));
             if (y.p == 0) continue;
             for (int c = 0; c < CHANNELS; c++) {
                 dk[c] += y.ds * q[c];

@@ -58,12 +58,42 @@ DEVICE row query_row(const cuda_args &a, int64_t n)
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
+/* Rows from `first` on; so do the kernels below, of whose rows a launch computes a part. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
-    forward_rows(const __grid_constant__ cuda_args a, attn_view out, float *lse_dense)
+    forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)
 {
-    const row r = query_row(a, warp_index());
-    if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, false);
+    const row r = query_row(a, first + warp_index());
+    if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
+}
+
+/* visit(n), by a whole warp, for those of pieces first .. first + count - 1 of which wanted(n), asked by a lane, is
+ * true: seldom any. `warps` of the grid share them, each those that are `warps` apart. */
+template <class WANTED, class VISIT>
+DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
+{
+    for (int64_t base = warp_index(); base < count; base += 32 * warps) {
+        const int64_t mine = base + threadIdx.x % 32 * warps;
+        unsigned set = __ballot_sync(0xffffffff, mine < count && wanted(first + mine));
+        for (; set; set &= set - 1) visit(first + base + (__ffs(set) - 1) * warps);
+    }
+}
+
+/* Rows that were left to later launches (cuda_args.rows_later), whose place among the marks is query_row()'s. `a` has
+ * no such marks, or they would be left once more. */
+template <int N>
+__global__ void __launch_bounds__(32 * WARPS)
+    forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
+{
+    for_wanted(
+        first, count, warps, [&](int64_t n) { return marks[n] != 0; },
+        [&](int64_t n) {
+            const row r = query_row(a, n);
+            const rows_written which = (rows_written)(marks[n] - 1);
+            forward_row<N>(a, r.x, r.i, a.g.view[ATTN_T_out], nullptr, which);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) marks[n] = 0; /* for those of a backward */
+        });
 }
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
@@ -106,19 +136,61 @@ __global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
     lse_of_row_in_parts(a, s);
 }
 
-__global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cuda_args a, saved s)
+__global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cuda_args a, int64_t first, saved s)
 {
-    const row r = query_row(a, warp_index());
+    const row r = query_row(a, first + warp_index());
     if (r.exists) dq_row(a, s, r.x, r.i);
 }
 
-__global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ cuda_args a, saved s)
+/* Key row n, key rows fastest. */
+DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
 {
     const attn_dims &d = a.g.dims;
-    const int64_t n = warp_index();
-    if (d.Sk == 0 || n >= d.Sk * d.Hk * (d.packed ? 1 : d.B)) return;
     const int64_t line = n % d.Sk, rest = n / d.Sk, b = d.packed ? sequence_at(a.g.cu_k, d.B, line) : rest / d.Hk;
     dkdv_row(a, s, b, rest % d.Hk, line - attn_sequence_of(&a.g, b).k_start);
+}
+
+__global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ cuda_args a, int64_t first, saved s)
+{
+    const attn_dims &d = a.g.dims;
+    const int64_t n = first + warp_index();
+    if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at(a, s, n);
+}
+
+/* The same of rows that were left to later launches; before them, lse and rest of rows whose lse is huge. */
+__global__ void __launch_bounds__(32 * WARPS)
+    lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
+{
+    for_wanted(
+        first, count, warps,
+        [&](int64_t n) {
+            const float lse = s.lse[n];
+            return fabsf(lse) >= ATTN_LSE_MOST && lse != -CUDART_INF_F &&
+                   !(is_parted_by_tiles(a, lse) && s.rest[n] == s.rest[n]);
+        },
+        [&](int64_t n) {
+            const row r = query_row(a, n);
+            const float2 parts = lse_in_parts(a, r.x, r.i, s.lse[n], true);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
+        });
+}
+__global__ void __launch_bounds__(32 * WARPS) dq_rows_left(const __grid_constant__ cuda_args a, int64_t first,
+                                                           int64_t count, int64_t warps, saved s, const uint8_t *marks)
+{
+    for_wanted(
+        first, count, warps, [&](int64_t n) { return marks[n] != 0; },
+        [&](int64_t n) {
+            const row r = query_row(a, n);
+            dq_row(a, s, r.x, r.i);
+        });
+}
+__global__ void __launch_bounds__(32 * WARPS)
+    dkdv_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s,
+                   const uint8_t *marks)
+{
+    for_wanted(
+        first, count, warps, [&](int64_t n) { return marks[n] != 0; }, [&](int64_t n) { dkdv_row_at(a, s, n); });
 }
 
 /* dZ of any pair, 0 where hidden: recomputed from the rows. */
@@ -132,25 +204,45 @@ DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64
     load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
     load_row(g.view[ATTN_T_dout], x.b, x.h, x.s.q_start + i, g.dims.Dv, dout);
     load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
-    return gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], dot(q, k), dot(dout, v)).dz;
+    return gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k, dot(dout, v)).dz;
 }
 
-/* An element of dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. */
-__global__ void __launch_bounds__(32 * WARPS)
-    dbias_elements(const __grid_constant__ cuda_args a, saved s, int64_t nb, int64_t nh, int64_t nq)
+/* dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. An element is a sum over those axes, as long as the whole
+ * problem where all three are broadcast: a launch adds terms [begin, end) to what is there. */
+struct dbias_part {
+    int64_t nb, nh, nq, first, begin, end;
+};
+
+static inline int64_t dbias_terms(const attn_dims &d, const dbias_part &x)
+{
+    return (x.nb == 1 ? d.B : 1) * (x.nh == 1 ? d.H : 1) * (x.nq == 1 ? d.Sq : 1);
+}
+
+__global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_constant__ cuda_args a, saved s, dbias_part x)
 {
     const attn_dims &d = a.g.dims;
-    const int64_t n = warp_index();
-    if (d.Sk == 0 || n >= nb * nh * nq * d.Sk) return;
-    const int64_t j = n % d.Sk, i0 = n / d.Sk % nq, h0 = n / d.Sk / nq % nh, b0 = n / d.Sk / nq / nh;
-    float sum = 0;
-    for (int64_t b = b0; b < (nb == 1 ? d.B : b0 + 1); b++)
-        for (int64_t h = h0; h < (nh == 1 ? d.H : h0 + 1); h++) {
-            const head_args x = head_args_of(a, b, h);
-            for (int64_t i = i0; i < (nq == 1 ? d.Sq : i0 + 1); i++) sum += dz_of(a, s, x, i, j);
-        }
+    const int64_t n = x.first + warp_index();
+    if (d.Sk == 0 || n >= x.nb * x.nh * x.nq * d.Sk) return;
+    const int64_t j = n % d.Sk, i0 = n / d.Sk % x.nq, h0 = n / d.Sk / x.nq % x.nh, b0 = n / d.Sk / x.nq / x.nh;
+    const int64_t rows = x.nq == 1 ? d.Sq : 1, heads = x.nh == 1 ? d.H : 1;
     const attn_view &view = a.g.view[ATTN_T_dbias];
-    if (threadIdx.x % 32 == 0) ((float *)view.data)[attn_at(&view, b0, h0, i0) + j] = sum;
+    float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
+    float sum = x.begin ? *to : 0;
+    if (x.begin == x.end) { /* no queries */
+        if (threadIdx.x % 32 == 0) *to = 0;
+        return;
+    }
+    int64_t i = x.begin % rows, h = x.begin / rows % heads, b = x.begin / rows / heads;
+    head_args of = head_args_of(a, b0 + b, h0 + h);
+    for (int64_t term = x.begin; term < x.end; term++) {
+        sum += dz_of(a, s, of, i0 + i, j);
+        if (++i < rows) continue;
+        i = 0;
+        if (++h == heads) h = 0, b++;
+        if (term + 1 < x.end) of = head_args_of(a, b0 + b, h0 + h);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) *to = sum;
 }
 
 /* The sum of dZ distance over a row's pairs, by one warp. Distances are hundreds, so whatever error the row's delta has
@@ -171,7 +263,7 @@ DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_arg
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
         load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
-        const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, dot(q, k), dot(dout, v));
+        const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, q, k, dot(dout, v));
         const int64_t distance = i + x.s.Sk - x.s.Sq - j;
         const float far = (float)(distance < 0 ? -distance : distance);
         if (y.p == 0) continue;
@@ -188,26 +280,33 @@ DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_arg
     return (sum_dz_far - off * sum_p_far) / all;
 }
 
-/* dalibi_slopes, a (batch, head) or a head a block; its warps share the query rows and their sums are added in
- * order. */
 __global__ void __launch_bounds__(32 * WARPS)
-    dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches, bool given)
+    far_rows(const __grid_constant__ cuda_args a, int64_t first, saved s, bool given)
+{
+    const row r = query_row(a, first + warp_index());
+    if (!r.exists) return;
+    const float sum = sum_of_far_pairs(a, s, r.x, r.i, given);
+    if (threadIdx.x % 32 == 0) s.far[lse_at(a, r.x, r.i)] = sum;
+}
+
+/* dalibi_slopes of those sums, a (batch, head) or a head a warp: four lanes share the query rows, and their sums are
+ * added in order. */
+__global__ void __launch_bounds__(32) dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
 {
     const attn_dims &d = a.g.dims;
     const int64_t h = blockIdx.x % d.H, b0 = blockIdx.x / d.H;
-    const int warp = threadIdx.x / 32;
-    __shared__ float part[WARPS];
+    const int SHARES = 4, lane = threadIdx.x;
     float sum = 0;
     for (int64_t b = b0; b < (batches == 1 ? d.B : b0 + 1); b++) {
         const head_args x = head_args_of(a, b, h);
-        for (int64_t i = warp; i < x.s.Sq; i += WARPS) sum -= sum_of_far_pairs(a, s, x, i, given);
+        for (int64_t i = lane; i < x.s.Sq && lane < SHARES; i += SHARES) sum -= s.far[lse_at(a, x, i)];
     }
-    if (threadIdx.x % 32 == 0) part[warp] = sum;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int w = 1; w < WARPS; w++) sum += part[w];
+    for (int n = 1; n < SHARES; n++) {
+        const float other = __shfl_sync(0xffffffff, sum, n);
+        if (lane == 0) sum += other;
+    }
     const attn_view &view = a.g.view[ATTN_T_dalibi_slopes];
-    ((float *)view.data)[attn_at(&view, b0, h, 0)] = sum;
+    if (lane == 0) ((float *)view.data)[attn_at(&view, b0, h, 0)] = sum;
 }
 
 /* dsinks, a head a block: -sum over batch and rows of exp(sink - lse) * delta. */
@@ -246,15 +345,20 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     return true;
 }
 
-cudaError_t launch_forward(const cuda_chip *, cudaStream_t stream, const attn_plan *plan, void *)
+void launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_view &out, float *lse_dense, cudaStream_t stream)
 {
-    const cuda_args a = cuda_args_of(plan);
-    const int64_t rows = query_rows(a.g.dims);
-    const bool wide = attn_max64(a.g.dims.D, a.g.dims.Dv) > CHANNELS * 32;
-    if (rows == 0) return cudaSuccess;
-    const attn_view &out = a.g.view[ATTN_T_out];
-    if (wide) forward_rows<WIDE_CHANNELS><<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, out, nullptr);
-    else forward_rows<CHANNELS><<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, out, nullptr);
+    const attn_dims &d = a.g.dims;
+    const bool wide = attn_max64(d.D, d.Dv) > CHANNELS * 32;
+    in_steps(chip, query_rows(d), row_seconds(chip, a.g, FORWARD_PAIR), [&](int64_t first, int64_t count) {
+        if (wide) forward_rows<WIDE_CHANNELS><<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, out, lse_dense);
+        else forward_rows<CHANNELS><<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, out, lse_dense);
+    });
+}
+
+cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *)
+{
+    const cuda_args a = cuda_args_of(chip, plan);
+    launch_rows(chip, a, a.g.view[ATTN_T_out], nullptr, stream);
     return cudaPeekAtLastError();
 }
 
@@ -262,33 +366,44 @@ cudaError_t launch_forward(const cuda_chip *, cudaStream_t stream, const attn_pl
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
-    plan->workspace_bytes = (size_t)query_rows(d) * sizeof(float) * (3 + (plan->problem->out.rank ? 0 : (size_t)d.Dv));
+    plan->workspace_bytes = sizeof(float) *
+                            (saved_floats(plan) + (plan->problem->out.rank ? 0 : (size_t)(query_rows(d) * d.Dv)));
     return true;
 }
 
-cudaError_t launch_backward(const cuda_chip *, cudaStream_t stream, const attn_plan *plan, void *workspace)
+void launch_dq(const cuda_chip *chip, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
-    const cuda_args a = cuda_args_of(plan);
+    in_steps(chip, query_rows(a.g.dims), row_seconds(chip, a.g, BACKWARD_PAIR),
+             [&](int64_t first, int64_t count) { dq_rows<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s); });
+}
+
+void launch_dkdv(const cuda_chip *chip, const cuda_args &a, const saved &s, cudaStream_t stream)
+{
+    in_steps(chip, key_rows(a.g.dims), key_seconds(chip, a.g, BACKWARD_PAIR), [&](int64_t first, int64_t count) {
+        dkdv_rows<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s);
+    });
+}
+
+cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+{
+    const cuda_args a = cuda_args_of(chip, plan);
     const attn_dims &d = a.g.dims;
-    const int64_t rows = query_rows(d);
     const bool given = plan->problem->out.rank > 0;
     saved s;
-    s.lse = (float *)workspace;
-    s.delta = s.lse + rows, s.rest = s.delta + rows;
+    lay_out_saved(&s, d, workspace);
     s.out = a.g.view[ATTN_T_out];
     if (!given) {
-        s.out.data = s.rest + rows;
+        s.out.data = (float *)workspace + saved_floats(plan);
         s.out.dtype = ATTN_F32;
         s.out.row = d.Dv; /* [B, H, Sq, Dv]; packed [H, total_q, Dv] */
         s.out.head = d.Sq * d.Dv;
         s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
-        if (rows > 0) forward_rows<CHANNELS><<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s.out, s.lse);
+        launch_rows(chip, a, s.out, s.lse, stream);
     }
-    simple_delta(a, s, given, stream);
-    if (rows > 0 && a.g.view[ATTN_T_dq].data) dq_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s);
-    if (key_rows(d) > 0 && (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data))
-        dkdv_rows<<<blocks_for(key_rows(d)), 32 * WARPS, 0, stream>>>(a, s);
-    simple_gradients(plan->problem, a, s, stream);
+    if (takes_step(chip, STEP_SECONDS)) simple_delta(a, s, given, stream);
+    if (a.g.view[ATTN_T_dq].data) launch_dq(chip, a, s, stream);
+    if (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data) launch_dkdv(chip, a, s, stream);
+    simple_gradients(chip, plan->problem, a, s, stream);
     return cudaPeekAtLastError();
 }
 
@@ -300,21 +415,95 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
     if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
 }
 
-void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
+/* launch(blocks, first, count, warps), in steps, for rows that were left. A warp looks at several, where there are
+ * many. */
+template <typename F>
+static void launch_left(const cuda_chip *chip, const attn_plan *plan, int64_t rows, double seconds_each, F launch)
+{
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* warps */
+    in_steps(
+        chip, rows, seconds_each,
+        [&](int64_t first, int64_t count) {
+            const int64_t warps = attn_max64(attn_tiles(count, 32), attn_min64(count, busy));
+            launch(blocks_for(warps), first, count, (int64_t)blocks_for(warps) * WARPS);
+        },
+        most_steps_of_rows_left(plan, chip));
+}
+
+void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream)
+{
+    cuda_args a = cuda_args_of(chip, plan);
+    uint8_t *const marks = a.rows_later;
+    const bool wide = attn_max64(a.g.dims.D, a.g.dims.Dv) > CHANNELS * 32;
+    a.rows_later = a.keys_later = nullptr;
+    if (!marks) return;
+    launch_left(chip, plan, query_rows(a.g.dims), row_seconds(chip, a.g, FORWARD_PAIR),
+                [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
+                    const auto kernel = wide ? forward_rows_left<WIDE_CHANNELS> : forward_rows_left<CHANNELS>;
+                    kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, marks);
+                });
+}
+
+void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
+                           cudaStream_t stream)
+{
+    const uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
+    const int64_t query = query_rows(a.g.dims), key = key_rows(a.g.dims);
+    a.rows_later = a.keys_later = nullptr;
+    if (!rows) return;
+    launch_left(chip, plan, query, row_seconds(chip, a.g, FORWARD_PAIR),
+                [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
+                    lse_in_parts_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s);
+                });
+    if (a.g.view[ATTN_T_dq].data)
+        launch_left(chip, plan, query, row_seconds(chip, a.g, BACKWARD_PAIR),
+                    [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
+                        dq_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, rows);
+                    });
+    if (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data)
+        launch_left(chip, plan, key, key_seconds(chip, a.g, BACKWARD_PAIR),
+                    [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
+                        dkdv_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, keys);
+                    });
+}
+
+namespace {
+
+/* Elements and their terms, so many of both at a time that a launch is a step: one element's terms follow each other.
+ */
+void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
+{
+    const int64_t *n = p->dbias.shape;
+    dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
+    const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
+    for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) { /* no terms: zeros */
+        x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
+        in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),
+                 [&](int64_t first, int64_t count) {
+                     x.first = first;
+                     dbias_elements<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, s, x);
+                 });
+    }
+}
+
+} // namespace
+
+void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
+                      cudaStream_t stream)
 {
     const attn_geometry &g = a.g;
     const attn_dims &d = g.dims;
-    if (g.view[ATTN_T_dbias].data) {
-        const int64_t *n = p->dbias.shape;
-        const int64_t elements = n[0] * n[1] * n[2] * n[3];
-        if (elements > 0) dbias_elements<<<blocks_for(elements), 32 * WARPS, 0, stream>>>(a, s, n[0], n[1], n[2]);
-    }
+    if (g.view[ATTN_T_dbias].data) launch_dbias(chip, p, a, s, stream);
     if (g.view[ATTN_T_dalibi_slopes].data && d.H > 0) {
         const int64_t batches = p->dalibi_slopes.rank == 2 ? d.B : 1;
-        if (batches > 0)
-            dslope_heads<<<(unsigned)(batches * d.H), 32 * WARPS, 0, stream>>>(a, s, batches, p->out.rank > 0);
+        in_steps(chip, query_rows(d), row_seconds(chip, g, BACKWARD_PAIR), [&](int64_t first, int64_t count) {
+            far_rows<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s, p->out.rank > 0);
+        });
+        if (batches > 0 && takes_step(chip, 0))
+            dslope_heads<<<(unsigned)(batches * d.H), 32, 0, stream>>>(a, s, batches);
     }
-    if (g.view[ATTN_T_dsinks].data && d.H > 0) dsink_heads<<<(unsigned)d.H, 32 * WARPS, 0, stream>>>(a, s);
+    if (g.view[ATTN_T_dsinks].data && d.H > 0 && takes_step(chip, 0))
+        dsink_heads<<<(unsigned)d.H, 32 * WARPS, 0, stream>>>(a, s);
 }
 
 extern const cuda_kernel simple_forward = {

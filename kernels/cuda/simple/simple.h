@@ -2,12 +2,88 @@
 #ifndef ATTN_CUDA_SIMPLE_H
 #define ATTN_CUDA_SIMPLE_H
 
+#include <string.h>
+
 #include "rows.cuh"
 
 /* s.delta, and s.lse from the problem's lse where `given`. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
+/* Forward: the rows that the problem's kernel has left to later launches. Nothing, where it leaves none (rows_later).
+ * `plan`: the forward's. */
+void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
+
+/* Backward: those of dq, dk and dv, before simple_gradients(). */
+void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
+                           cudaStream_t stream);
+
 /* dbias, dalibi_slopes and dsinks, those that the problem wants. Needs s.lse and s.delta. */
-void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream);
+void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
+                      cudaStream_t stream);
+
+/* ---- How long it takes ------------------------------------------------------------------------------------------- */
+
+/* Seconds of a pair on an H100 with 132 multiprocessors that are all busy: a constant, and one for each 32 channels.
+ * Measured by tests/gpu/rates.c, rounded up. A backward's is that of dq, of dk and dv, or of dalibi_slopes. */
+struct pair_cost {
+    double each, each_32_channels;
+};
+const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
+                DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
+const double WIDE_COST = 2; /* more than CHANNELS channels a lane do not stay in registers */
+
+/* Terms that a warp adds one after the other in a step: some 4 us each, where there are few warps. */
+const int64_t MOST_IN_A_ROW = 4096;
+
+static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
+{
+    const double channels = (double)attn_tiles(attn_max64(g.dims.D, g.dims.Dv), 32);
+    return (cost.each + cost.each_32_channels * channels) * (channels > CHANNELS ? WIDE_COST : 1) * 132 /
+           chip->multiprocessors;
+}
+
+/* Of a query row, and of a key row of dk and dv; packed, as if all sequences were as long as each other: their lengths
+ * are in device memory. */
+static inline int64_t keys_of_row(const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    const int64_t keys = attn_keys_are_packed(&d) ? attn_tiles(d.Sk, attn_max64(d.B, 1)) : d.Sk,
+                  window = attn_min64(g.left, ATTN_UNBOUNDED) + attn_min64(g.right, ATTN_UNBOUNDED) + 1;
+    return attn_max64(attn_min64(keys, window), 1);
+}
+static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
+{
+    return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
+}
+
+/* Seconds of the tensor cores' kernels for a problem, from above: at what they do on an H100
+ * (kernels/MEASUREMENTS.md), or less, and with options at a sixth of that. */
+static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
+    const double flops = (double)(2 * (g.dims.D + g.dims.Dv)) * (plan->problem->op == ATTN_OP_BACKWARD ? 2.5 : 1),
+                 rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
+                        : hopper                           ? 3e14
+                                                           : 1e14;
+    return (double)query_rows(g.dims) * (double)keys_of_row(g) * flops / rate * (has_options(plan) ? 6 : 1) * 132 /
+           chip->multiprocessors;
+}
+
+/* Rows that tiles cannot compute are left to launches of their own where that costs no more than half a percent: nearly
+ * always there are no such rows, and a launch that finds none takes some 5 us. How many launches that may be. */
+static inline double most_steps_of_rows_left(const attn_plan *plan, const cuda_chip *chip)
+{
+    const double loops = plan->problem->op == ATTN_OP_BACKWARD ? 3 : 1;
+    return tile_seconds(chip, plan) * 0.005 / 5e-6 / loops;
+}
+
+static inline double key_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
+{
+    const attn_dims &d = g.dims;
+    const int64_t rows = d.packed ? attn_tiles(d.Sq, attn_max64(d.B, 1)) : d.Sq,
+                  window = attn_min64(g.left, ATTN_UNBOUNDED) + attn_min64(g.right, ATTN_UNBOUNDED) + 1;
+    return (double)(attn_max64(attn_min64(rows, window), 1) * g.group) * pair_seconds(chip, g, cost);
+}
 
 #endif

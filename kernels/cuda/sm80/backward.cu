@@ -30,7 +30,9 @@
 #include "backward_wide.cuh"
 #include "recompute.h"
 
-extern const cuda_kernel generic_forward; /* forward.cu */
+/* forward.cu */
+extern const cuda_kernel generic_forward;
+cudaError_t forward_parts(cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
@@ -161,11 +163,10 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
 
         /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
          * (lane % 4) + e % 2. */
-        float c = scale_log2;
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
-            apply_options(S, sm.options[warp], a, x, limit, Sq, i0, j0 + warp * 16, 1, lane);
-            c = 1;
+            apply_options(S, sm.options[warp], a, w.s, x, limit, Sq, i0, j0 + warp * 16, 1, sm.values[stage].lse2, 0,
+                          lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
             /* P = exp(S - lse), dS = P (dP - delta) */
@@ -175,7 +176,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                          delta = *(const float2 *)&sm.values[stage].delta[nt * 8 + lane % 4 * 2];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float p = exp2_fast(fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
+                const float p = exp2_fast(SCORE_MODS ? S[nt][e]
+                                                     : fmaf(S[nt][e], scale_log2, -(e % 2 ? lse2.y : lse2.x)));
                 float drop = 1, cap = 1;
                 if (SCORE_MODS) {
                     const auto &st = sm.options[warp];
@@ -267,7 +269,7 @@ template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t K[BM * D]; /* tiles of BM keys */
     alignas(1024) uint16_t V[BM * D];
     struct {
-        float z[16][BM + 4], cap[16][BM + 4];
+        float z[16][BM + 4], cap[16][BM + 4], lse2[16];
         uint32_t kept[16][BM / 8];
     } options[SCORE_MODS ? BM / 16 : 1];
 };
@@ -301,6 +303,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
         const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
         lse2[half] = lse_in_base_2(lse);
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
+        if (SCORE_MODS && lane % 4 == 0) sm.options[warp].lse2[half * 8 + lane / 4] = lse2[half];
     }
     for (int j = first; j < last; j++) {
         __syncthreads(); /* nobody reads the last tile any more */
@@ -327,28 +330,27 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
                 mma<T>(dP[nt + 1], ao, bx[2], bx[3]);
             }
         }
-        float c = x.scale * LOG2E;
+        const float c = x.scale * LOG2E;
         if (SCORE_MODS) {
             auto &st = sm.options[warp];
             change_scores<false>(S, st.z, lane, [&](int r, int column, float &z) {
                 const int i = i0 + warp * 16 + r, key = j * BN + column;
                 float derivative = 1;
-                z = score_log2(a, x, limit, i < x.s.Sq, i, key, z, &derivative);
+                z = exponent_of(a, s, x, i, score_log2(a, x, limit, i < x.s.Sq, i, key, z, &derivative), st.lse2[r]);
                 st.cap[r][column] = derivative;
             });
             if (a.drop_below)
 #pragma unroll 1
                 for (int m = lane; m < 16 * NT; m += 32)
-                    st.kept[m / NT][m % NT] = kept_of(a, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT,
+                    st.kept[m / NT][m % NT] = kept_of(a, dropout_head(a, x.b, x.h), i0 + warp * 16 + m / NT,
                                                       j * NT + m % NT);
             __syncwarp();
-            c = 1;
         } else hide_keys(S, limit, i0 + warp * 16 + lane / 4, j * BN + lane % 4 * 2);
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float p = exp2_fast(fmaf(S[nt][e], c, -lse2[e / 2]));
+                const float p = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -lse2[e / 2]));
                 float drop = 1, cap = 1;
                 if (SCORE_MODS) {
                     const int r = e / 2 * 8 + lane / 4;
@@ -408,7 +410,7 @@ parts parts_of(const attn_plan *plan, bool adds)
     const attn_dims &d = plan->geometry.dims;
     const dim3 grid = tile_grid(plan->geometry, BM);
     parts w;
-    w.rows = align_up((size_t)query_rows(d) * 3 * sizeof(float));
+    w.rows = align_up(saved_floats(plan) * sizeof(float));
     w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
     w.sums = adds && p->dq.rank ? align_up((size_t)grid.x * grid.y * grid.z * BM * backward_class(d) * sizeof(float))
                                 : 0;
@@ -552,12 +554,17 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 {
     backward_run run = {};
     cudaError_t code = begin_backward(chip, stream, plan, adds_dq(plan), memory, &run);
-    if (code == cudaSuccess) code = prepare_backward(stream, plan, run);
-    if (code == cudaSuccess)
-        code = plan->problem->q.dtype == ATTN_BF16
-                   ? launch_for<__nv_bfloat16>(chip, run.args, run.scratch, has_options(plan), stream)
-                   : launch_for<__half>(chip, run.args, run.scratch, has_options(plan), stream);
-    return code == cudaSuccess ? end_backward(stream, plan, run) : code;
+    if (code == cudaSuccess && (run.tiles_now = takes_step(chip, tile_seconds(chip, plan)))) {
+        const bool by_tiles = parts_by_tiles(plan);
+        if (by_tiles) run.args.part_lse = run.scratch.s.lse, run.args.part_rest = run.scratch.s.rest;
+        code = prepare_backward(stream, plan, run);
+        if (code == cudaSuccess && by_tiles) code = forward_parts(run.args, plan, stream);
+        if (code == cudaSuccess)
+            code = plan->problem->q.dtype == ATTN_BF16
+                       ? launch_for<__nv_bfloat16>(chip, run.args, run.scratch, has_options(plan), stream)
+                       : launch_for<__half>(chip, run.args, run.scratch, has_options(plan), stream);
+    }
+    return code == cudaSuccess ? end_backward(chip, stream, plan, run) : code;
 }
 
 } // namespace
@@ -583,17 +590,17 @@ cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const att
     scratch &k = run->scratch;
     char *const at = (char *)memory, *const out = at + w.rows + w.values + w.sums;
     cudaError_t code = cudaSuccess;
-    a = cuda_args_of(plan);
-    k.s.lse = (float *)at;
-    k.s.delta = k.s.lse + query_rows(a.g.dims);
-    k.s.rest = k.s.delta + query_rows(a.g.dims);
+    a = cuda_args_of(chip, plan);
+    lay_out_saved(&k.s, a.g.dims, at);
     k.values = (row_values *)(at + w.rows);
     k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
     if (!plan->problem->out.rank) {
         recomputed_forward forward;
         if (!plan_recomputed(&forward, generic_forward, chip, plan, out, out + w.out))
             return cudaErrorInvalidConfiguration;
-        code = generic_forward.launch(chip, stream, &forward.plan, nullptr);
+        if (takes_step(chip, tile_seconds(chip, &forward.plan)))
+            code = generic_forward.launch(chip, stream, &forward.plan, nullptr);
+        simple_rows_left(chip, &forward.plan, stream);
         a.g.view[ATTN_T_out] = forward.plan.geometry.view[ATTN_T_out];
         a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
     }
@@ -609,12 +616,13 @@ cudaError_t prepare_backward(cudaStream_t stream, const attn_plan *plan, const b
     return cudaPeekAtLastError();
 }
 
-cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run)
+cudaError_t end_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const backward_run &run)
 {
     const dim3 grid = tile_grid(run.args.g, BM);
-    if (run.scratch.sums && !is_empty(grid))
+    if (run.tiles_now && run.scratch.sums && !is_empty(grid))
         steps_for(run.args.g.dims).finish[plan->problem->q.dtype == ATTN_F16](run.args, run.scratch, grid, stream);
-    simple_gradients(plan->problem, run.args, run.scratch.s, stream);
+    simple_gradients_left(chip, plan, run.args, run.scratch.s, stream);
+    simple_gradients(chip, plan->problem, run.args, run.scratch.s, stream);
     return cudaPeekAtLastError();
 }
 

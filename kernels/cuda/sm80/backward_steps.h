@@ -11,7 +11,7 @@
 #define ATTN_SM80_BACKWARD_STEPS_H
 
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/simple/rows.cuh"
+#include "kernels/cuda/simple/simple.h"
 
 enum { QUERY_TILE = 64 }; /* queries whose values and sums lie together */
 
@@ -58,10 +58,11 @@ size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
+    bool tiles_now; /* all between begin and the end of `finish` is one step: is it to be made now? */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);
 cudaError_t prepare_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run);
-cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run);
+cudaError_t end_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const backward_run &run);
 
 #endif

@@ -85,20 +85,20 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
 /* The sum over a block's threads, which all of them get. */
-DEVICE float block_sum(float x, float (&parts)[COMBINE_WARPS])
+template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
-    x = warp_sum(x);
+    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
     __syncthreads(); /* nobody reads the last sum's parts any more */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
-    float sum = 0;
-    for (int w = 0; w < COMBINE_WARPS; w++) sum += parts[w];
+    real sum = 0;
+    for (int w = 0; w < COMBINE_WARPS; w++) sum += (real)parts[w];
     return sum;
 }
 
 /* forward_row() of rows.cuh by a block, of which a thread has one channel. It is written out here, for a kernel that
  * calls a function has a stack, and then begins later. */
-DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, float (&parts)[COMBINE_WARPS])
+DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
     const attn_geometry &g = a.g;
@@ -121,12 +121,16 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float z = score(a, x, i, j, block_sum(of_q * of_k, parts), &derivative),
-                        m_new = z > m || z != z ? z : m;
+            const float qk = block_sum(of_q * of_k, parts); /* the same in all threads */
+            const float z = fabsf(qk) <= FLT_MAX
+                                ? score(a, x, i, j, qk, &derivative)
+                                : score_in_double_inline(a, x, i, j, block_sum((double)of_q * (double)of_k, parts)).x;
+            const float m_new = z > m || z != z ? z : m;
             const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
             l = l * rescale + p;
-            const float kept = !a.drop_below || kept_of(a, x.b * g.dims.H + x.h, i, j / 8) >> (j % 8) & 1 ? a.drop_scale
-                                                                                                          : 0;
+            const float kept = !a.drop_below || kept_of(a, dropout_head(a, x.b, x.h), i, j / 8) >> (j % 8) & 1
+                                   ? a.drop_scale
+                                   : 0;
             o = o * rescale + p * kept * unit * of_v;
             m = m_new;
         }
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const int C = D / 32;
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
-    __shared__ float parts_sum[COMBINE_WARPS];
+    __shared__ double parts_sum[COMBINE_WARPS];
     __shared__ head_args of_head; /* of a row that is computed after all: here it costs no registers */
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
@@ -219,7 +223,9 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         const float factor = sum == 0 ? 0 : x.v_scale / sum;
         const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
-        bool finite = sum - sum == 0 && (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST);
+        bool finite = sum - sum == 0 && (p.options              ? is_sound_score<true>(top)
+                                         : top != -CUDART_INF_F ? is_sound_score<false>(top)
+                                                                : !sees_keys(g, x.s, i));
         for (int d = threadIdx.x; d < g.dims.Dv && out.data; d += COMBINE_THREADS) {
             float value = 0;
 #pragma unroll
@@ -228,8 +234,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
             store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + d, value * factor);
         }
         if (threadIdx.x == 0 && lse.data)
-            ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = sum == 0 ? -CUDART_INF_F
-                                                                                   : top * LN2 + logf(sum);
+            ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y); /* and part is free for the next row */
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
@@ -476,8 +481,9 @@ static bool reads_no_more(const attn_geometry &g)
 
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {
-    const cuda_args a = cuda_args_of(plan);
+    const cuda_args a = cuda_args_of(chip, plan);
     launch_plan y = launch_plan_of(a.g, decode_has_float8_form(plan));
+    y.p.options = has_options(plan);
     if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
     const int64_t rows = a.g.dims.Sq * a.g.group;
     if (a.g.prefix_keys && !a.g.dims.packed && rows <= NARROW && y.p.splits > 1 && !has_options(plan) &&

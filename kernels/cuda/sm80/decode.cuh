@@ -112,7 +112,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
     for (int64_t j = attn_max64(keys.lo, first); j < attn_min64(keys.hi, last); j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
         load_key(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
-        const float z = score(a, x, i, j, dot(q, k), &derivative);
+        const float z = score_of_rows(a, x, i, j, q, k, &derivative);
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), e = expf(z - m_new),
                     kept = e * dropout(a, x, i, j);
@@ -121,7 +121,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
         for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
         m = m_new;
     }
-    bool finite = l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST);
+    bool finite = l - l == 0 && is_sound_score<false>(m);
     for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
     if (__all_sync(0xffffffff, finite)) return;
     for (int c = 0; c < CHANNELS; c++)
@@ -424,7 +424,7 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
         }
         *(float4 *)&p.O[(saved + r) * D + d] = o;
         if (d == 0) p.ml[saved + r] = make_float2(top, sum);
-        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && is_finite(o);
+        finite &= is_sound_score<false>(top) && sum - sum == 0 && is_finite(o);
     }
     return finite;
 }
@@ -697,7 +697,7 @@ again:
                 drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), a.drop_scale, lane,
                      [&](int row, int eighth) {
                          const int r = m0 + row;
-                         return kept_of(a, x.b * g.dims.H + sm.h[r], sm.i[r], column / 8 + eighth);
+                         return kept_of(a, dropout_head(a, x.b, sm.h[r]), sm.i[r], column / 8 + eighth);
                      });
         }
 
@@ -739,9 +739,7 @@ again:
         if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
         const attn_view &lse = g.view[ATTN_T_lse];
         if (single && lse.data)
-            ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = ml.y == 0
-                                                                                          ? -CUDART_INF_F
-                                                                                          : ml.x * LN2 + logf(ml.y);
+            ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = lse_of_sum(ml.x, ml.y);
     }
     __syncthreads();
 
@@ -753,7 +751,8 @@ again:
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
         const float sum = sm.sum[r], top = sm.top[r];
-        const bool ok = (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && is_finite(o);
+        const bool ok = is_sound_score<X::SCORE_MODS>(top) && sum - sum == 0 && is_finite(o) &&
+                        (X::SCORE_MODS || !single || top != -CUDART_INF_F || !sees_keys(g, x.s, sm.i[r]));
         finite &= ok;
         if (X::STACKED && !ok) not_finite_of |= 1u << r / place.rows;
         if (!single) {
@@ -777,7 +776,7 @@ again:
         __syncthreads();
         for (int r = warp; r < rows; r += WARPS) {
             const head_args y = head_args_of(a, x.b, sm.h[r]);
-            if (single) forward_row(a, y, sm.i[r], out, nullptr, true);
+            if (single) forward_row(a, y, sm.i[r], out, nullptr, X::SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
             else repair_row(a, y, sm.i[r], keys.first, keys.last, p.O + (saved + r) * D, p.ml + saved + r);
         }
     } else if (__syncthreads_or(!finite)) {

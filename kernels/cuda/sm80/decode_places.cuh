@@ -14,11 +14,12 @@ struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
     int walkers;                  /* blocks of a batch row and key/value head */
     int unit, extra;
-    bool early;  /* where splits are follows from the arguments alone, not from what the kernel before writes */
-    bool few;    /* at most FEW_ROWS rows, in the form for them, whose grid is (Hk, walkers, B) */
-    bool ahead;  /* few: the kernel before writes nothing that is read here but the workspace */
-    bool float8; /* keys and values, in the form of float8.cuh */
-    int stack;   /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
+    bool early;   /* where splits are follows from the arguments alone, not from what the kernel before writes */
+    bool few;     /* at most FEW_ROWS rows, in the form for them, whose grid is (Hk, walkers, B) */
+    bool ahead;   /* few: the kernel before writes nothing that is read here but the workspace */
+    bool float8;  /* keys and values, in the form of float8.cuh */
+    bool options; /* scores are by in_base_2() */
+    int stack;    /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
     int64_t
         head_rows; /* packed: of the workspace per key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
     float *O;      /* workspace: rows of D; NULL: no sequence has more than one split */

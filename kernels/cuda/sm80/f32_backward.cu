@@ -42,7 +42,9 @@
 #include "f32_dq.cuh"
 #include "recompute.h"
 
-extern const cuda_kernel f32_forward; /* f32_forward.cu */
+/* f32_forward.cu */
+extern const cuda_kernel f32_forward;
+cudaError_t f32_forward_parts(cuda_args a, const split_planes &k, const split_planes &v, cudaStream_t stream);
 
 namespace {
 
@@ -251,16 +253,15 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         float rows_of_S[1][NT][4], (&S)[NT][4] = rows_of_S[0];
         opaque(k_at);
         opaque(q_at);
-        multiply_rows<D, 1, BM, BN>(rows_of_S, k_at, q_at);
+        multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
         /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
          * (lane % 4) + e % 2. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
-            apply_options(S, sm.options[warp], a, x, limit, Sq, i0, j0 + warp * 16, unit, lane);
-            c = 1;
+            apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
         /* P = exp(S - lse), times 2^P_BITS */
@@ -269,7 +270,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         for (int nt = 0; nt < NT; nt++) {
             const float2 lse2 = *(const float2 *)&sm.lse2[nt * 8 + lane % 4 * 2];
 #pragma unroll
-            for (int e = 0; e < 4; e++) S[nt][e] = exp2_fast(fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
+            for (int e = 0; e < 4; e++)
+                S[nt][e] = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 
@@ -396,7 +398,7 @@ parts parts_of(const attn_plan *plan, size_t forward)
     const dim3 grid = tile_grid(g, BM);
     split_planes planes[4];
     parts w;
-    w.rows = split_align((size_t)query_rows(d) * 3 * sizeof(float));
+    w.rows = split_align(saved_floats(plan) * sizeof(float));
     w.sums = p->deterministic || !p->dq.rank
                  ? 0
                  : split_align((size_t)grid.x * grid.y * grid.z * BM * split_class(d) * sizeof(float));
@@ -483,17 +485,32 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
+/* All that is made by tiles, after the forward. */
+cudaError_t launch_tiles(const cuda_args &a, const attn_plan *plan, const backward_planes &planes, const saved &s,
+                         float *sums, size_t sums_bytes, cudaStream_t stream)
+{
+    const split_planes list[] = { planes.q, planes.k, planes.v, planes.dout };
+    simple_delta(a, s, true, stream);
+    cudaError_t code = split_tensors(a, list, split_ids, 4, stream);
+    if (code == cudaSuccess && a.part_lse) code = f32_forward_parts(a, planes.k, planes.v, stream);
+    if (code == cudaSuccess && sums) code = cudaMemsetAsync(sums, 0, sums_bytes, stream);
+    if (code != cudaSuccess) return code;
+    switch (split_class(a.g.dims)) {
+    case 64: return launch_width<64>(a, planes, s, sums, has_options(plan), stream);
+    case 128: return launch_width<128>(a, planes, s, sums, has_options(plan), stream);
+    default: return launch_width<256>(a, planes, s, sums, has_options(plan), stream);
+    }
+}
+
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const parts w = parts_of(plan, 0);
-    cuda_args a = cuda_args_of(plan);
+    cuda_args a = cuda_args_of(chip, plan);
     char *at = (char *)memory;
     split_planes planes[4];
     saved s;
     cudaError_t code = cudaSuccess;
-    s.lse = (float *)at;
-    s.delta = s.lse + query_rows(a.g.dims);
-    s.rest = s.delta + query_rows(a.g.dims);
+    lay_out_saved(&s, a.g.dims, at);
     at += w.rows;
     float *const sums = w.sums ? (float *)at : nullptr;
     at += w.sums;
@@ -502,22 +519,20 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     if (!plan->problem->out.rank) { /* the forward first */
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
-        code = f32_forward.launch(chip, stream, &forward.plan, at + w.out + w.lse);
+        if (takes_step(chip, tile_seconds(chip, &forward.plan)))
+            code = f32_forward.launch(chip, stream, &forward.plan, at + w.out + w.lse);
+        simple_rows_left(chip, &forward.plan, stream);
         a.g.view[ATTN_T_out] = forward.plan.geometry.view[ATTN_T_out];
         a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
     }
     s.out = a.g.view[ATTN_T_out];
-    simple_delta(a, s, true, stream);
-    if (code == cudaSuccess) code = split_tensors(a, planes, split_ids, 4, stream);
-    if (code == cudaSuccess && sums) code = cudaMemsetAsync(sums, 0, w.sums, stream);
-    if (code != cudaSuccess) return code;
+    if (parts_by_tiles(plan)) a.part_lse = s.lse, a.part_rest = s.rest;
     const backward_planes all = { planes[0], planes[1], planes[2], planes[3] };
-    switch (split_class(a.g.dims)) {
-    case 64: code = launch_width<64>(a, all, s, sums, has_options(plan), stream); break;
-    case 128: code = launch_width<128>(a, all, s, sums, has_options(plan), stream); break;
-    default: code = launch_width<256>(a, all, s, sums, has_options(plan), stream); break;
-    }
-    simple_gradients(plan->problem, a, s, stream);
+    if (code == cudaSuccess && takes_step(chip, tile_seconds(chip, plan)))
+        code = launch_tiles(a, plan, all, s, sums, w.sums, stream);
+    if (code != cudaSuccess) return code;
+    simple_gradients_left(chip, plan, a, s, stream);
+    simple_gradients(chip, plan->problem, a, s, stream);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 

@@ -120,7 +120,7 @@ template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     struct {
-        float z[16][BN + 4], cap[16][BN + 4];
+        float z[16][BN + 4], cap[16][BN + 4], lse2[16];
         uint32_t kept[16][BN / 8];
     } options[SCORE_MODS ? DQ_BM / 16 : 1];
 };
@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
         lse2[half] = lse_in_base_2(lse) - P_BITS;
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
+        if (SCORE_MODS && lane % 4 == 0) sm.options[warp].lse2[half * 8 + lane / 4] = lse2[half];
         top_delta = fmaxf(top_delta, fabsf(delta[half]));
     }
     top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
@@ -180,22 +181,23 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         opaque(v_at);
         multiply_rows<D, 1, BN, BM>(rows_of_dP, o_at, v_at);
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        float c = fmaxf(x.scale * LOG2E * unit, 1.2e-38f);
+        const float c = fmaxf(x.scale * LOG2E * unit, 1.2e-38f);
         if (SCORE_MODS) {
             auto &st = sm.options[warp];
             change_scores<false>(S, st.z, lane, [&](int r, int column, float &z) {
                 const int i = i0 + warp * 16 + r, key = j * BN + column;
                 float derivative = 1;
-                z = score_log2(a, x, limit, i < x.s.Sq, i, key, z * unit, &derivative);
+                z = exponent_of(a, s, x, i, score_log2(a, x, limit, i < x.s.Sq, i, key, z * unit, &derivative),
+                                st.lse2[r]);
+                if (st.lse2[r] != st.lse2[r]) z += P_BITS;
                 st.cap[r][column] = derivative;
             });
             if (a.drop_below)
 #pragma unroll 1
                 for (int m = lane; m < 16 * NT; m += 32)
-                    st.kept[m / NT][m % NT] = kept_of(a, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT,
+                    st.kept[m / NT][m % NT] = kept_of(a, dropout_head(a, x.b, x.h), i0 + warp * 16 + m / NT,
                                                       j * NT + m % NT);
             __syncwarp();
-            c = 1;
         } else hide_keys(S, limit, i0 + warp * 16 + lane / 4, j * BN + lane % 4 * 2);
         const float v_unit = power_of_two(-v_stats.exponent);
         const int exponent = exponent_for(o_stats.norm * o_unit * (v_stats.norm * v_unit) * drop_scale + top_delta);
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float p = exp2_fast(fmaf(S[nt][e], c, -lse2[e / 2]));
+                const float p = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -lse2[e / 2]));
                 float factor = dp_unit, cap = 1;
                 if (SCORE_MODS) {
                     const int r = e / 2 * 8 + lane / 4;

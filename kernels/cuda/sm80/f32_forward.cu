@@ -46,10 +46,12 @@ template <int D, bool SCORE_MODS> struct shared {
 /* A softmax_row's l is in units of P_UNIT. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* To a multiple of 1/16 (of more above 2^18). Maxima are rounded, so that adding P's 15 bits to one is exact. */
+/* To a multiple of 1/16 (of more above 2^18). Maxima are rounded, so that adding P's 15 bits to one is exact. Huge ones
+ * stay as they are: see in_base_2(). */
 DEVICE float rounded(float m)
 {
-    return __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
+    const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
+    return fabsf(m) >= HUGE_SCORE ? m : y;
 }
 
 struct forward_planes {
@@ -82,8 +84,9 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
 }
 
 /* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. c: of a score in S, in base 2. rescale:
- * what O is to be multiplied with. */
-template <int NT>
+ * what O is to be multiplied with. Scores by in_base_2() may be huge, which swallows what is added to them: there the
+ * unit is multiplied afterwards. */
+template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
@@ -91,8 +94,14 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
         softmax_row &row = rows[half];
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c)); /* row.m is in base 2 already */
         const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
-        const float factor = exp2_fast(row.m - base), offset = P_BITS - (float)shift - base;
-        const float sum = exponents_of_row(S, half, c, offset);
+        const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
+        float sum = exponents_of_row(S, half, c, offset);
+        if (SCORE_MODS) {
+            const float unit = power_of_two((int)P_BITS - shift);
+            sum *= unit;
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) S[nt][half * 2] *= unit, S[nt][half * 2 + 1] *= unit;
+        }
         row.l = fmaf(sum, power_of_two(shift), row.l * factor);
         row.m = m;
         rescale[half] = factor;
@@ -110,7 +119,8 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
 }
 
 /* O = O / l, with l whole then. Is all of it finite? */
-template <int DT> DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
+template <bool SCORE_MODS, int DT>
+DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
     bool is_finite = true;
 #pragma unroll
@@ -118,7 +128,7 @@ template <int DT> DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], 
         softmax_row &row = rows[half];
         row.l = whole_sum(row.l) * P_UNIT;
         const float factor = row.l == 0 ? 0 : drop_scale / row.l * o_unit;
-        is_finite &= row.l - row.l == 0 && (row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST);
+        is_finite &= row.l - row.l == 0 && is_sound_score<SCORE_MODS>(row.m);
 #pragma unroll
         for (int dt = 0; dt < DT; dt++)
 #pragma unroll
@@ -174,6 +184,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
 
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
     if (!place.exists) return;
+    if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, place.x, place.i0)) return;
     const int q0 = place.i0;
     const limits limit = limits_of(g, place.x.s);
     const int64_t rows_end = attn_min64(q0 + BM, place.x.s.Sq);
@@ -247,11 +258,11 @@ again:
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
-                softmax_step(S[mt], rows[mt], rescale[mt], c, shift);
+                softmax_step<SCORE_MODS>(S[mt], rows[mt], rescale[mt], c, shift);
                 rescale[mt][0] *= o_rescale;
                 rescale[mt][1] *= o_rescale;
             }
-            drop_some<Shape>(S, sm.way, a, place.x.b * g.dims.H + place.x.h, q0, j);
+            drop_some<Shape>(S, sm.way, a, dropout_head(a, place.x.b, place.x.h), q0, j);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) split_fragments<BN>(ph[mt], pl[mt], S[mt]);
         }
@@ -300,11 +311,17 @@ again:
     const float o_unit = power_of_two(-o_exponent) * P_UNIT;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
-        is_finite &= divide(O[mt], rows[mt], SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit);
+        is_finite &= divide<SCORE_MODS>(O[mt], rows[mt], SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit);
     if (!clean && !wide && __syncthreads_or(!is_finite)) {
         clean = true;
         if (first < last) load(sm.K, planes.k, last - 1);
         goto again;
+    }
+    if (SCORE_MODS && a.part_lse) {
+        if (wide) /* all rows one by one: as if none were sound */
+            for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
+        store_parts<Shape>(a, x, q0, rows);
+        return;
     }
     /* By way of Q's place, where rows of D floats just fit: a warp reads back only the rows that it wrote. Eight floats
      * of row r lie at place c ^ (r % 8) of their row. */
@@ -322,7 +339,11 @@ again:
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {
         __syncthreads();
-        for (int r = warp; r < BM && q0 + r < x.s.Sq; r += Shape::WARPS) forward_row(a, x, q0 + r, out, nullptr, !wide);
+        for (int r = warp; r < BM && q0 + r < x.s.Sq; r += Shape::WARPS)
+            forward_row(a, x, q0 + r, out, nullptr,
+                        wide         ? EVERY_ROW
+                        : SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE
+                                     : UNSOUND_ROWS);
     }
 }
 
@@ -372,9 +393,9 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return tile_grid_fits(d) && bytes <= (size_t)chip->shared_bytes;
 }
 
-cudaError_t launch(const cuda_chip *, cudaStream_t stream, const attn_plan *plan, void *memory)
+cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
-    const cuda_args a = cuda_args_of(plan);
+    const cuda_args a = cuda_args_of(chip, plan);
     split_planes planes[2];
     lay_out(a.g.dims, memory, planes);
     const cudaError_t code = split_tensors(a, planes, split_ids, 2, stream);
@@ -388,6 +409,18 @@ cudaError_t launch(const cuda_chip *, cudaStream_t stream, const attn_plan *plan
 }
 
 } // namespace
+
+/* As forward_parts() of forward.cu. */
+cudaError_t f32_forward_parts(cuda_args a, const split_planes &k, const split_planes &v, cudaStream_t stream)
+{
+    const forward_planes all = { k, v };
+    a.rows_later = nullptr;
+    switch (split_class(a.g.dims)) {
+    case 64: return launch_width<64>(a, all, true, stream);
+    case 128: return launch_width<128>(a, all, true, stream);
+    default: return launch_width<256>(a, all, true, stream);
+    }
+}
 
 extern const cuda_kernel f32_forward = {
     { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F32), TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },

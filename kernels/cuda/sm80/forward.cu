@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* Q and the last keys are asked for as soon as their places are known. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
+    if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
     const int q0 = place.i0;
     const limits limit = place.limit;
     const loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, place.h, place.q_start, place.Sq, g.dims.D);
@@ -165,7 +166,7 @@ again:
         const float c = SCORE_MODS ? 1 : scale_log2;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) softmax_step(S[mt], O[mt], rows[mt], c);
-        drop_some<Shape>(S, sm.way, a, x.b * g.dims.H + x.h, q0, j);
+        drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
@@ -193,7 +194,11 @@ again:
             row.l = whole_sum(row.l);
             const float factor = row.l == 0 ? 0 : v_scale / row.l;
             zero = fmaf(row.l, 0, zero);
-            finite &= row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST;
+            finite &= is_sound_score<SCORE_MODS>(row.m);
+            if (!SCORE_MODS && row.m == -CUDART_INF_F) {
+                const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
+                finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk); /* it sees no key */
+            }
 #pragma unroll
             for (int dt = 0; dt < DT; dt++)
 #pragma unroll
@@ -209,6 +214,10 @@ again:
     if (__syncthreads_or(zero != 0 || !finite) && !clean) {
         clean = true;
         goto again;
+    }
+    if (SCORE_MODS && a.part_lse) {
+        store_parts<Shape>(a, head_args_of(a, place.b, place.h), place.i0, rows);
+        return;
     }
     const bool pieces = in_pieces<T>(out, place.b, place.h, place.q_start, g.dims.Dv);
     for_own_rows<Shape>([&](int mt, int half, int r) {
@@ -227,7 +236,7 @@ again:
         x = head_args_of(a, place.b, place.h);
         __syncthreads();
         for (int r = warp; r < BM && place.i0 + r < place.Sq; r += Shape::WARPS)
-            forward_row(a, x, place.i0 + r, out, nullptr, true);
+            forward_row(a, x, place.i0 + r, out, nullptr, SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
     }
 }
 
@@ -255,6 +264,12 @@ template <typename T> cudaError_t launch_for(const cuda_args &a, const attn_plan
                       : launch_width<T, 256>(a, plan, stream);
 }
 
+cudaError_t launch_dtype(const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
+{
+    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, plan, stream)
+                                               : launch_for<__half>(a, plan, stream);
+}
+
 bool plan(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -271,15 +286,21 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
 
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *)
 {
-    cuda_args a = cuda_args_of(plan);
+    cuda_args a = cuda_args_of(chip, plan);
     a.decode_rows = chip->decode_rows;
-    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, plan, stream)
-                                               : launch_for<__half>(a, plan, stream);
+    return launch_dtype(a, plan, stream);
 }
 
 const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
 
 } // namespace
+
+/* Of a backward with options: a.part_lse and part_rest of the rows with huge scores, in tiles that have such rows. */
+cudaError_t forward_parts(cuda_args a, const attn_plan *plan, cudaStream_t stream)
+{
+    a.rows_later = nullptr;
+    return launch_dtype(a, plan, stream);
+}
 
 extern const cuda_kernel generic_forward = {
     { "generic", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },

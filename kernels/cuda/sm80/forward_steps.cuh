@@ -95,7 +95,37 @@ DEVICE float whole_sum(float l)
 DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, bool exists, const softmax_row &of)
 {
     if (exists && threadIdx.x % 4 == 0 && lse.data)
-        ((float *)lse.data)[attn_at(&lse, b, h, row)] = of.l == 0 ? -CUDART_INF_F : of.m * LN2 + logf(of.l);
+        ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
+}
+
+/* By the block, at its beginning and end: has any of the ROWS rows from i0 on a huge lse? And what becomes of them, see
+ * is_parted_by_tiles(); rows that tensor cores cannot compute are NaN then, and found one by one. */
+template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
+{
+    const int64_t i = i0 + threadIdx.x;
+    return __syncthreads_or(threadIdx.x < ROWS && i < x.s.Sq && is_parted_by_tiles(a, a.part_lse[lse_at(a, x, i)]));
+}
+template <class X>
+DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, const softmax_row (&rows)[X::MT][2])
+{
+    static_assert(X::BM <= X::THREADS, "a row a thread");
+    const int warp = threadIdx.x / 32;
+    for_own_rows<X>([&](int mt, int half, int r) {
+        const softmax_row &row = rows[mt][half];
+        const int64_t at = lse_at(a, x, i0 + r);
+        if (threadIdx.x % 4 || i0 + r >= x.s.Sq || !is_parted_by_tiles(a, a.part_lse[at])) return;
+        const bool sound = row.l - row.l == 0 && fabsf(row.m) >= HUGE_SCORE;
+        if (sound) a.part_lse[at] = row.m;
+        a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
+    });
+    __syncwarp(); /* a warp looks at its own rows */
+    for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
+        const int64_t at = lse_at(a, x, i0 + r);
+        if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;
+        const float2 parts = lse_in_parts(a, x, i0 + r, a.part_lse[at], true);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) a.part_lse[at] = parts.x, a.part_rest[at] = parts.y;
+    }
 }
 
 /* A block per tile of queries of each head. */

@@ -16,6 +16,7 @@
 #ifndef ATTN_SM80_SCORES_CUH
 #define ATTN_SM80_SCORES_CUH
 
+#include "kernels/cuda/simple/rows.cuh"
 #include "tile.cuh"
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
@@ -233,20 +234,23 @@ template <int BM> struct staged_queries {
 };
 
 /* All options, in base 2, for keys from j0 on and queries from i0 on, of which Sq exist; and which pairs dropout keeps.
- * `unit`: of a score in S. */
+ * `unit`: of a score in S, which becomes the exponent of P. lse2: of the queries, less `bits`. */
 template <int BM, int NT>
-DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const head_args &x,
-                          const limits &limit, int Sq, int i0, int j0, float unit, int lane)
+DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
+                          const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,
+                          const float *lse2, float bits, int lane)
 {
     change_scores<true>(S, st.z, lane, [&](int r, int query, float &z) {
         float derivative = 1;
         z = score_log2(a, x, limit, i0 + query < Sq, i0 + query, j0 + r, z * unit, &derivative);
+        z = exponent_of(a, s, x, i0 + query, z, lse2[query]);
+        if (lse2[query] != lse2[query]) z += bits;
         st.cap[r][query] = derivative;
     });
     if (a.drop_below)
 #pragma unroll 1
         for (int m = lane; m < 2 * BM; m += 32)
-            st.kept[m / 2][m % 2] = (uint8_t)kept_of(a, (int64_t)x.b * a.g.dims.H + x.h, i0 + m / 2, j0 / 8 + m % 2);
+            st.kept[m / 2][m % 2] = (uint8_t)kept_of(a, dropout_head(a, x.b, x.h), i0 + m / 2, j0 / 8 + m % 2);
     __syncwarp();
 }
 

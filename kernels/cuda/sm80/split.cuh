@@ -176,7 +176,8 @@ DEVICE void opaque(uint32_t &x)
 
 /* S = A B^T over D channels, 16 MT rows of A and N rows of B, both planes of pairs (A_ROWS and N rows). The small
  * products have a sum of their own, for here a sum is as long as D. */
-template <int D, int MT, int N, int A_ROWS> DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
+template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
+DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
     float rest[MT][N / 8][4] = {};
 #pragma unroll
@@ -200,7 +201,9 @@ template <int D, int MT, int N, int A_ROWS> DEVICE void multiply_rows(float (&S)
 #pragma unroll
             for (int mt = 0; mt < MT; mt++)
 #pragma unroll
-                for (int n = 0; n < 2; n++) mma<__half>(rest[mt][nt + n], ah[mt], bl[n * 2], bl[n * 2 + 1]);
+                for (int n = 0; n < 2; n++)
+                    if (TURNED) mma<__half>(rest[mt][nt + n], al[mt], bh[n * 2], bh[n * 2 + 1]);
+                    else mma<__half>(rest[mt][nt + n], ah[mt], bl[n * 2], bl[n * 2 + 1]);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++)
 #pragma unroll
@@ -208,7 +211,9 @@ template <int D, int MT, int N, int A_ROWS> DEVICE void multiply_rows(float (&S)
 #pragma unroll
             for (int mt = 0; mt < MT; mt++)
 #pragma unroll
-                for (int n = 0; n < 2; n++) mma<__half>(rest[mt][nt + n], al[mt], bh[n * 2], bh[n * 2 + 1]);
+                for (int n = 0; n < 2; n++)
+                    if (TURNED) mma<__half>(rest[mt][nt + n], ah[mt], bl[n * 2], bl[n * 2 + 1]);
+                    else mma<__half>(rest[mt][nt + n], al[mt], bh[n * 2], bh[n * 2 + 1]);
         }
     }
 #pragma unroll

@@ -676,8 +676,8 @@ bool wants_zeros(const attn_plan *plan)
 
 /* This kernel's part of the workspace, behind that of backward_steps.h. */
 struct layout {
-    int64_t counter, account, nonfinite, extremes, bytes; /* where they begin */
-    int64_t cleared;                                      /* bytes from account on, to the end of nonfinite */
+    int64_t account, nonfinite, extremes, bytes; /* where they begin */
+    int64_t cleared;                             /* bytes from account on, to the end of nonfinite */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -687,8 +687,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     const extent e = extent_of(d);
     const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
-    x.counter = align((int64_t)backward_bytes(chip, plan, true));
-    x.account = x.counter + 128;
+    x.account = align((int64_t)backward_bytes(chip, plan, true));
     x.nonfinite = x.account + words_of(plan) * (int64_t)sizeof(uint32_t);
     x.cleared = e.B * d.Hk * per_head_of(d) * 8 * (int64_t)sizeof(uint16_t) + x.nonfinite - x.account;
     x.extremes = align(x.account + x.cleared);
@@ -736,12 +735,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
     const cudaError_t cleared = cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream);
     if (cleared != cudaSuccess) return cleared;
-    p.counter = counter_of(job.stream);
-    if (!p.counter) {
-        p.counter = (int *)(job.memory + job.place.counter);
-        const cudaError_t code = cudaMemsetAsync(p.counter, 0, 2 * sizeof *p.counter, job.stream);
-        if (code != cudaSuccess) return code;
-    }
+    p.counter = job.chip->counter;
     return cudaSuccess;
 }
 
@@ -814,13 +808,14 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;
-    code = cudaErrorInvalidValue;
+    job.run.tiles_now = takes_step(chip, tile_seconds(chip, plan));
     const uint64_t options = plan->features & OPTIONS;
     const form takes = !options ? PLAIN : options == ATTN_OPTION_BIT(SOFTCAP) ? CAPPED : WITH_OPTIONS;
     for (const shape_row &x : shapes)
-        if (x.D == backward_class(d) && x.takes == takes) code = x.launch[plan->problem->q.dtype == ATTN_F16](job);
+        if (job.run.tiles_now && x.D == backward_class(d) && x.takes == takes)
+            code = x.launch[plan->problem->q.dtype == ATTN_F16](job);
     job.run.scratch.sums = nullptr; /* there is nothing left for finish */
-    return code == cudaSuccess ? end_backward(stream, plan, job.run) : code;
+    return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |

@@ -559,12 +559,13 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     const attn_dims &d = plan->geometry.dims;
     backward_job job = { chip, stream, {}, kept_part_of(plan), (uint8_t *)memory + backward_bytes(chip, plan, false) };
     cudaError_t code = begin_backward(chip, stream, plan, false, memory, &job.run);
-    if (code == cudaSuccess) code = prepare_backward(stream, plan, job.run);
+    job.run.tiles_now = code == cudaSuccess && takes_step(chip, tile_seconds(chip, plan));
+    if (job.run.tiles_now) code = prepare_backward(stream, plan, job.run);
     if (code != cudaSuccess) return code;
     const shape_row *x = shapes;
     while (d.D > x->D || d.Dv > x->Dv) x++;
-    code = x->launch[plan->problem->q.dtype == ATTN_F16](job);
-    return code == cudaSuccess ? end_backward(stream, plan, job.run) : code;
+    if (job.run.tiles_now) code = x->launch[plan->problem->q.dtype == ATTN_F16](job);
+    return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |

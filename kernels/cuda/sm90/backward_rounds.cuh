@@ -46,7 +46,7 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 /* What the kernels know beside cuda_args. */
 struct plan {
     tile_order order; /* of tiles of keys; packed, some have no rows */
-    int *counter;     /* of tiles that were claimed, see counter_of() */
+    int *counter;     /* of tiles that were claimed, see cuda_chip */
     backward_scratch scratch;
     float scale, c;      /* c = log2(e) * scale, > 0 */
     uint16_t *nonfinite; /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */

@@ -27,10 +27,11 @@ static inline results results_of(const attn_geometry &g)
     return x;
 }
 
-/* Base 2; -inf without. */
+/* Base 2; -inf without. A huge one too: not by in_base_2(), for scores here are not. */
 DEVICE float sink_log2(const results &to, int h)
 {
-    return to.sinks ? sink_in_base_2(to.sinks[h * to.sink_stride]) : -CUDART_INF_F;
+    const float sink = to.sinks ? to.sinks[h * to.sink_stride] : -CUDART_INF_F, y = sink * LOG2E;
+    return sink == -CUDART_INF_F || y != -CUDART_INF_F ? y : -FLT_MAX;
 }
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */

@@ -600,7 +600,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
         for (int r = 0; r < 16; r++) {
             const int i = w.i0 + warp * 16 + r;
             const bool huge = note.rows >> (r % 8 * 4 + r / 8) & 1;
-            if (i < p.Sq && (huge || look)) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, !huge);
+            if (i < p.Sq && (huge || look))
+                forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, huge ? EVERY_ROW : UNSOUND_ROWS);
         }
     }
 }
@@ -850,7 +851,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     const shape_row *const x = (const shape_row *)plan->form;
     f8_job job;
     job.chip = chip, job.stream = stream, job.memory = (char *)memory;
-    job.given = cuda_args_of(plan);
+    job.given = cuda_args_of(chip, plan);
     job.place = layout_of(job.given.g.dims, x->wide);
     return x->launch(job);
 }

@@ -579,6 +579,14 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
+    /* Does row i, which has no largest score, see a key all the same? Then its products have left float32. */
+    DEVICE bool has_lost_keys(const work_tile &x, int i) const
+    {
+        if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
+        const key_band band = band_of(p, x);
+        return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
+    }
+
     /* lse = m scale + ln l. It needs no O. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
@@ -589,7 +597,8 @@ template <typename T, class X> struct attention {
 #pragma unroll
         for (int half = 0; half < 2; half++)
             y.finite &= state.l[half] - state.l[half] == 0 &&
-                        (ends.top[half] == -CUDART_INF_F || fabsf(ends.top[half]) < SCORE_MOST);
+                        (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(x, t.i0 + half * 8)
+                                                         : fabsf(ends.top[half]) < SCORE_MOST);
         store_lse(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, lane());
         return y;
     }
@@ -722,7 +731,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
         const work_tile w = work_tile_of<X::BM, X::BN>(p, t);
         const head_args x = head_args_of(a, w.b, w.h);
         const int i0 = w.i0 + warp * 16;
-        for (int i = i0; i < i0 + 16 && i < w.Sq; i++) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, true);
+        for (int i = i0; i < i0 + 16 && i < w.Sq; i++)
+            forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, UNSOUND_ROWS);
     }
 }
 
@@ -773,8 +783,8 @@ template <typename T, class X> cudaError_t launch(const forward_job &job, int le
         return cudaErrorInvalidValue;
     plan p;
     cudaError_t code = allow_shared<forward_tiles<T, X>>(sizeof(shared<X>));
-    if (code == cudaSuccess) code = make_plan(job, X::BM, X::BN, p);
     if (code != cudaSuccess) return code;
+    make_plan(job, X::BM, X::BN, p);
     p.least_Sk = least_Sk, p.most_Sk = most_Sk;
     if (X::SCORE_MODS && p.mask.bounds) {
         const int warps = (int)(d.B * (d.H / g.mask_group)) * p.mask.key_tiles;
@@ -865,7 +875,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     const bool narrow = p->q.dtype == ATTN_F8E4M3;
     forward_job job;
     job.chip = chip, job.stream = stream, job.memory = (char *)memory;
-    job.given = cuda_args_of(plan);
+    job.given = cuda_args_of(chip, plan);
     job.given.decode_rows = chip->decode_rows;
     job.read = job.given;
     job.place = layout_of(p, job.given.g.dims);

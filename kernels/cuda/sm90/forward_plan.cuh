@@ -36,7 +36,7 @@ struct plan {
     int32_t *before;       /* of each tile: the one that its block had before it, or -1 */
     int least_Sk, most_Sk; /* packed, or seqlens_k: only sequences of such lengths, see launch_shapes */
     int decode_rows;       /* packed: only sequences of more rows than this, see cuda_chip */
-    int *counter;          /* see counter_of */
+    int *counter;          /* see cuda_chip */
 };
 
 /* ---- Tiles of work ----------------------------------------------------------------------------------------------- */
@@ -110,11 +110,10 @@ int64_t per_head_of(const attn_dims &d, int BM)
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
 }
 
-const int HEADER = 128;                /* bytes before the tiles': a counter */
 const int MOST_WARPS = 16;             /* of a tile of work, of all shapes */
 const int TILE_BYTES = 4 + MOST_WARPS; /* of scratch per tile of work: the tile before it, and a flag per warp */
 
-/* Scratch: the counter; of all tiles of work the one before (plan::before), then the flags of their warps; for
+/* Scratch: of all tiles of work the one before (plan::before), then the flags of their warps; for
  * FlashMask the extremes of each tile of keys; of float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* where they begin */
@@ -127,7 +126,7 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     const int64_t wide[3] = { e.rows_q * d.H * pitch_of(d.D), e.rows_k * d.Hk * pitch_of(d.D),
                               e.rows_k * d.Hk * pitch_of(d.Dv) };
     layout x;
-    x.extremes = HEADER + (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES + 127) / 128 * 128;
+    x.extremes = (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES + 127) / 128 * 128;
     x.bytes = x.extremes;
     if (p->mask_startend_rows.rank)
         x.bytes += (e.B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
@@ -172,7 +171,7 @@ struct forward_job {
 };
 
 /* All of the plan but what depends on the launch. */
-cudaError_t make_plan(const forward_job &job, int BM, int BN, plan &p)
+void make_plan(const forward_job &job, int BM, int BN, plan &p)
 {
     const attn_geometry &g = job.read.g;
     const attn_dims &d = g.dims;
@@ -192,12 +191,9 @@ cudaError_t make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.mask = flash_mask_of(g, BN, job.memory + job.place.extremes);
     p.to = results_of(g);
     p.decode_rows = job.read.decode_rows;
-    p.before = (int32_t *)(job.memory + HEADER);
+    p.before = (int32_t *)job.memory;
     p.nonfinite = (uint8_t *)(p.before + p.order.tiles);
-    p.counter = counter_of(job.stream);
-    if (p.counter) return cudaSuccess;
-    p.counter = (int *)job.memory;
-    return cudaMemsetAsync(job.memory, 0, HEADER, job.stream);
+    p.counter = job.chip->counter;
 }
 
 } // namespace

@@ -621,7 +621,7 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         repair = __syncthreads_or(!sound);
     }
     if (repair && threadIdx.x < 32)
-        forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, false);
+        forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
 /* Where every sequence ends in its blocks: the rows that they could not compute, by a warp each. */
@@ -636,7 +636,8 @@ __global__ void __launch_bounds__(128)
         all, [&](int n) { return (uint32_t)flags[n]; },
         [&](int n, uint32_t) {
             const int b = n / rows, r = n % rows, i = r / (int)g.group;
-            forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, r - i * g.group), i, g.view[ATTN_T_out], nullptr, false);
+            forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, r - i * g.group), i, g.view[ATTN_T_out], nullptr,
+                                       EVERY_ROW);
         });
 }
 
@@ -719,7 +720,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
 
 cudaError_t launch_latent(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, void *memory)
 {
-    const cuda_args a = cuda_args_of(of);
+    const cuda_args a = cuda_args_of(chip, of);
     const launch_plan y = launch_plan_of(chip, a.g);
     CUtensorMap map;
     if (!tma_map(&map, keys_of(a.g), BN)) return cudaErrorInvalidValue;

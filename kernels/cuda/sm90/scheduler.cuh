@@ -7,8 +7,6 @@
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH
 
-#include <atomic>
-
 #include "ptx.cuh"
 
 const int FAR = 1 << 29;           /* lengths are below it, windows at most */
@@ -160,32 +158,9 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* Counters of tiles, two words each (the next tile less gridDim.x; blocks that have ended), zero between kernels: a
- * stream keeps the one that it first got, so that no two kernels that run at once share one and none has to be
- * cleared beforehand. */
-enum { COUNTERS = 64, COUNTER_WORDS = 32 /* a cache line */ };
-__device__ int counters[COUNTERS * COUNTER_WORDS];
-
-/* NULL: all are taken. */
-inline int *counter_of(cudaStream_t stream)
-{
-    static std::atomic<cudaStream_t> owners[COUNTERS];
-    static thread_local int device_known = -1;
-    static thread_local int *base;
-    int device;
-    if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
-    if (device != device_known) {
-        if (cudaGetSymbolAddress((void **)&base, counters) != cudaSuccess) return nullptr;
-        device_known = device;
-    }
-    if (!stream) return nullptr;
-    for (int n = 0; n < COUNTERS; n++) {
-        cudaStream_t owner = owners[n].load();
-        if (!owner && owners[n].compare_exchange_strong(owner, stream)) return base + n * COUNTER_WORDS;
-        if (owner == stream) return base + n * COUNTER_WORDS;
-    }
-    return nullptr;
-}
+/* A counter of tiles is two words (the next tile less gridDim.x; blocks that have ended), zero between kernels. Each
+ * stream has one (cuda_chip.counter), so that no two kernels that run at once share it and none has to be cleared
+ * beforehand. */
 
 /* A block has ended: the last leaves the counter as the stream's next kernel wants it. */
 DEVICE void leave_counter(int *counter)

@@ -2178,6 +2178,248 @@ static void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
+/* ---- Scores beyond float32, rows of masks, one order of sums ------------------------------------------------------ */
+
+/* clang-format off: a row is a line */
+
+/* q.k leaves float32, on its way or at its end, and scale q.k does not. */
+static const struct spec far_products[] = {
+    SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
+    SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
+         .scale = 1.2e-38),
+    SPEC(.name = "products of 1e39, bfloat16, D 128", SIZES(140, 200, 128), BF16, .q_amp = 1e19, .causal = true,
+         .has_scale = true, .scale = 1.2e-38),
+    SPEC(.name = "products of 1e39, bfloat16, D 256", SIZES(40, 70, 256), BF16, .q_amp = 1e19, .has_scale = true,
+         .scale = 1.2e-38),
+    SPEC(.name = "some products beyond 3.4e38", SIZES(70, 90, 64), .q_amp = 4e18, .has_scale = true, .scale = 2e-38),
+    SPEC(.name = "some products beyond 3.4e38, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 4e18, .has_scale = true,
+         .scale = 2e-38),
+    SPEC(.name = "products of 1e39, softcap", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38,
+         .softcap = 10),
+    SPEC(.name = "products of 1e39, softcap, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
+         .scale = -1.2e-38, .softcap = 10),
+    SPEC(.name = "products of 1e39, ALiBi, packed", BF16, .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38,
+         .alibi = 1, .sequences = 2, .q_lengths = { 30, 50 }, .k_lengths = { 40, 70 }),
+    SPEC(.name = "products of 1e39, decoding", SIZES(1, 1500, 128), BF16, .q_amp = 1e19, .has_scale = true,
+         .scale = 1.2e-38),
+    SPEC(.name = "products of 1e39, decoding, grouped", SIZES(2, 300, 64), BF16, HEADS(4, 2), .q_amp = 1e19,
+         .has_scale = true, .scale = 1.2e-38),
+    SPEC(.name = "products of 1e39, head size 1", SIZES(1, 2, 1), HEADS(1, 1), .q_amp = 2e19, .has_scale = true,
+         .scale = 1.2e-38),
+    SPEC(.name = "products of 1e39, the default scale", SIZES(70, 90, 64), .q_amp = 1e19),
+    SPEC(.name = "products of 1e39, the default scale, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19),
+};
+
+/* clang-format on */
+
+static void test_products_beyond_float32_count_where_their_scores_are_ordinary(void **state)
+{
+    int failed = 0;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(far_products); i++)
+        for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+            struct spec s = far_products[i];
+            s.op = op;
+            if (!agrees(&s)) failed++;
+        }
+    assert_int_equal(failed, 0);
+}
+
+/* Latent attention's head sizes, which have kernels of their own. */
+static void test_products_beyond_float32_count_in_latent_attention(void **state)
+{
+    const struct spec s = SPEC(.name = "products of 1e39, latent", MLA, .latent = true, BF16, .Sq = 1, .Sk = 200,
+                               .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38);
+    (void)state;
+    assert_true(spec_agrees(&bench, &s));
+}
+
+/* All of a row's products are so negative that they leave float32: it sees its keys all the same, alike. */
+static void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(BF16, SIZES(40, 50, 64), HEADS(1, 1)),
+        SPEC(BF16, SIZES(1, 300, 128), HEADS(1, 1)),
+        SPEC(SIZES(40, 50, 64), HEADS(1, 1)),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture got, want;
+        char why[400];
+        fixture_make(&got, &cases[n]);
+        for (int64_t e = 0; e < tensor_elements(&got.p.q); e++) tensor_set(&got.p.q, e, 0x1p64);
+        for (int64_t e = 0; e < tensor_elements(&got.p.k); e++) tensor_set(&got.p.k, e, -0x1p64);
+        fixture_copy(&want, &got);
+        run_reference(&want.p);
+        fixture_run(&bench, &got);
+        if (!fixture_compare(&got, &want, NULL, why, sizeof why)) fail_msg("%zu: %s", n, why);
+        fixture_clear(&got), fixture_clear(&want);
+    }
+}
+
+/* The first half of a dot product leaves float32 and the second half brings it back to 0. */
+static void test_lse_alone_is_the_lse_beside_out(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_BF16 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(dtypes); n++) {
+        struct spec s = SPEC(.dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(70, 90, 64));
+        struct fixture both, alone;
+        fixture_make(&both, &s);
+        for (int64_t e = 0; e < tensor_elements(&both.p.q); e++) tensor_set(&both.p.q, e, 0x1p63);
+        for (int64_t e = 0; e < tensor_elements(&both.p.k); e++)
+            tensor_set(&both.p.k, e, e % 64 < 32 ? 0x1p63 : -0x1p63);
+        fixture_copy(&alone, &both);
+        alone.p.out.rank = 0;
+        fixture_run(&bench, &both);
+        fixture_run(&bench, &alone);
+        for (int64_t e = 0; e < tensor_elements(&both.p.lse); e++) {
+            const double x = tensor_get(&alone.p.lse, e), y = tensor_get(&both.p.lse, e);
+            if (!(fabs(x - log(90)) <= 2e-5) || x != y)
+                fail_msg("lse %lld is %.9g alone and %.9g beside out, and should be %.9g", (long long)e, x, y, log(90));
+        }
+        fixture_clear(&both), fixture_clear(&alone);
+    }
+}
+
+/* A mask as libraries make it: `hidden` for keys that are padding, and for every key of queries that are. */
+static void pad_left(struct fixture *f, double hidden)
+{
+    const int64_t Sq = f->spec.Sq, Sk = f->spec.Sk;
+    for (int64_t i = 0; i < Sq; i++)
+        for (int64_t j = 0; j < Sk; j++)
+            tensor_set(&f->p.bias, i * Sk + j, i < Sq / 3 || j < Sk / 3 || j > i + Sk - Sq ? hidden : 0);
+}
+
+static void test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    static const double hidden[] = { -3.4028234663852886e38, -1e30, -1e10, -1e9, 1e30 };
+    static const int64_t head_sizes[] = { 64, 128, 256 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(dtypes) * ARRAY_SIZE(hidden) * ARRAY_SIZE(head_sizes) * 3; n++) {
+        const size_t form = n % 3, size = n / 3 % ARRAY_SIZE(head_sizes);
+        const size_t number = n / 3 / ARRAY_SIZE(head_sizes) % ARRAY_SIZE(hidden);
+        const attn_dtype dtype = dtypes[n / 3 / ARRAY_SIZE(head_sizes) / ARRAY_SIZE(hidden)];
+        struct spec s = SPEC(.dtype = dtype, .out_dtype = dtype, SIZES(80, 90, head_sizes[size]), HEADS(2, 1),
+                             .bias = 5, .sinks = form == 2, .dropout_p = form == 1 ? 0.25 : 0, .seed = 7);
+        struct fixture got, want;
+        char why[400];
+        s.op = form == 0 ? ATTN_OP_FORWARD : ATTN_OP_BACKWARD;
+        s.dlse = s.give_forward = form == 2;
+        s.any_order = number % 2;
+        if (!is_ours() || (is_brief() && number > 1 && size > 0)) continue;
+        fixture_make(&got, &s);
+        pad_left(&got, hidden[number]);
+        got.p.dbias.rank = 0;
+        if (s.give_forward) {
+            attn_problem forward = got.p;
+            forward.op = ATTN_OP_FORWARD;
+            run_reference(&forward);
+        }
+        fixture_copy(&want, &got);
+        run_reference(&want.p);
+        fixture_run(&bench, &got);
+        if (!fixture_compare(&got, &want, NULL, why, sizeof why)) {
+            spec_print(stderr, &s);
+            fail_msg("hidden by %g: %s", hidden[number], why);
+        }
+        fixture_clear(&got), fixture_clear(&want);
+    }
+}
+
+/* Products of 1e4 and more that add up to a score of some units: the last channel of each key sees to that. */
+static void make_products_cancel(struct fixture *f)
+{
+    const int64_t D = f->spec.D;
+    for (int64_t i = 0; i < f->spec.Sq; i++) {
+        double sum = 0;
+        for (int64_t d = 0; d < D - 1; d++) sum += tensor_get(&f->p.q, i * D + d) * tensor_get(&f->p.k, i * D + d);
+        tensor_set(&f->p.q, i * D + D - 1, 256);
+        tensor_set(&f->p.k, i * D + D - 1, (5 * sqrt((double)D) - sum) / 256);
+    }
+}
+
+/* Is it computed row by row, with sums in an order that no other kernel has? */
+static bool is_by_rows(const attn_problem *p, attn_op op)
+{
+    attn_problem one_way = *p;
+    attn_plan plan;
+    attn_error err = { 0 };
+    one_way.op = op;
+    assert_int_equal(attn_plan_make(bench.device, &one_way, &plan, &err), ATTN_OK);
+    return strcmp(plan.kernel->name, "simple") == 0;
+}
+
+/* A query that sees one key, whose products cancel: however their sum is rounded, lse and the backward's score are the
+ * same sum, so that P is 1 and dv is dout. A float32 lse has an error of its own. */
+static void test_one_key_has_a_probability_of_one(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    static const int64_t head_sizes[] = { 4, 64, 80, 128, 192, 256 }, queries[] = { 1, 40 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(dtypes) * ARRAY_SIZE(head_sizes) * ARRAY_SIZE(queries) * 2; n++) {
+        const bool given = n % 2;
+        const attn_dtype dtype = dtypes[n / 2 % ARRAY_SIZE(dtypes)];
+        const int64_t D = head_sizes[n / 2 / ARRAY_SIZE(dtypes) % ARRAY_SIZE(head_sizes)],
+                      Sq = queries[n / 2 / ARRAY_SIZE(dtypes) / ARRAY_SIZE(head_sizes)];
+        const struct spec s = SPEC(BACK, .dtype = dtype, .out_dtype = dtype, SIZES(Sq, Sq, D), HEADS(1, 1),
+                                   WINDOW(0, 0), .q_amp = 30, .give_forward = given, .data_seed = 3 + n);
+        struct fixture f;
+        if (!is_ours()) continue;
+        fixture_make(&f, &s);
+        make_products_cancel(&f);
+        if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) { /* some GPUs: 8.x */
+            fixture_clear(&f);
+            continue;
+        }
+        if (given) {
+            f.p.op = ATTN_OP_FORWARD;
+            fixture_run(&bench, &f);
+            f.p.op = ATTN_OP_BACKWARD;
+        }
+        fixture_run(&bench, &f);
+        for (int64_t e = 0; e < tensor_elements(&f.p.dv); e++) {
+            const double p = tensor_get(&f.p.dv, e) / tensor_get(&f.p.dout, e);
+            if (!(fabs(p - 1) <= (dtype == ATTN_F32 ? 4e-6 : 0)))
+                fail_msg("%s, D %lld, %lld queries, %s: P is %.9g", attn_dtype_name(dtype), (long long)D, (long long)Sq,
+                         given ? "out and lse given" : "no out", p);
+        }
+        fixture_clear(&f);
+    }
+}
+
+/* What is queued in steps has the bits of what is queued at once. */
+static void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(.D = 300, .Dv = 280, .Sq = 50, .Sk = 100, BF16, .causal = true),
+        SPEC(SIZES(130, 120, 64), BF16, .q_amp = 3e5, .causal = true),
+        SPEC(SIZES(60, 100, 64), HEADS(4, 2), .q_amp = 3e5),
+        SPEC(BACK, SIZES(100, 130, 64), BF16, .q_amp = 3e5, .sinks = 1),
+        SPEC(BACK, SIZES(60, 100, 64), HEADS(4, 2), .q_amp = 3e5),
+        SPEC(BACK, SIZES(60, 70, 64), .bias = 1, .alibi = 2, .sinks = 1, .B = 2),
+        SPEC(BACK, .dtype = ATTN_BF16, SIZES(50, 70, 64), .bias = 2, .alibi = 1, .B = 2),
+        SPEC(BACK, SIZES(60, 90, 128), F16, .bias = 5, .bias_levels = 2, .dropout_p = 0.5, .seed = 3, .B = 2),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture at_once, steps, *list[2] = { &steps, &at_once };
+        if (!is_ours()) continue;
+        fixture_make(&at_once, &cases[n]);
+        fixture_copy(&steps, &at_once);
+        fixture_run(&bench, &at_once);
+        bench.in_steps = true;
+        fixture_run(&bench, &steps);
+        assert_outputs_equal(&steps, &at_once);
+        fixtures_must_run(&bench, list, 2); /* the steps of several problems */
+        bench.in_steps = false;
+        assert_outputs_equal(&steps, &at_once);
+        assert_true(agrees(&cases[n]));
+        fixture_clear(&at_once), fixture_clear(&steps);
+    }
+}
+
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
 /* More than one launch takes, of every length and alignment, one of them long enough for several blocks. */
@@ -2225,6 +2467,10 @@ int main(void)
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
         cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
+        cmocka_unit_test(test_products_beyond_float32_count_where_their_scores_are_ordinary),
+        cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),
+        cmocka_unit_test(test_one_key_has_a_probability_of_one),
+        cmocka_unit_test(test_work_in_steps_has_the_bits_of_work_at_once),
         cmocka_unit_test(test_grid_agrees_with_the_reference),
         cmocka_unit_test(test_work_that_sees_no_keys_between_other_work),
         cmocka_unit_test(test_float8_without_lse_agrees_with_the_reference),
@@ -2269,6 +2515,9 @@ int main(void)
         cmocka_unit_test(test_offsets_past_two_billion_elements),
         cmocka_unit_test(test_offsets_on_both_sides_of_2_31),
         cmocka_unit_test(test_outputs_that_nobody_wants_are_not_needed),
+        cmocka_unit_test(test_products_beyond_float32_count_in_latent_attention),
+        cmocka_unit_test(test_a_row_whose_products_all_leave_float32_sees_its_keys),
+        cmocka_unit_test(test_lse_alone_is_the_lse_beside_out),
     };
     struct CMUnitTest tests[ARRAY_SIZE(lists) + ARRAY_SIZE(properties)];
     size_t count = ARRAY_SIZE(lists);

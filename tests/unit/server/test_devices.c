@@ -557,6 +557,46 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
+/* Busy has two batches on streams. While another flow has one there, only one of Busy's goes on. */
+static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate busy_gate, other_gate;
+    char script[256];
+    struct flow *busy = flow_new("busy"), *other = flow_new("other");
+    struct batch *batches[3];
+    begin(&b);
+    gate_shut(&busy_gate);
+    gate_shut(&other_gate);
+    /* Of four launches each, Busy's first and Other's second do not end. */
+    snprintf(script, sizeof script, "hold=%s@1,hold=%s@3", busy_gate.path, other_gate.path);
+    open_devices(&b, 1, script);
+    struct device *device = devices_pick(b.server.devices, 0);
+    for (int i = 0; i < 3; i++) {
+        batches[i] = four_launches(&b);
+        batches[i]->flow = i == 1 ? other : busy;
+        const int64_t used = state_of(&b, 0).info.memory_used;
+        devices_submit(b.server.devices, batches[i], device);
+        WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
+    }
+    nanosleep(&(struct timespec){ 0, 50000000 }, NULL); /* enough for Busy's second batch to end, if it went on */
+    uv_run(&b.uv, UV_RUN_NOWAIT);
+    assert_int_equal(b.back_count, 0);
+    gate_open(&other_gate);
+    assert_ptr_equal(next_back(&b), batches[1]);
+    assert_ptr_equal(next_back(&b), batches[2]); /* nobody else is there any more */
+    gate_open(&busy_gate);
+    assert_ptr_equal(next_back(&b), batches[0]);
+    for (int i = 0; i < 3; i++) {
+        assert_ran(batches[i]);
+        forget(batches[i]);
+    }
+    close_bench(&b);
+    flow_release(busy);
+    flow_release(other);
+}
+
 static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void **state)
 {
     (void)state;
@@ -992,6 +1032,7 @@ int main(void)
         cmocka_unit_test(test_a_batch_that_nobody_waits_for_ends_between_two_launches),
         cmocka_unit_test(test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost),
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
+        cmocka_unit_test(test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow),
         cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
         cmocka_unit_test(test_what_takes_the_cpu_long_does_not_keep_others_waiting),
         cmocka_unit_test(test_equal_work_of_several_flows_makes_no_guests_and_short_work_does),
