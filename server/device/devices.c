@@ -1,19 +1,13 @@
-/* devices.c: batches through devices.
- *
- *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
- *                              slot 1: ...                    (as many as attn_device_info.streams)
- *
- * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
- *
- * Invariants
- * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two: on
- * the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more: guests, of flows that have
- * no other batch there.
- * 2. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS, so that batches that are short stay by
- * themselves. Where the others belong to one flow that suffices. Where they belong to several, one of them must also
- * have run for longer than the guest needs (DEVICE_GUEST_FACTOR).
- * 3. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the
- * rest is the loop's or the device's threads', as internal.h says. */
+/* devices.c: batches through devices.  loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out -->
+ * done? --> mailbox of the loop slot 1: ...                    (as many as attn_device_info.streams)  A GPU has one
+ * thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.  Invariants
+ * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two:
+ * on the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more: guests, of flows
+ * that have no other batch there. 2. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS, so that
+ * batches that are short stay by themselves. Where the others belong to one flow that suffices. Where they belong to
+ * several, one of them must also have run for longer than the guest needs (DEVICE_GUEST_FACTOR). 3. Of a device only
+ * what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the loop's
+ * or the device's threads', as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>

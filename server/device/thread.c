@@ -419,8 +419,8 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* The lock is held. May the batch go on a slot now (devices.c, invariants 1 and 2)? If not, *until_ns becomes less where
- * it may sooner. *flow_has: batches of its flow that are on slots. */
+/* The lock is held. May the batch go on a slot now (devices.c, invariants 1 and 2)? If not, *until_ns becomes less
+ * where it may sooner. *flow_has: batches of its flow that are on slots. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
