@@ -362,24 +362,6 @@ static bool is_full(const struct device *device)
     return device->outstanding >= most_batches(device) + DEVICE_GUESTS;
 }
 
-int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns)
-{
-    const double own_s = DEVICE_GUEST_FACTOR * (others->count + 1) * seconds, most_s = 1e9;
-    const int64_t own_ns = others->several_flows ? (int64_t)((own_s < most_s ? own_s : most_s) * 1e9) : 0;
-    const int64_t by_youngest_ns = others->youngest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    const int64_t by_oldest_ns = others->oldest_ns + own_ns - now_ns;
-    return by_youngest_ns > by_oldest_ns ? by_youngest_ns : by_oldest_ns;
-}
-
-void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns)
-{
-    if (others->count > 0 && others->flow != flow) others->several_flows = true;
-    if (others->count == 0 || since_ns > others->youngest_ns) others->youngest_ns = since_ns;
-    if (others->count == 0 || since_ns < others->oldest_ns) others->oldest_ns = since_ns;
-    others->flow = flow;
-    others->count++;
-}
-
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns)
 {
     struct guest_others others = { 0 };

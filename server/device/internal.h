@@ -121,19 +121,6 @@ struct devices {
  * Ends when device->stop is set and it has nothing to run. */
 void *device_main(void *argument);
 
-/* ---- devices.c: guests ------------------------------------------------------------------------------------------- */
-
-/* The batches beside which a guest would run. */
-struct guest_others {
-    int count;
-    const struct flow *flow; /* of one of them */
-    bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* since when the first and the last of them are there */
-};
-void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* How long a guest that is expected to take so many seconds has to wait; 0 or less: it may begin. There are others. */
-int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
-
 /* ---- memory.c: on a device's thread, or that which has taken an inline slot ------------------------------------- */
 
 /* Device memory for everything that a job's problems read and write. A region that has a mirror already keeps it. */
@@ -187,6 +174,17 @@ void inline_adopt(struct slot *slot, struct job *job);
 
 /* The operations of a job as kernels do them, in tiles: small heads are padded. */
 double batch_padded_flops(const struct job *job);
+/* The batches beside which a guest would run. */
+struct guest_others {
+    int count;
+    const struct flow *flow; /* of one of them */
+    bool several_flows;
+    int64_t oldest_ns, youngest_ns; /* since when the first and the last of them are there */
+};
+void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
+/* How long a guest that is expected to take so many seconds has to wait; 0 or less: it may begin. There are others. */
+int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
+
 /* "cpu avx512bf16": the device and the kernel that computed a result. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel);
 
