@@ -16,7 +16,11 @@
 #include "tiles.h"
 
 #ifdef __cplusplus
+#ifdef ATTN_SCORES_IN_DOUBLE /* a file that computes scores in double defines it first */
+typedef double attn_option_value;
+#else
 typedef float attn_option_value;
+#endif
 #define ATTN_OF_REALS template <typename attn_real>
 ATTN_HD float attn_tanh(float x)
 {

@@ -3,6 +3,8 @@
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
+#define ATTN_SCORES_IN_DOUBLE /* score.h; so this header comes first */
+
 #include <float.h>
 #include <math.h>
 

@@ -45,7 +45,7 @@ static struct piece *take_next(struct pieces *pieces)
         if (queue_flow_ns(pieces->queue, (*link)->flow, now_ns) < queue_flow_ns(pieces->queue, (*best)->flow, now_ns))
             best = link;
     struct piece *piece = *best;
-    queue_flow_served(pieces->queue, piece->flow, now_ns);
+    queue_flow_served(pieces->queue, piece->flow);
     *best = piece->next;
     if (*best == NULL) pieces->last = best;
     return piece;

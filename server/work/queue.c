@@ -200,9 +200,10 @@ void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns)
     if (behind_ns > 0) flow->ahead_ns += behind_ns;
 }
 
-void queue_flow_served(struct queue *queue, const struct flow *flow, int64_t now_ns)
+void queue_flow_served(struct queue *queue, const struct flow *flow)
 {
-    const int64_t served_ns = queue_flow_ns(queue, flow, now_ns);
+    const struct flow *const own = flow ? flow : &queue->nobody;
+    const int64_t served_ns = atomic_load_explicit(&own->used_ns, memory_order_relaxed) + own->ahead_ns;
     if (served_ns > queue->virtual_ns) queue->virtual_ns = served_ns;
 }
 
@@ -339,7 +340,7 @@ int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now
         return 0;
     }
     assert(count <= queue->max_batch);
-    queue_flow_served(queue, leader->flow, now_ns);
+    queue_flow_served(queue, leader->flow);
     for (int i = 0; i < count; i++) queue_remove(queue, jobs[i]);
     return count;
 }

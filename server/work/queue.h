@@ -76,7 +76,7 @@ int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_
 /* It has something that waits, and is not behind the flow that was served last. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
 /* What waited longest of it leaves. */
-void queue_flow_served(struct queue *queue, const struct flow *flow, int64_t now_ns);
+void queue_flow_served(struct queue *queue, const struct flow *flow);
 
 /* A batch that this flow leads (NULL: nobody's) has left for a device at this time, and is back. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
