@@ -1,8 +1,8 @@
 /* queue.c: the flow that has used least time is served first, and small jobs of one kind leave together.
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time that it was set ahead.
- * The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual time of the
- * flow that was served last, so that an idle flow saves up no time. Running batches count with the time since they
+ * The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual time of
+ * the flow that was served last, so that an idle flow saves up no time. Running batches count with the time since they
  * left. Without tokens all flows belong to one caller, and the more urgent job goes first.
  *
  * A batch is what waits, not what might come: when a device is free it takes what is there. Under load the jobs
