@@ -438,13 +438,13 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    if (d.B != part->batches) some.prefix_keys = NULL; /* a hint, of rows before these */
+    if (d.B != part->batches) some.prefix_keys = NULL; /* a hint that refers to rows outside of the part */
     return some;
 }
 
-/* May a kernel without options fold the scale into the exponent's factor? Not where that is 0, negative or
- * infinite: -inf times it would be NaN. Nor where it is so small that scale q.k may be ordinary though q.k is not a
- * float32: with the others such a score is so far from ordinary ones that its key does not count beside them. */
+/* May a kernel without options fold the scale into the exponent's factor? Not where the scale is 0, negative or
+ * infinite: -inf times it would be NaN. Nor where it is so small that scale q.k may be ordinary though q.k has left
+ * float32. With a larger scale such a score is so far from ordinary ones that its key does not count beside them. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);

@@ -461,16 +461,16 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
 bool attn_verifier_step(attn_verifier *verifier);
 attn_verification attn_verifier_close(attn_verifier *verifier);
 
-/* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows, drawn by a hash of the
- * sizes, are summed up in double, with at most so many multiply-adds. INVALID where the probabilities of one of them
- * sum to more than 1, or where one conversion (base 2, another scale, a mask left out) makes those of all sum to 1: the
- * message names it. Sums below 1 are no fault: k may be a part of the keys, with the lse of all. For a checked backward
- * with lse; everything in host memory. */
+/* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in double, with at
+ * most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the probabilities of a row sum to
+ * more than 1. INVALID too where one conversion (base 2, another scale, a mask left out) makes the sum of every row 1;
+ * the message names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse of all keys. For
+ * a checked backward with lse, all of whose tensors are in host memory. */
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
-/* The same in three steps, where q and k are in a device's memory: attn_lse_choose() draws rows, for which lse and
- * lengths are in host memory; attn_lse_start(), further down, sums them up; attn_lse_judge() looks at what it found. */
+/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() draws rows; it reads lse and
+ * lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() judges the sums. */
 typedef struct attn_lse_row {
     int64_t b, h, i; /* sequence, query head, query inside the sequence */
     double lse;      /* as given */
@@ -478,7 +478,7 @@ typedef struct attn_lse_row {
 typedef struct attn_lse_look {
     int count; /* of rows */
     attn_lse_row row[ATTN_LSE_ROWS];
-    double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS]; /* lse of each variant of the scores; mean size of products */
+    double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS]; /* lse of each variant of the scores, then mean size of products */
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
 attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, attn_error *err);
@@ -578,24 +578,24 @@ attn_status attn_plan_make(const attn_device *device, const attn_problem *proble
 
 /* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
 
-/* Expected, not promised: a third to three times as much is usual, by the rates of one machine of each kind.
+/* An estimate by the rates of one machine of each kind. The real time is usually a third to three times as long.
  *   flops    attn_flops()
- *   seconds  of the whole device, with nothing else on it
- *   worst    the same, if the scores of every row leave what float32 holds
- *   because  what most of the seconds are for, where that is not products of q, k and v: "dalibi_slopes"; else "" */
+ *   seconds  time on a device that has nothing else to do
+ *   worst    the same, if the scores of every row leave float32
+ *   because  the name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, seconds, worst;
     const char *because;
 } attn_cost;
 
-/* Of a checked, planned problem, whose index tensors must be in host memory; `info` is of the device. No row leaves
- * float32, and FlashMask hides nothing. Takes some 150 ns. */
+/* The cost of a checked, planned problem on the device of `info`. Index tensors must be in host memory. The estimate
+ * assumes that no row leaves float32 and that FlashMask hides nothing. The call takes some 150 ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* The same, but it looks: at FlashMask's bounds, and at tensors of `readable` (bits of their attn_tensor_id, those that
- * lie in memory that this thread may read) for rows that leave float32. Of these it finds a share by looking at a few
- * rows that `draw` picks, a random number. Takes as long as reading q, k and v, at some 10 GB/s, and some
- * milliseconds. */
+/* attn_cost_of(), but with a look at FlashMask's bounds and at the values of tensors. It estimates the share of rows
+ * that leave float32 from a few rows, which the random number `draw` picks. `readable` names the tensors that this
+ * thread may read (bits of attn_tensor_id). The call reads q, k and v at some 10 GB/s, and takes a few milliseconds
+ * more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Scratch memory (device memory) that attn_run() needs for these plans together. */
@@ -632,16 +632,16 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
  * call. On an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
-/* The second step of three: see attn_lse_look. Queues it, once q and k are there. The problem has the device's
- * addresses; look->found is to be copied from `found`, which is as many bytes of the device's memory. UNSUPPORTED where
- * the device is unified. */
+/* The second of the three steps at attn_lse_look: queues the sums on the stream, behind the copies of q and k. The
+ * problem has the device's addresses. `found` is device memory of the size of look->found; the caller copies it there
+ * afterwards. UNSUPPORTED where the device is unified. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
-/* attn_run() a piece at a time, where work is queued: what is on the stream of a GPU cannot be called back. *step is
- * 0 at first. Each call queues some 50 ms of work and says in *step where the next one goes on: ATTN_NO_MORE_STEPS,
- * when all is queued. The calls in between have the same plans and workspace, which is there, and nothing else runs
- * in it. Whoever waits for the stream before the next call gives up work for seconds within a tenth of one. */
+/* attn_run() a piece at a time, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each
+ * call queues some 50 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued.
+ * All calls have the same plans and the same workspace, which must not be NULL and which nothing else uses meanwhile. A
+ * caller that waits for the stream between two calls can give up work of seconds within 0.1 s. */
 enum { ATTN_NO_MORE_STEPS = -1 };
 attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                           attn_error *err);
@@ -651,12 +651,12 @@ attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count
  * at any time, with attn_cancel(); it must exist until the stream heeds another (NULL: none). */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
-/* From now on what runs on this stream is for `owner`, a pointer that is compared and never followed. Streams of a
- * device on this machine's own threads share these equally between owners that compute at the same time, whatever the
- * number of streams of each. NULL is an owner like others. Call it from the stream's thread, between two runs. */
+/* From now on this stream runs for `owner`, a pointer that is compared and never followed. On a device that computes
+ * with this machine's threads, owners that compute at the same time share the threads equally, however many streams
+ * each has. NULL is an owner like others. Call it from the stream's thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
-/* Nanoseconds of all threads that computed on this stream since attn_stream_serve(). 0 on a device that computes by
- * itself: attn_stream_elapsed_us() has its time. From the stream's thread. */
+/* Nanoseconds that all threads together computed on this stream since attn_stream_serve(). 0 on a device that is not
+ * unified: attn_stream_elapsed_us() has its time. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 

@@ -24,7 +24,7 @@ struct attn_stream {
     attn_device *device;
     const int *cancel; /* of attn_stream_heed(); stream_open() leaves it NULL */
     const void *owner; /* of attn_stream_serve(); stream_open() leaves it NULL */
-    int64_t spent_ns;  /* since then; a backend that computes on this machine's threads adds to it */
+    int64_t spent_ns;  /* since attn_stream_serve(); a backend that computes on this machine's threads adds to it */
 };
 
 /* Shall run() give up? To be asked between pieces of work of a few milliseconds. `cancel` may be NULL. */
@@ -89,12 +89,12 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
 attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 
-/* Are there rates of a kernel in cost.c? Without them it counts as the slowest. For tests. */
+/* Does cost.c have rates of this kernel? A kernel without rates counts as the slowest. For tests. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
-/* Some rows of the batch and some key/value heads, with their query heads, of a problem: a problem by itself, in the
- * same memory. What is summed over batch or heads (dsinks, and gradients of what is broadcast) is summed over those
- * alone; dropout counts them from 0. */
+/* A part of a problem is a problem in the same memory: some rows of the batch and some key/value heads, with their
+ * query heads. Gradients that are sums over batch or heads (dsinks, gradients of broadcast tensors) are sums over the
+ * part alone. Dropout counts the part's rows and heads from 0. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* heads: of keys and values */
 } attn_part;

@@ -678,16 +678,17 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Read in the other layout, are heads fewer than rows, as they nearly always are? Axis 1 has the heads of bhsd, axis 2
- * those of bshd. A single query is fewer than the heads, whatever they are. */
+/* Would heads be fewer than rows in the other layout? In real problems they nearly always are. Axis 1 has the heads in
+ * bhsd, axis 2 in bshd. A single query is fewer than the heads in any layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;
     return t->shape[heads] < t->shape[3 - heads];
 }
 
-/* Shapes were refused. Where all of them would do in the other layout, and that is the likelier one, the message ends
- * with it. The length of alibi_slopes says nothing about axes. bshd is the default: who is read as bhsd has said so. */
+/* Shapes were refused. Where all of them are valid in the other layout, and that is the likelier one, the message ends
+ * with a hint. The length of alibi_slopes says nothing about axes. A request in bhsd has named its layout, because bshd
+ * is the default. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;

@@ -1,4 +1,4 @@
-/* cost.c: what a problem is expected to take: attn_cost_of(), by a table of measured rates.
+/* cost.c: attn_cost_of(), the time that a problem is expected to take, from a table of measured rates.
  *
  *   rates    a row for each kernel, operation and kind of numbers: what a triple (query, key, head) costs
  *   extras   what a tensor or an option adds to a triple, by family of kernels
@@ -6,8 +6,8 @@
  *
  * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), so that
  * they hold for any number of them. Another machine of the same kind is up to three times as fast or slow.
- * `build/cost-bench` prints estimates beside what it measures: a new kernel, or one that has become faster, is measured
- * with it, and its row changed.
+ * `build/cost-bench` prints estimates beside measured times. Measure a new or faster kernel with it, and change its
+ * row.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
@@ -30,7 +30,7 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, GENERIC, SIMPLE };
 #define CUDA_MOST 0x1p27 /* kernels/README.md, "The CUDA backend" */
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Scores from which on the second form of the kernels of GENERIC, for options, needs no repair. */
+/* Scores from which on the variant with options of GENERIC's kernels needs no repair. */
 #define GENERIC_CHEAP 0x1p33
 
 #define BFLOAT (ATTN_DTYPE_BIT(BF16))
@@ -45,12 +45,12 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* of q */
     enum family family;
-    double head;   /* each head of each sequence, whatever it holds */
+    double head;   /* each head of each sequence, whatever its size */
     double number; /* each number of K and V of each key/value head: reading or packing it */
     double pair, product;
     double strange, strange_product;
-    double cheap; /* a triple of a row that leaves float32 cheaply: attn_strange (strange.h) */
-    double most;  /* the largest score, or lse given to a backward, that is no such thing */
+    double cheap; /* a triple of a row that counts as cheap in attn_strange (strange.h) */
+    double most;  /* the largest score of an ordinary row; in a backward that is given lse, the largest lse */
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of so few rows read K and V as they lie */
@@ -90,13 +90,13 @@ static const struct rate rates[] = {
     { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,   .1,   115, .95,       0, 0,   0,  LSE_MOST },
 };
 
-/* The CPU's, of a forward that reads K and V as they lie in memory, by family. */
+/* Rates of the CPU for a forward that reads K and V as they lie in memory, by family. */
 static const struct rate few_rows[] = {
     [CPU]      = { "",  ATTN_OP_FORWARD,  ANY,             CPU,      200, .12,  .5,  .035,      8, .13, .8, CPU_MOST },
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* What makes scores in a second form of the kernels of GENERIC, and what dropout does. */
+/* Features that GENERIC's kernels compute in their variant with options, and dropout. */
 #define OPTIONS                                                                                                      \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -108,12 +108,12 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* What a triple costs more where the problem has one of these features; a row counts once. */
+/* The extra cost of a triple where the problem has one of these features. A row of the table counts once. */
 static const struct extra {
     enum family family;
     attn_op op;
     uint64_t features;
-    const char *name; /* of what most of the time is for */
+    const char *name; /* of the feature, for attn_cost.because */
     double pair, product;
 } extras[] = {
     { CPU,      ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .40, 0 },
@@ -153,7 +153,7 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* What a call takes that finds everything ready: seconds. */
+/* Seconds that a call takes beside all computing. */
 #define LAUNCH_S 5e-6
 
 static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dtype)
@@ -172,12 +172,12 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
-enum { ROWS = 64, KEYS = 2048 }; /* a unit works on so many rows of a head, and where there are few on so many keys */
+enum { ROWS = 64, KEYS = 2048 }; /* a unit works on this many rows of a head; where rows are few, on this many keys */
 
-/* A problem in the sizes that rates are of. */
+/* The sizes of a problem that rates are multiplied with. */
 struct work {
     double heads, rows, columns, numbers, triples;
-    double units; /* of the device's, those that find work */
+    double units; /* units of the device that find work */
 };
 
 static struct work work_of(const attn_problem *p, const attn_dims *d, double triples, int units)
@@ -194,7 +194,7 @@ static struct work work_of(const attn_problem *p, const attn_dims *d, double tri
     return w;
 }
 
-/* Nanoseconds of units; *most and *because: the largest part that is no product, so far. */
+/* Nanoseconds, summed over units, and the largest part so far that is not products of q, k and v. */
 struct sum {
     double ns, most;
     const char *because;
@@ -225,7 +225,7 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* The forward that a backward runs first, which was not given out and lse. */
+/* The forward that a backward without `out` and `lse` runs first. */
 static void add_first(struct sum *sum, const struct rate *r, const struct work *w, const attn_plan *plan)
 {
     const char *kernel = r->family == HOPPER ? "generic" : r->kernel;

@@ -215,7 +215,7 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
     return count > 0 ? stream->device->backend->moves(stream, moves, count, err) : ATTN_OK;
 }
 
-/* attn_check() lets an output through whose memory is still to be found; to be computed, it must be there. */
+/* attn_check() accepts an output without memory; before the run it must have memory. */
 static attn_status check_memory(const attn_plan *plans, int count, attn_error *err)
 {
     for (int n = 0; n < count; n++)

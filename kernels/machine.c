@@ -47,8 +47,8 @@ static void limit_cores(struct attn_machine *machine, int64_t quota, int64_t per
     machine->cores = (int)least(machine->cores, quota / period + (quota % period > 0));
 }
 
-/* What one group's folder says. In the files of a limit that is not set stands "max" (version 2), -1 or a number beyond
- * all memory (version 1). */
+/* Reads the limits of one group's folder. The file of a limit that is not set has "max" (version 2), or -1 or a number
+ * beyond all memory (version 1). */
 static void read_cpu_v1(const char *directory, struct attn_machine *machine)
 {
     limit_cores(machine, read_number(directory, "cpu.cfs_quota_us", 0), read_number(directory, "cpu.cfs_period_us", 0));
@@ -74,8 +74,8 @@ static void read_v2(const char *directory, struct attn_machine *machine)
     read_pids(directory, machine);
 }
 
-/* Where each controller's hierarchy is mounted, and what is read there. Version 2 has all controllers in one, which is
- * "unified" where the others are of version 1. */
+/* The mount points of each controller's hierarchy, and the function that reads it. Version 2 has one hierarchy for all
+ * controllers, mounted as "unified" where the others are of version 1. */
 static const struct {
     const char *controller, *mounted;
     void (*read)(const char *directory, struct attn_machine *machine);
@@ -87,7 +87,7 @@ static const struct {
     { "pids", "/pids", read_pids },
 };
 
-/* Is the word in a list with commas? The list of version 2 is empty. */
+/* Is the word in a list separated by commas? The list of version 2 is empty. */
 static bool has_word(const char *list, size_t length, const char *word)
 {
     const size_t size = strlen(word);

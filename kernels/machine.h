@@ -1,5 +1,5 @@
 /* machine.h: how many cores, how much memory and how many threads this process may use. The server's defaults and the
- * device "cpu" come from here, so that a limit holds for both or for neither. */
+ * device "cpu" both use these numbers, so that they keep the same limits. */
 #ifndef ATTN_MACHINE_H
 #define ATTN_MACHINE_H
 
@@ -10,7 +10,7 @@
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
-    int64_t threads; /* of all processes together in the narrowest of these cgroups; INT64_MAX: no cgroup says */
+    int64_t threads; /* the least pids limit of our cgroups, for all their processes together; INT64_MAX: none */
 };
 
 /* `root` is put before /proc and /sys paths; "" outside tests. */

@@ -9,22 +9,22 @@
 #include "kernels/score.h"
 
 enum {
-    MOST_ROWS = 64, /* that are looked at: a share of 1/64 costs at most three times what a problem costs without */
+    MOST_ROWS = 64, /* looked at: where 1/64 of rows is costly, the problem takes at most three times as long */
     LEAST_ROWS = 8,
-    KEY_NUMBERS = 16,      /* a key takes as long as so many numbers, and its numbers: some 16 ns */
-    NUMBERS = 1 << 19,     /* that all rows together take, but for LEAST_ROWS: a millisecond; */
-    ROW_NUMBERS = 1 << 19, /* and one row: of more keys some are taken, evenly spread from one that `draw` picks */
-    ROW_KEYS = 1 << 16,    /* the same where bias and slopes alone are looked at */
+    KEY_NUMBERS = 16,      /* a key costs as much as this many numbers, some 16 ns, and its own numbers besides */
+    NUMBERS = 1 << 19,     /* bound on all rows together, beyond LEAST_ROWS: a millisecond */
+    ROW_NUMBERS = 1 << 19, /* bound on a row; of more keys an evenly spread part is used, from one that `draw` picks */
+    ROW_KEYS = 1 << 16,    /* the same bound in keys, where bias and slopes alone are looked at */
 };
 
-/* A problem, and what is known of its numbers. */
+/* A problem, and bounds on its numbers. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
     double bound; /* no |scale q.k|, after softcap, is larger */
-    bool bounded; /* and it is so small that bias and slopes alone decide */
+    bool bounded; /* `bound` is so small that bias and slopes alone decide */
 };
 
 /* A row of queries: its sequence, head and place there. */
@@ -38,14 +38,14 @@ enum kind { ORDINARY, CHEAP, COSTLY };
 
 /* ---- The largest numbers ----------------------------------------------------------------------------------------- */
 
-/* The largest that a dtype holds. */
+/* The largest number of a dtype. */
 static double most_of_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* The bits of a number without its sign order sizes as values do; those of NaN are above all. Here the largest of n in
- * vectors of 16 bytes, for numbers of one, two and four bytes. */
+/* Without its sign, a number's bits have the same order as its size, and the bits of NaN are above all. These functions
+ * find the largest of n such numbers in vectors of 16 bytes, for numbers of one, two and four bytes. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -116,13 +116,13 @@ static double most_of_floats(const attn_tensor *t, double otherwise)
     return most;
 }
 
-/* What scale q . k may be at most: by the dtypes, or by the numbers. */
+/* An upper bound on |scale q . k|, by the dtypes or by the numbers. */
 static double bound_of(const struct look *look, double q, double k)
 {
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    if (!(dot < FLT_MAX)) return INFINITY; /* a sum on the way may be infinite, whatever the scale makes of it */
+    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum may be infinite, whatever the scale is */
     const double score = scale * dot;
     return look->g.softcap > 0 ? fmin(score, look->g.softcap) : score;
 }
@@ -151,7 +151,7 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* scale q . k, capped; NaN where the sum leaves float32, which no kernel of float32 can make. */
+/* scale q . k, capped; NaN where the sum leaves float32, because kernels in float32 cannot compute it. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -169,7 +169,7 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* By the scores of the row's keys; where there are many by some. */
+/* Judges a row by the scores of its keys; where keys are many, by some of them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_geometry *g = &look->g;
@@ -221,7 +221,7 @@ static uint64_t next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* The sequence that a line of packed queries is of. */
+/* The sequence that a line of packed queries belongs to. */
 static int64_t sequence_at(const attn_geometry *g, int64_t line)
 {
     int64_t low = 0, high = g->dims.B;
@@ -252,7 +252,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    for (int64_t n = 0; n < count; n++) { /* one of each stretch of rows / count */
+    for (int64_t n = 0; n < count; n++) { /* one row of each stretch of rows / count */
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
         const struct row row = row_at(&look->g, picked, next(&draw));

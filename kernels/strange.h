@@ -5,26 +5,26 @@
 
 #include "kernels/attention.h"
 
-/* Shares of a problem's (query, key, head) triples in such rows.
- *   cheap    kernels compute these nearly as others: all scores are the same bias, as in rows of a mask that has the
- *            most negative number in place of -inf; or they are so large that no repair is needed
- *   costly   the others */
+/* Shares of a problem's (query, key, head) triples that lie in rows that leave float32.
+ *   cheap    kernels compute these rows nearly as fast as ordinary ones: all their scores are the same bias (a mask
+ *            that has the most negative number in place of -inf), or so large that they need no repair
+ *   costly   all other such rows */
 typedef struct attn_strange {
     double cheap, costly;
 } attn_strange;
 
-/* A row is ordinary where its largest score is below `from` in size; in a backward that is given lse: where that is.
- * From `cheap_from` on it is cheap. */
+/* A row is ordinary where its largest score is below `from` in size, and cheap from `cheap_from` on. In a backward that
+ * is given lse, the lse counts instead of the largest score. */
 typedef struct attn_strange_limits {
     double from, cheap_from;
 } attn_strange_limits;
 
-/* Of a checked problem. First by the largest numbers of q, k and v. They say of nearly all problems that no row can be
- * strange. Where they do not, by the scores of a few rows that `draw` picks. The shares are estimates, then. A client
+/* The shares of a checked problem. The largest numbers of q, k and v show for nearly all problems that no row can leave
+ * float32. For the others the shares are estimated from the scores of a few rows, which `draw` picks. A client
  * that does not know `draw` cannot write a problem whose costly rows are never picked.
  *
- * `readable`: the tensors (bits of attn_tensor_id) that this thread may read; the others count as ordinary. It reads q,
- * k and v once at most, at some 10 GB/s, and then some milliseconds of multiply-adds. */
+ * `readable`: the tensors (bits of attn_tensor_id) that this thread may read; the others count as ordinary. The call
+ * reads q, k and v once at most, at some 10 GB/s, and then computes for a few milliseconds. */
 attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *limits, uint64_t readable,
                              uint64_t draw);
 

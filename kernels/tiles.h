@@ -25,8 +25,8 @@
  * backward that is given such a one takes it from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* The score of the one key that a row sees is its lse where they differ by no more than this share of lse: what float32
- * rounds off on the way there, 3e-7 in the forward, half a bit in lse, and half a bit in the score of the backward. */
+/* Where a row sees one key, lse is that key's score if both differ by no more than this share of lse. Rounding in
+ * float32 makes the difference: 3e-7 in the forward, half a bit in lse, and half a bit in the backward's score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)

@@ -2,27 +2,27 @@
  *
  * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and no other sign. The P of a row
  * sum to 1. They may sum to less: a client that has split the keys into parts sends one part, and the lse of all (ring
- * attention). They cannot sum to more. So a few rows are summed up in double. Refused is
+ * attention). They cannot sum to more. Therefore a few rows are summed in double, and these are refused:
  *
- *   1. a row whose P, and the sink's, sum to more than 1: always;
- *   2. an lse that one conversion makes that of these very scores, in every row: it was computed in base 2, with
- *      another scale, or without a mask. Then the message names the conversion.
+ *   1. a row whose P, with the sink's, sum to more than 1;
+ *   2. an lse that one conversion makes right in every row: it was computed in base 2, with another scale, or without a
+ *      mask. The message names the conversion.
  *
- * What the lse of an honest part of the keys might do by chance is no evidence, so for 2. alone
- *   - ENOUGH_ROWS rows must say so, and none otherwise;
- *   - what the conversion makes of the rows must differ by more than the tolerance: where all scores are equal the lse
- *     of 128 keys in base 2 is also the natural one of 1097 keys.
+ * The lse of an honest part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
+ *   - at least ENOUGH_ROWS rows fit the conversion, and no row contradicts it;
+ *   - what the conversion adds to lse differs between rows by more than the tolerance. Where all scores are equal, the
+ *     lse of 128 keys in base 2 is also the natural lse of 1097 keys.
  *
- * Tolerances, on lse. The scores that the lse was made from had the same q and k, or what was later rounded to them;
- * products in TensorFloat32 round as float16 does. With u = 2^-10 (bfloat16: 2^-8) for both factors of a product, and
- * size = |scale| sqrt(sum_d (q_d k_d)^2), of a row the mean that its P weight:
+ * Tolerances, on lse. The scores that the lse was made from had the same q and k, or numbers that were later rounded to
+ * them; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8) stands for both factors of a
+ * product. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes, weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size: all D errors have the same sign
- *   taken for equal           2^-10 + u size: they are as independent as they nearly always are
- * and 2^-21 of lse, which is a float32 and made of such; with softcap 2^-11 of it, the error of the instruction
- * tanh.approx of GPUs.
+ *   taken for equal           2^-10 + u size: errors are independent, as they nearly always are
+ * To both, 2^-21 of lse is added, because lse is a float32 that was summed from others. With softcap it is 2^-11 of
+ * lse, the error of the GPUs' instruction tanh.approx.
  *
- * Rows are drawn by a hash of the sizes: the same request always gets the same answer. Not looked at are rows whose lse
- * is not finite, or at least ATTN_LSE_MOST (a backward takes that from the scores), and rows with NaN. */
+ * Rows are drawn by a hash of the sizes: the same request always gets the same answer. Rows are not checked whose lse
+ * is not finite, or at least ATTN_LSE_MOST (a backward takes it from the scores), nor rows with NaN. */
 #include "verify_lse.h"
 
 #include <math.h>
@@ -32,8 +32,8 @@
 #include "backend.h"
 
 enum {
-    FIRST_ROWS = 4,        /* are enough where they are right: then nothing more is looked at */
-    ROWS_SHARE = 128,      /* of more rows one in so many, up to ATTN_LSE_ROWS */
+    FIRST_ROWS = 4,        /* rows that are checked first; where all are right, no others are read */
+    ROWS_SHARE = 128,      /* a large problem has one first row for each 128 rows, up to ATTN_LSE_ROWS */
     ENOUGH_ROWS = 4,       /* see above */
     KEY_MULTIPLY_ADDS = 32 /* an exponential and the masks of a key, in multiply-adds */
 };
@@ -44,7 +44,7 @@ enum {
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
-/* What the lse would have been computed with, for the messages; the variants of scores, and base 2 of the first. */
+/* The variants of scores: what the lse was computed with, in messages' words. The first also stands for base 2. */
 static const struct {
     const char *with;
     unsigned without;
@@ -133,7 +133,7 @@ static attn_lse_row row_at(const attn_geometry *g, int64_t index)
     return row;
 }
 
-/* What a row costs, in multiply-adds; or, where `whole`, without causal and window. */
+/* Multiply-adds that a row takes; `whole`: without causal and window. */
 static int64_t cost_of(const attn_geometry *g, const attn_lse_row *row, bool whole)
 {
     const attn_sequence s = attn_sequence_of(g, row->b);
@@ -160,7 +160,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
             ATTN_F32, p->lse.data,
             attn_at(&g.view[ATTN_T_lse], row.b, row.h, attn_sequence_of(&g, row.b).q_start + row.i));
     }
-    /* The first rows are looked at first: they shall be from everywhere. */
+    /* The first rows of the list are checked first, and must come from all parts of the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -182,7 +182,7 @@ struct reader {
 
 enum { AT_ONCE = 8 }; /* numbers, in loops of a fixed length: these become vectors */
 
-/* A float16 without branches: bits moved to where a float32 has them are the number times 2^-112, subnormals too. */
+/* Converts a float16 without branches: its bits at a float32's places are the number times 2^-112, subnormals too. */
 static float widen_half(uint16_t bits)
 {
     const uint32_t magnitude = bits & 0x7fffu, infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0;
@@ -237,7 +237,7 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* The variants whose bits are set, of one row; NaN of the others. */
+/* Sums one row by the variants whose bits are set; the others become NaN. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -253,7 +253,7 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        bool read = false; /* what nobody sees may be NaN, and need not be read */
+        bool read = false; /* a key that no variant sees may be NaN, and need not be read */
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
             if (!(which >> v & 1) || !lse_sees(&r->g, &s, row, j, variant->without)) continue;
@@ -299,8 +299,8 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Does the row say that lse is that of variant v; for v == ATTN_LSE_VARIANTS that it is in base 2? *apart: how far it
- * then is from what is given. */
+/* Does the row's lse fit variant v? v == ATTN_LSE_VARIANTS stands for base 2. *apart: the lse that v would
+ * give, less the right one. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -316,7 +316,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* The variant that explains the lse of all rows; 0: none does. *at: a row that says so. */
+/* The variant that explains the lse of all rows; 0: none does. *at: a row that fits it. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
@@ -342,7 +342,7 @@ static int explanation(const attn_problem *p, const lse_variants *all, const att
 
 enum { INDEX_BYTES = 80 };
 
-/* Where the row's lse is, as the client counts. */
+/* The index of the row's lse in the client's tensor. */
 static const char *index_of(const attn_problem *p, const attn_lse_row *row, char text[INDEX_BYTES])
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -377,7 +377,7 @@ attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, att
                      exp(fmin(look->found[at][0] - look->row[at].lse, 700)), refused ? "at most 1" : "1", how);
 }
 
-/* The first rows, as they are given. Are they all right? */
+/* Sums the first rows by the options as given. Are all of them right? */
 static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
 {
     int right = 0;
@@ -390,8 +390,8 @@ static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
     return right == first;
 }
 
-/* Every row by every variant that no row before has denied: of a part of the keys none is left after the first. Then
- * the rows that were read before are enough. */
+/* Sums every row by every variant that no earlier row has contradicted. For a part of the keys no variant is left after
+ * the first row, and the rows that were read before are enough. */
 static void read_variants(struct reader *r, attn_lse_look *look, int first, int64_t multiply_adds)
 {
     enum { BASE_2 = 1u << ATTN_LSE_VARIANTS };

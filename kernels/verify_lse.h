@@ -1,5 +1,5 @@
-/* verify_lse.h: rows of scores in float64, under the given options and under other ones, on host and device. See
- * verify_lse.c, which says what for. */
+/* verify_lse.h: rows of scores in float64, with the given options and with others, on host and device. verify_lse.c
+ * says what they are for. */
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
@@ -12,7 +12,7 @@
 #include "score.h"
 #include "tiles.h"
 
-/* What an lse may have been computed without: bits. */
+/* Options that an lse may have been computed without, as bits. */
 enum lse_part {
     LSE_PLACES = 1, /* causal and window */
     LSE_KEEP = 2,
@@ -24,7 +24,7 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* The scores as given, or otherwise. */
+/* One way to compute scores: with the given options, or with others. */
 typedef struct lse_variant {
     double scale;
     unsigned without; /* of enum lse_part */
@@ -35,7 +35,7 @@ typedef struct lse_variants {
     lse_variant list[ATTN_LSE_VARIANTS]; /* the first: as given */
 } lse_variants;
 
-/* ln(sum of exp(z)), and the mean size of the products that the scores are made of, weighted with exp(z). */
+/* The sum of exp(z - top) over keys, and `size`: the same sum with each key weighted by the size of its products. */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;
@@ -46,8 +46,7 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds what has been summed up from other keys. Not finite numbers (NaN too) make the whole NaN; an empty sum adds
- * nothing. */
+/* Adds the sum of other keys. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
@@ -102,7 +101,7 @@ ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn
     return true;
 }
 
-/* z of a pair that is seen, from q . k. */
+/* z of a visible pair, from q . k. */
 ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
 {
@@ -118,7 +117,7 @@ ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *optio
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
 }
 
-/* The sink joins the sum of a whole row. It may be -inf, which is none. */
+/* Adds the sink to the sum of a whole row. A sink of -inf counts as none. */
 ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const lse_variant *variant, lse_sum *s)
 {
     const attn_view *const sinks = &g->view[ATTN_T_sinks];
@@ -132,9 +131,9 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
 extern "C" {
 #endif
 
-/* Of a checked problem; reads no memory. */
+/* The variants of a checked problem's scores. It reads no tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* All variants of all rows, in host memory: what attn_lse_start() has a device do. For the fake device. */
+/* Sums all rows by all variants in host memory, as attn_lse_start() does on a device. For the fake device. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

@@ -46,7 +46,7 @@ struct proto_format {
     size_t (*skeleton_bytes)(const void *reader);
     size_t (*held_bytes)(
         const void *reader); /* proto_decoder_held_bytes(); NULL: a header, PROTO_HEADER_BYTES at most */
-    size_t (*memory_for)(uint64_t body_bytes); /* of tensors, without their alignment */
+    size_t (*memory_for)(uint64_t body_bytes); /* bytes of tensors in a body of this length, without their alignment */
     /* Of a fault in the tree, or found later: err->member becomes a pointer into the body. NULL: it is one already. */
     void (*locate)(const proto_call *call, attn_error *err);
 

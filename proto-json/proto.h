@@ -325,7 +325,7 @@ proto_op proto_decoder_op(const proto_decoder *decoder);
 /* How much of the body so far is no tensor data: what proto_decoder_finish() parses, some 12 us for 200 bytes of it. */
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 
-/* What the decoder itself takes for that, as far as it is not bounded by a few PROTO_HEADER_BYTES. */
+/* Bytes of memory that the decoder holds, without parts that never exceed a few PROTO_HEADER_BYTES. */
 size_t proto_decoder_held_bytes(const proto_decoder *decoder);
 
 /* The body is complete, and refers to shared memory: *count tensors, inputs first. None is the usual case. Then, before

@@ -73,7 +73,7 @@ attn_status scan_finish(scan *s, attn_error *err);
 /* After scan_finish(), until scan_free(): the skeleton, NUL-ended, and the lifted values. */
 const char *scan_skeleton(const scan *s, size_t *length);
 int scan_values(const scan *s); /* of the skeleton */
-/* At any time: what the skeleton and the list of lifted values take. */
+/* Bytes that the skeleton and the list of lifted values take now. May be called at any time. */
 size_t scan_held_bytes(const scan *s);
 const scan_lift *scan_lifts(const scan *s, int *count);
 void *scan_memory(const scan *s, size_t *bytes); /* where the caller's memory is, and how much of it is in use */

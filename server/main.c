@@ -98,8 +98,8 @@ static const char *first_url(const struct config *config, const struct listener 
     return text;
 }
 
-/* What this process may come to at most: tensors, connections, what the processor computes with and the caches
- * there, and the process itself. Regions of shared memory are the clients'. */
+/* Upper bound on this process's memory: tensors, connections, the CPU's working memory and caches, and the process
+ * itself. Regions of shared memory are the clients'. */
 static int64_t memory_bytes(const struct server *server)
 {
     const struct config *const config = server->config;
@@ -115,7 +115,7 @@ static int64_t memory_bytes(const struct server *server)
     return sum;
 }
 
-/* Why nothing is served. */
+/* Says on standard error why the server does not start. */
 static void complain_of_start(const attn_error *err)
 {
     char space[THREADS_SPACE_BYTES] = "";

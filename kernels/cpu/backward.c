@@ -108,12 +108,12 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    if (attn_is_cancelled(f->cancel)) return; /* a row may take long; what it would have been is not asked any more */
+    if (attn_is_cancelled(f->cancel)) return; /* a row may take long, and no result of this run is used any more */
     if (given == given && flash_alike(f, t->b, h, i, &found) == 0) found.lse = flash_exact_row(f, t->b, h, i, NULL);
     flash_keep_lse(f, t->row0 + r, found);
 }
 
-/* Is it plain without a look at each row that all rows of the tile see two keys and more? */
+/* Do all rows of the tile see two keys or more, as far as ranges show it without a look at each row? */
 static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
 {
     struct visible_block block;
@@ -124,7 +124,7 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     return j1 - attn_max64(j0, t->all.lo) > 1 && visible_block_of(f, t, j0, j1, &block) && !block.masked;
 }
 
-/* Marks the rows that see one key. Their P is 1, but exp2(score - lse) is that only up to the rounding of lse. */
+/* Marks the rows that see one key. Their P is 1, but exp2(score - lse) differs from 1 by the rounding of lse. */
 static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
 {
     if (sees_several_keys(f, t)) return;
@@ -284,8 +284,8 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* lse2 for gradient(), of the copy in `scratch` where rows are marked. A row whose lse is in f->strange gets scores
- * that go with the lse2 that it gets. j: the block's first key; c: see flash_scores(). */
+/* Returns lse2 for gradient(): a copy in `scratch` where rows are marked. A row whose lse is in f->strange gets a new
+ * lse2, and scores that fit it. j: the block's first key; c: see flash_scores(). */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -308,7 +308,7 @@ struct chunk {
     int64_t first;       /* row of k and v where it begins */
     int n;               /* its keys that are within seqlens_k */
     bool packed;         /* some row of queries sees them: they are packed, and the sums are there */
-    bool wild;           /* some are so large, or not finite, that products may overflow */
+    bool wild;           /* some keys are so large, or not finite, that products may overflow */
     bool nonfinite_sums; /* scratch->nonfinite_sums is part of dv */
 };
 
@@ -332,7 +332,7 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* S = Q K^T of a row tile, summed as the forward of the sequence sums it, or lse would not be that of these scores.
+/* S = Q K^T of a row tile, summed in the same order as in the sequence's forward, because lse must fit these scores.
  * True: some products may not be finite though the scores are. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)

@@ -7,14 +7,14 @@
  * (kernels/README.md): scores in double, KEYS of them at a time.
  *
  * Rows that are alike. A mask may have the most negative number in place of -inf. A row of it that sees nothing else
- * has one score for all its keys: what q . k adds is rounded away, in double too. Its P are 1 / n, which the loops in
- * float32 found as well, and its O is right. Only its lse is not. flash_alike() recognises the row by its bias alone.
+ * has one score for all its keys: q . k is rounded away, in double too. Its P are 1 / n, which the loops in float32
+ * found as well, and its O is right. Only its lse is wrong. flash_alike() recognises the row by its bias alone.
  *
- * Products that overflow. A q . k may leave float32 while scale q . k is ordinary. Packing tells for nothing whether
- * all of q and of k is below SIMD_TAME: then no product can. Where one is not, a partial sum that left float32 has
- * become infinite or NaN and stays that, so flash_scores() looks for what is not finite and flash_mend_scores()
- * computes those scores anew. To fold the scale into q would not do: scale q may underflow where scale q . k does not,
- * and every ordinary score would have other bits.
+ * Products that overflow. A q . k may leave float32 while scale q . k is ordinary. Packing shows at no cost whether all
+ * numbers of q and k are below SIMD_TAME; no product of such numbers overflows. Otherwise a partial sum that left
+ * float32 is infinite or NaN, and stays so. flash_scores() looks for products that are not finite, and
+ * flash_mend_scores() computes their scores anew. Folding the scale into q would not help: scale q may underflow where
+ * scale q . k does not, and every ordinary score would have other bits.
  *
  * lse is kept in two parts, for beside a score of 1e38 a double has lost the logarithm of a sum, and P = exp(z - lse)
  * would be 1 for each key. A backward keeps them by row (flash.strange), with NaN in lse2 as the mark. */
@@ -28,7 +28,7 @@
 #include "kernels/score.h"
 
 enum {
-    KEYS = FLASH_MASK_BLOCK, /* looked at and scored together, from a multiple of it on */
+    KEYS = FLASH_MASK_BLOCK, /* keys that are scored together; they begin at a multiple of it */
     SHARE_BITS = 24,         /* sums of KEYS values, each divided by 2^24, are finite, with any factor of dropout */
 };
 
@@ -43,13 +43,13 @@ struct row {
     float q[ATTN_MAX_HEAD_DIM];
 };
 
-/* What a row's keys [j, j + n) are, n <= KEYS. */
+/* Masks, bias and scores of a row's keys [j, j + n), n <= KEYS. */
 struct keys {
     int64_t j;
-    int n, seen;                 /* how many are seen */
+    int n, seen;                 /* seen: how many of the n keys the row sees */
     uint8_t sees[KEYS];          /* 0 or 1 */
     float bias[KEYS];            /* where there is a bias */
-    double z[KEYS], slope[KEYS]; /* of those that are seen: score, and its derivative by scale q.k (score.h) */
+    double z[KEYS], slope[KEYS]; /* score of a visible key, and its derivative by scale q.k (score.h) */
 };
 
 static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t h, int64_t i)
@@ -65,7 +65,7 @@ static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t 
     f->simd->load(f->g.dims.D, flash_at(q, b, h, row->s->q_start + i), q->dtype, row->q);
 }
 
-/* -inf: none. */
+/* The sink of head h; -inf: it has none. */
 static double sink_of(const struct flash *f, int64_t h)
 {
     return f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -103,7 +103,7 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Keys [j, end), up to the next multiple of KEYS: sees, seen and bias. What follows the n keys counts as not seen. */
+/* Fills sees, seen and bias of keys [j, end), up to the next multiple of KEYS. Entries behind the n keys become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;
@@ -144,7 +144,7 @@ bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys about their own place: then it is these two that are looked at, not all. */
+    /* Most rows see the keys about their own place: two of these are looked at first. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -156,8 +156,8 @@ bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r
 
 /* ---- Rows that are alike ----------------------------------------------------------------------------------------- */
 
-/* The largest |k| (which 0) or |v| (1) of a key/value head, infinity where one is not finite. The first row that asks
- * looks, the others find what it found. */
+/* The largest |k| (which 0) or |v| (1) of a key/value head, infinity where one is not finite. The first call computes
+ * it and keeps it for later calls. */
 static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 {
     const attn_view *view = &f->g.view[which ? ATTN_T_v : ATTN_T_k];
@@ -215,7 +215,7 @@ int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, stru
 
 /* ---- Scores in double -------------------------------------------------------------------------------------------- */
 
-/* z and slope of keys x0 .. x1 - 1 of those that look() looked at. */
+/* Writes z and slope of keys x0 .. x1 - 1, for which look() was called. */
 static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 {
     const struct flash *f = row->f;
@@ -234,8 +234,8 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
     }
 }
 
-/* out += P V of the keys; P is 0 where a key is not seen. What is seen is used even where P is 0, as NaN is then NaN:
- * `real` says that there is none. */
+/* out += P V of the keys; P is 0 where a key is not seen. The value of a visible key is used even where its P is 0,
+ * because NaN must stay NaN. `real`: no value is NaN or infinite. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;
@@ -283,7 +283,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
             most = at.z[x] > most ? at.z[x] : most;
             nan += at.z[x] * 0;
         }
-        if (nan != nan) { /* all of the row is NaN, whatever comes */
+        if (nan != nan) { /* all of the row is NaN, whatever follows */
             for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }

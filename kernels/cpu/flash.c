@@ -163,7 +163,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
     memcpy(&kept, &f->drop_scale, sizeof kept);
     draw(f->p->seed, head_index, i, group, word);
     for (int w = 0; w < 4; w++)
-        for (int g = 0; g < GROUPS; g++) { /* by masks: a branch would be guessed wrong as often as p is */
+        for (int g = 0; g < GROUPS; g++) { /* masks, because a branch would be mispredicted with probability p */
             m[g][2 * w] = kept & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
             m[g][2 * w + 1] = kept & -(uint32_t)(word[w][g] >> 16 >= threshold);
         }

@@ -74,7 +74,7 @@ struct flash_lse {
     double top, rest;
 };
 
-/* What a pack found in a tile. */
+/* What packing found in a tile. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME) that their sum may be infinite */
@@ -86,7 +86,7 @@ enum flash_values {
 enum flash_strangeness {
     FLASH_EXACT, /* each score is computed in double; lse.top is NaN where all that the row sees is NaN */
     FLASH_ALIKE, /* every key that the row sees has the score z */
-    FLASH_SINGLE /* it sees one key: P is 1 where lse is that key's score but for its rounding */
+    FLASH_SINGLE /* the row sees one key: P is 1 where lse and that key's score differ by rounding alone */
 };
 struct flash_strange {
     struct flash_lse lse;
@@ -133,8 +133,8 @@ struct visible_block {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* Of the products, and of P V in a forward: the same, or more exact. Scores are of one type in a forward and in a
-     * backward: lse must be the sum of the very P that gradients are made of. */
+    /* The compute type of products, and of P V in a forward, which is the same type or a more exact one. Scores have
+     * one type in forward and backward, because lse must be the sum of the same P that gradients are made of. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, recompute; /* recompute: backward that starts with a forward */
@@ -147,8 +147,8 @@ struct flash {
     int Bk;           /* backward: keys of a chunk */
     int bundle;       /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
-    const int *cancel;     /* of the run; asked with attn_is_cancelled() between tiles */
-    int64_t scratch_bytes; /* of a thread; enough for each user of them */
+    const int *cancel;     /* the run's; attn_is_cancelled() reads it between tiles */
+    int64_t scratch_bytes; /* of a thread's scratch, enough for each phase that uses it */
 
     struct flash_sequence *seq; /* [B] */
 
@@ -158,7 +158,7 @@ struct flash {
     int64_t kv_key_bytes;         /* kv bytes of a key */
     attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
-    _Atomic float *most; /* [B][Hk][2], see exact.c; below 0: nobody has asked yet */
+    _Atomic float *most; /* [B][Hk][2], see exact.c; below 0: not computed yet */
 
     /* Partial results of split sequences: O [part rows][Dv], then m and l. */
     float *part_O, *part_m, *part_l;
@@ -355,17 +355,17 @@ void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, in
 /* A row of dO, as the products round it. */
 void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row);
 
-/* exact.c: the row of query i of head h, in double. `out`: Dv numbers, or NULL where only lse is wanted. */
+/* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is wanted. */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
 
-/* How many keys the row sees where all of them have one score: then *found is written. 0: it sees none, or they may
- * differ. */
+/* Where all keys that the row sees have one score, writes *found and returns the number of these keys. 0: the row sees
+ * none, or scores may differ. */
 int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
 /* Does row r of a tile see one key and no other? */
 bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Keeps a row's lse for gradient(): in lse2, or where that cannot hold it in `strange`. */
+/* Keeps a row's lse for gradient(): in lse2, or in `strange` where lse2 cannot hold it. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;
@@ -379,8 +379,8 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Scores of a tile's rows, after score(): those that are NaN (and what softcap leaves of their gradients) are computed
- * anew, for the products that they come from may have overflowed. */
+/* Computes anew the scores of a tile's rows that are NaN after score(), and softcap's factor for their gradients. Their
+ * products may have overflowed. */
 void flash_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S, int64_t lds,
                        float *cap);
 

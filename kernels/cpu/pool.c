@@ -34,7 +34,7 @@ enum {
     POOL_MAX_THREADS = 1024,  /* more is a mistake, not a machine */
     POOL_SPIN_US = 20,        /* longer than the gap between two loops of a run, shorter than anybody would notice */
     POOL_YIELD_EVERY = 64,    /* breaths between two looks at the clock, or two gifts of the processor */
-    POOL_PAUSE_NS = 10000000, /* a thread that pauses looks this often whether its work is cancelled */
+    POOL_PAUSE_NS = 10000000, /* how often a thread that pauses checks whether its work is cancelled */
 };
 
 struct parallel_for {
@@ -43,7 +43,7 @@ struct parallel_for {
     int64_t items;
     pool_task task;
     void *context;
-    struct pool_part *part; /* whose loop it is; NULL: nobody's in particular */
+    struct pool_part *part; /* the part that the loop belongs to; NULL: none */
     atomic_int inside;      /* workers in this loop; written under the lock, watched without */
 };
 
@@ -59,7 +59,7 @@ struct pool {
     pthread_cond_t left_cond;   /* a worker left a loop */
     pthread_cond_t turn_cond;   /* a thread that pauses may go on */
     struct parallel_for *loops;
-    struct pool_part *parts; /* those that have begun: as many as the device has streams, at most */
+    struct pool_part *parts; /* parts that have begun: at most as many as the device has streams */
     atomic_uint posted;
     atomic_int computing; /* written under the lock, watched without */
     bool closing;
@@ -117,7 +117,7 @@ static void help(struct pool *pool, struct parallel_for *loop, int worker, unsig
         continue;
 }
 
-/* The lock is held. Threads that compute for the owner of this part. */
+/* The lock is held. Returns how many threads compute for the owner of this part. */
 static int threads_of_owner(const struct pool *pool, const struct pool_part *part)
 {
     int threads = 0;
@@ -137,7 +137,7 @@ static int owners(const struct pool *pool)
     return count;
 }
 
-/* The lock is held. The loop that a worker should help; NULL: none has an item left. */
+/* The lock is held. Returns the loop that a worker should help; NULL: none has an item left. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -169,8 +169,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* The lock is held. Has the owner of this part more threads than its share, while the pool has too few? `own`: a thread
- * of the part that is not counted, but would be. */
+/* The lock is held. Has the owner of this part more threads than its share, while the pool has too few? `own`: 1 for a
+ * thread of the part that is not counted now and would go on. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -178,7 +178,7 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Between two items of the calling thread: it pauses while other owners have too few threads because of it. */
+/* Called between two items of the calling thread. It pauses while other owners have too few threads because of it. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;

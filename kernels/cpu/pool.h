@@ -4,17 +4,16 @@
  *   pool_open(0, NULL, &pool, &err);              // one thread per core
  *   struct pool_part part;
  *   pool_begin(pool, &part, owner, cancel);       // this thread computes now, for `owner`
- *   pool_run(pool, tiles, forward_tile, &job);    // forward_tile(&job, worker, 0 .. tiles - 1), each once, then
- *                                                 returns
+ *   pool_run(pool, tiles, forward_tile, &job);    // calls forward_tile(&job, worker, 0 .. tiles - 1), each once
  *   spent_ns = pool_end(pool, &part);
  *   pool_close(pool);
  *
  * Items are handed out in increasing order by an atomic counter: whoever is free takes the next. Which thread runs
  * an item is therefore a matter of chance, and no result may depend on it; `worker` only picks scratch memory.
  *
- * Several threads may use a pool side by side. No more threads compute at a time than it has, as long as no more than
- * that have begun: each that begins takes the place of a worker, which leaves after its item. So two problems on two
- * cores have a core each, and none has to wait for the other's last item.
+ * Several threads may use a pool side by side. Each thread that calls pool_begin() takes the place of a worker, which
+ * leaves after its item. So no more threads compute at a time than the pool has, unless more than that have begun. Two
+ * problems on two cores then have a core each, and neither waits for the other's last item.
  *
  * Owners share the threads equally. Workers go to the owner with the fewest threads. A calling thread pauses between
  * two items while its owner has more threads than its share and the pool has none to spare. Each owner keeps at least
@@ -46,17 +45,16 @@ struct pool_part {
     int64_t began_ns, paused_ns, helped_ns;
 };
 
-/* Around the loops of a problem, so that the calling thread is counted among those that compute. The part is the
- * caller's memory; a thread ends its parts in reverse order. pool_end() returns the nanoseconds that all threads
- * together spent computing for this part. */
+/* Call these around the loops of a problem, so that the calling thread counts among the threads that compute. The part
+ * is the caller's memory. A thread ends its parts in reverse order. pool_end() returns the nanoseconds that all threads
+ * together computed for this part. */
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
 /* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread takes
  * part, alone when there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the
- * part that its thread has begun; a loop without one has no owner to share with. Not from inside a task. A task may
- * wait for a task of a smaller index in the same loop (it has been taken by a running thread), never for a larger
- * one. */
+ * part that its thread has begun; a loop without a part has no owner. Do not call it from inside a task. A task may
+ * wait for a task of a smaller index in the same loop (a running thread has taken it), never for a larger one. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
 /* One breath of a bounded wait inside a task: a pause, and from time to time the processor goes to somebody else. */

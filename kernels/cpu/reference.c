@@ -163,8 +163,8 @@ static struct lse lse_of_row(const struct reference *r)
     return (struct lse){ m, log(sum) };
 }
 
-/* The lse that a backward is given; but one of LSE_MOST and more says nothing about the sum, for its last bit is worth
- * 2. And the one key that a row sees has P = 1: its score is lse, but for what rounding took from lse. */
+/* The lse that a backward is given. One of LSE_MOST and more says nothing about the sum, because its last bit is worth
+ * 2. Where a row sees one key, P is 1: its score is lse, apart from rounding. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);

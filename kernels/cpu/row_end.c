@@ -25,8 +25,8 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Does row r of a tile have numbers that vectors of float32 cannot give? m and l are its, O is its row of sums.
- * Products that overflowed do not show here: flash_scores() has mended them. */
+/* Does row r of a tile have numbers that vectors of float32 cannot give? m, l and O are the row's maximum, sum and sums
+ * of values. Products that overflowed do not show here: flash_scores() has mended them. */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
@@ -41,8 +41,8 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* A row that is alike, as loops in float32 left it: O is the sum of its values and l counts them. False: it is no such
- * row. Otherwise `row` becomes its out. */
+/* Ends a row whose scores are all alike, as loops in float32 left it: O is the sum of its values and l their number.
+ * Writes its out to `row`. False: the row's scores are not all alike. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -54,7 +54,7 @@ static bool finish_alike(const struct flash *f, const struct flash_tile *t, int 
     return true;
 }
 
-/* Row r of a tile, which is_strange(): to out and lse; in a backward to delta and lse2, or `strange`. */
+/* Ends row r of a tile, which is_strange(). Writes out and lse; in a backward delta and lse2, or `strange`. */
 static void finish_strange(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];

@@ -157,7 +157,7 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Do the lengths as they are need no more than the workspace was measured with? Invariant 3 of flash.h. */
+/* Do the sequences' real lengths need no more than the workspace has? Invariant 3 of flash.h. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);
@@ -182,7 +182,7 @@ static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype
     return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
 }
 
-/* Are its numbers so small that a dot product of two rows of them is finite? */
+/* Are all numbers of the dtype so small that the dot product of two rows is finite? */
 static bool fits_products(attn_dtype dtype)
 {
     return dtype == ATTN_F16 || dtype == ATTN_F8E4M3;

@@ -14,7 +14,7 @@ void flash_take_limits(const struct flash *f, struct flash_arena *arena, int row
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-/* keep_mask of a head's rows and of keys j .. j + cols - 1, some of which may be before those that it is of. */
+/* keep_mask of a head's rows and of keys j .. j + cols - 1. The mask may begin behind some of these keys. */
 static void mask_block(const struct flash *f, const struct flash_tile *t, int64_t h, int64_t j, int cols,
                        const struct flash_limits *limits, struct simd_score *how)
 {
@@ -53,7 +53,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     for (int r = 0; wild && r < t->rows; r++) /* infinite becomes NaN, which every step keeps until it is mended */
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&
-        c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
+        c <= FLT_MAX) { /* a hidden raw score may be -inf, because c times it is -inf too */
         for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;

@@ -82,8 +82,8 @@ enum {
     SIMD_A_ROWS = 16, /* A is readable up to a multiple of this many rows */
 };
 
-/* Sums of 2^63 values below this are finite, and dot products of up to ATTN_MAX_HEAD_DIM pairs of them are, part by
- * part: 2^58 * 2^58 * 2^10 = 2^126. */
+/* Sums of 2^63 values below this are finite. So is each partial sum of a dot product of up to ATTN_MAX_HEAD_DIM such
+ * pairs: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME       0x1p58f
 #define SIMD_SCORE_MOST 0x1p126f /* below this a row's largest score in base 2 says that none has overflowed */
 
@@ -202,7 +202,7 @@ struct simd {
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
 
-    /* For rows that float32 does not hold (exact.c). S[j] = q . K[j] in double, each product exact, j < n. */
+    /* S[j] = q . K[j] in double, each product exact, j < n. For rows that leave float32 (exact.c). */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
     /* Is every S[r][c] a finite number? */

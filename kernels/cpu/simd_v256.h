@@ -60,7 +60,7 @@ VEC vi v_high_bits(vi x, int low) { return _mm256_slli_epi32(_mm256_srai_epi32(x
 VEC vf v_from_i(vi x) { return _mm256_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm256_castps_si256(x); }
 VEC vf v_of_bits(vi x) { return _mm256_castsi256_ps(x); }
-/* Doubles: of the first and of the second half of the lanes. */
+/* The first and the second half of the lanes, as doubles. */
 VEC vd v_zero_d(void) { return _mm256_setzero_pd(); }
 VEC vd v_low_d(vf x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
 VEC vd v_high_d(vf x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }

@@ -67,7 +67,7 @@ VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x
 VEC vf v_from_i(vi x) { return _mm512_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm512_castps_si512(x); }
 VEC vf v_of_bits(vi x) { return _mm512_castsi512_ps(x); }
-/* Doubles: of the first and of the second half of the lanes. */
+/* The first and the second half of the lanes, as doubles. */
 VEC vd v_zero_d(void) { return _mm512_setzero_pd(); }
 VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }

@@ -36,11 +36,12 @@ struct cuda_args {
      * q_start + i. */
     int64_t lse_batch, lse_head;
     int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
-    /* Of a long problem: a byte a row of lse, and a byte a row of dk. A row that has to be computed one key after the
-     * other is marked there and computed by a later launch (simple/later.cu). NULL: it is computed at once. */
+    /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to
+     * be computed one key after the other, and a later launch computes them (simple/simple.cu). NULL: the kernel
+     * computes them at once. */
     uint8_t *rows_later, *keys_later;
-    /* Of a backward: saved.lse and saved.rest, where those of rows with huge scores are found by tiles; NULL: row by
-     * row. Of the forward kernel that does it: it writes nothing else. */
+    /* In a backward: saved.lse and saved.rest where tiles compute them for rows with huge scores, NULL where they are
+     * computed row by row. The forward kernel that computes them for a backward writes nothing else. */
     float *part_lse, *part_rest;
 };
 
@@ -168,9 +169,9 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* z of a visible pair, from q.k. *derivative: of z by scale q.k, for the gradient (score.h). Where q.k or a sum on
- * the way to it has left float32, scale q.k may be ordinary all the same: NaN, which has the row computed by
- * rows.cuh, where score_in_double() knows. */
+/* z of a visible pair, from q.k; *derivative is that of z by scale q.k, for the gradient (score.h). NaN where q.k or a
+ * partial sum has left float32, because scale q.k may be ordinary all the same. rows.cuh then computes the row with
+ * score_in_double(). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -178,7 +179,7 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* The same where q.k is not a float32: z, and the derivative. */
+/* score() where q.k is not a float32: returns z and the derivative. */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
@@ -193,26 +194,27 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* Neighbouring float32 of this size are so far apart that P is 1 for a row's largest score and 0 for all others, in
- * base 2 as in base e. */
+/* Neighbouring float32 of this size are so far apart that P is 1 for a row's largest score and 0 for all others. That
+ * holds in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
-/* The score of a pair that is seen, or a sink, in base 2: never -inf, which stands for hidden. A huge one stays as it
- * is: two of them are equal only where they were, none overflows, and their P is right. Those below stay below. */
+/* Takes the score of a visible pair, or a sink, to base 2. The result is never -inf, which means hidden. A huge score
+ * stays as it is: different ones stay different, none overflows, and their P is right. Smaller scores stay below huge
+ * ones. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
     return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y; /* NaN stays */
 }
 
-/* lse of a row whose largest score is m, by in_base_2(), and whose sum beside it is l. */
+/* lse of a row with largest score m (by in_base_2()) and with the sum l of exponentials relative to m. */
 DEVICE float lse_of_sum(float m, float l)
 {
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Does query i see a key by causal, window and lengths? A row that does and yet has no largest score has lost it: all
- * of its products have left float32. */
+/* Does query i see a key by causal, window and lengths? Where such a row has no largest score, all of its products have
+ * left float32. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);

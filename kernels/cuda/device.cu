@@ -50,7 +50,7 @@ enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 enum { MOST_KERNELS = 32 };
 
-enum { COUNTER_BYTES = 128 }; /* of a stream's counter: a line of the cache */
+enum { COUNTER_BYTES = 128 }; /* a stream's counter has a line of the cache to itself */
 
 #ifdef ATTN_STEP_SECONDS
 const double LEAST_STEPS_LEFT = 0;
@@ -58,7 +58,7 @@ const double LEAST_STEPS_LEFT = 0;
 const double LEAST_STEPS_LEFT = 1;
 #endif
 
-/* What attn_run_some() queues in a call, and what cannot be called back. */
+/* Seconds of work that attn_run_some() queues in a call. Queued work cannot be cancelled. */
 const double SOME_SECONDS = 2.5 * STEP_SECONDS;
 
 struct block {
@@ -269,7 +269,7 @@ int class_of(size_t bytes)
     return size_class;
 }
 
-/* With the lock held: all kept blocks as one list, for give_back(). */
+/* The lock is held. Takes out all kept blocks as one list, for give_back(). */
 block *kept_blocks(device *d)
 {
     block *list = nullptr;
@@ -285,7 +285,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* Without the lock. Waits for the device, as cudaFree does. */
+/* Frees a list of blocks, without the lock. It waits for the device, as cudaFree does. */
 void give_back(block *b)
 {
     while (b) {
@@ -296,7 +296,7 @@ void give_back(block *b)
     }
 }
 
-/* A block of this class from the driver, for which bytes are reserved. */
+/* Takes a block of this class from the driver. Its bytes are reserved already. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -490,9 +490,9 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Bytes of marks of rows that may be left to later launches (cuda_args.rows_later); 0: all of the problem's rows, one
- * key after the other, would not take much longer than a step, or looking for them would take too long. decode.cu's
- * are few, and simple.cu has no tiles. */
+/* Bytes of the marks of rows that may be left to later launches (cuda_args.rows_later). 0: the rows, one key after the
+ * other, would not take much longer than a step, or looking for them would take too long. decode.cu has few rows, and
+ * simple.cu has no tiles. */
 size_t mark_bytes(const device *d, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -649,14 +649,14 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
-/* Does the problem take several steps? The others are one launch, or a few. */
+/* Does the problem take several steps? Other problems are one launch, or a few. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > STEP_SECONDS || mark_bytes(d, plan) > 0 ||
            plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
 }
 
-/* Of a long problem, all steps that chip->steps takes: those of its kernel, then the rows that it left. */
+/* Queues the steps of a long problem that chip->steps takes: those of its kernel, then the rows that it left. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(d, plan) : 0; /* where all is queued at once, nothing is left */
@@ -677,8 +677,8 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* A long problem whose rows of the batch, or heads, are computed one after the other: that takes a launch a step, and
- * changes no bit. How many at a time; all of them, where a sum goes over what would be parted. */
+/* A long problem is divided by rows of the batch, or by heads; each part is a launch and a step, and no bit changes.
+ * Returns how many of them a part has: all, where a gradient is a sum over them. */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -697,7 +697,7 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* A plan for a part of another plan's problem: the same kernel's. False: it would want more scratch than the whole. */
+/* A plan for a part of another plan's problem, with the same kernel. False: the part would need more scratch. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;
@@ -731,7 +731,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* One problem, or those of its steps that are `steps`'s turn (NULL: all). */
+/* Queues one problem, or only those of its steps that `steps` takes (NULL: all). */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -753,7 +753,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
 }
 
-/* With memory for the scratch. `steps`: NULL, or which steps of all these problems it is the turn of. */
+/* Queues the problems; the caller has memory for the scratch. `steps`: which of their steps to queue (NULL: all). */
 attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(s->base.device);

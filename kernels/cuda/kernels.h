@@ -28,21 +28,21 @@ struct cuda_chip {
     /* True if the call before on this stream was a decode and this problem reads none of its results: then it may read
      * before that call has ended. Of a launch, as decode_rows; false in a device's own. */
     bool after_decode;
-    int *counter;                               /* of the stream, for sm90/scheduler.cuh; NULL: it has none */
+    int *counter;                               /* the stream's, for sm90/scheduler.cuh; NULL: it has none */
     uint8_t *rows_later, *keys_later;           /* see cuda_args */
-    int64_t first_batch, first_head, all_heads; /* of a part of a problem: where it begins; 0: it is whole */
+    int64_t first_batch, first_head, all_heads; /* where a part of a problem begins; 0: the problem is whole */
     struct cuda_steps *steps;                   /* which launches of the problem are to be made now; NULL: all */
 };
 
-/* A problem of many launches is queued in steps: a launch, or some that together take some 20 ms at most. A launcher
- * asks for each of its steps, in order and always the same ones, whether it is to be made now. So work can be queued a
- * few steps at a time, and given up between them. */
+/* A problem of many launches is queued in steps. A step is one launch, or several that together take 20 ms at most. A
+ * launcher has the same steps in the same order at each call; takes_step() says which of them to launch now. So work
+ * can be queued a few steps at a time, and given up between them. */
 struct cuda_steps {
-    int64_t done;   /* steps made by calls before */
-    int64_t at;     /* the next step that is asked for */
-    double seconds; /* what this call may still queue; the first of its steps is always made */
-    bool more;      /* there was a step that it left to the next call */
-    bool any;       /* it has made one */
+    int64_t done;   /* steps that were queued, by earlier calls and by this one */
+    int64_t at;     /* number of the next step that takes_step() is called for */
+    double seconds; /* that this call may still queue; its first step is always queued */
+    bool more;      /* this call left a step to the next call */
+    bool any;       /* this call has queued a step */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)
@@ -60,14 +60,14 @@ static inline bool takes_step(const struct cuda_chip *chip, double seconds)
     return true;
 }
 
-#ifdef ATTN_STEP_SECONDS /* the emulator's: problems of its size shall have steps too */
+#ifdef ATTN_STEP_SECONDS /* the emulator sets it, so that its small problems have several steps too */
 const double STEP_SECONDS = ATTN_STEP_SECONDS;
 #else
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* launch(first, count) for parts of `count` pieces of work that take so many seconds each, a step a part,
- * `most_steps` in all. */
+/* Divides `count` pieces of work, of `seconds_each`, into parts and calls launch(first, count) for each part. A part
+ * is a step; there are at most `most_steps`. */
 template <typename F>
 void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch, double most_steps = 1e9)
 {

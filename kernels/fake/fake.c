@@ -156,7 +156,7 @@ struct command {
     attn_direction direction;
     attn_problem *problems; /* RUN, LSE: copies, owned, and their plans */
     attn_plan *plans;
-    attn_lse_look *look; /* LSE: the same; what it finds goes to `to` */
+    attn_lse_look *look; /* LSE: a copy, owned; the sums go to `to` */
     int count;
     void *workspace;
     bool nan;

@@ -84,7 +84,7 @@ struct route {
     const struct route_body *bodies; /* NULL: a body is read and dropped, */
     bool optional_body;              /* of those, it may be left out */
     bool keeps_body;                 /* or kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES */
-    bool only_reads; /* its handler changes nothing, though its method is not GET: without memory for the answer, 503 */
+    bool only_reads; /* the handler changes nothing, whatever its method: 503 where the answer finds no memory */
     proto_op op;
     /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the
      * path. May be called from any HTTP thread. */

@@ -19,7 +19,7 @@ struct flow;
 
 struct caller {
     atomic_int references; /* 0: everybody, who is part of something else and never freed */
-    struct flow *flow;     /* its share of the devices' time: a reference; NULL: each connection has its own */
+    struct flow *flow;     /* a reference: the caller's share of the devices' time; NULL: each connection has a flow */
     _Atomic int percent;   /* of each bound; 100 while there is no other token */
 
     _Atomic int places[CALLER_PLACES]; /* queue.c's; not kept of everybody */

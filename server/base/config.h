@@ -44,7 +44,7 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* What an open connection takes at most, with the request on it and without tensors; and all that may be open. */
+/* Most memory of one open connection, with its request and without tensors; then of all connections together. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);

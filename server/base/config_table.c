@@ -42,9 +42,9 @@ const struct config_option config_options[] = {
               "most --device-bytes; of the CPU the default is at most 16G. 0: no caches." },
     { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
       .shown = "10000, or what memory allows",
-      .help = "Open connections; the default is as many as open files and an eighth of the memory allow. For one more the longest idle "
-              "one is closed, first of those that never showed a token; where none is idle it is answered 503 and closed. Each "
-              "takes up to 192 KiB beside tensors (84 KiB while it is idle; 32 KiB more with TLS); the log's `ready` has the sum." },
+      .help = "Open connections; the default is as many as open files and an eighth of the memory allow. One more closes the longest "
+              "idle connection, first of those that never showed a token. Where none is idle, the new one is answered 503 and closed. A connection "
+              "takes up to 192 KiB beside tensors, 84 KiB while it is idle, and 32 KiB more with TLS; the log's `ready` has the sum." },
     { "max-receiving", "ATTND_MAX_RECEIVING", TYPE_INT, "N", AT(max_receiving), 0, 0, 1000000,
       .shown = "--max-connections",
       .help = "Requests whose body is being received; one more is answered 503. 0 is the default." },
@@ -59,8 +59,8 @@ const struct config_option config_options[] = {
       .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
     { "max-seconds", "ATTND_MAX_SECONDS", TYPE_INT, "N", AT(max_seconds), 60, 1, 86400,
       .help = "Seconds that the work of one request may be expected to take on a device that has nothing else to do; more is answered "
-              "422 at once. The estimate is by measured rates of a machine of each kind: another may be three times as fast or slow. Work that "
-              "cannot be done before its deadline at any speed is answered 504, at once too." },
+              "422 at once. The estimate uses rates measured on one machine of each kind: yours may be three times as fast or slow. Work that "
+              "no device is fast enough to finish before its deadline is answered 504 at once." },
     { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
       .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
               "cut, with 408 where the body is not complete." },
@@ -73,8 +73,8 @@ const struct config_option config_options[] = {
       .help = "Time that a GPU may take for a batch beyond what its size explains; then the GPU counts as lost. What it runs "
               "is answered 503, and without another GPU the server ends with status 70." },
     { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
-      .help = "File of bearer tokens, one per line (a comment behind \" #\" names it in /metrics); every route but the probes, /, /docs and /openapi.json "
-              "then wants one of them." },
+      .help = "File of bearer tokens, one per line. A comment behind \" #\" names the token in /metrics. Every route but the probes, /, /docs "
+              "and /openapi.json then needs one of these tokens." },
     { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
       .help = "How much of the staging memory, of the requests that may be received or wait, of the saved contexts, of the caches "
               "and their memory on all devices together, and of the regions of shared memory one token may use while "

@@ -1,6 +1,6 @@
 /* flow.h: a share of the devices' time. Each token has one; without tokens, each connection has one.
  *
- * Devices take the next job from the flow that has used least time lately (work/queue.c, start-time fair queueing).
+ * Devices take the next job from the flow that has used the least time lately (work/queue.c, start-time fair queueing).
  * Every thread that works for a request charges the time to the request's flow.
  *
  * A flow is counted by references, because jobs outlive connections and tokens. */
@@ -28,24 +28,24 @@ enum flow_work {
 
 struct flow {
     atomic_int references;
-    char name[METRICS_LABEL_BYTES]; /* in /metrics: of a token its name, without tokens "everybody" */
-    _Atomic int64_t used_ns;        /* all that was charged */
+    char name[METRICS_LABEL_BYTES]; /* in /metrics: the token's name, or "everybody" without tokens */
+    _Atomic int64_t used_ns;        /* all time that was charged */
 
     /* The loop's: queue.c. */
     int64_t ahead_ns;         /* used_ns + ahead_ns is the flow's virtual time */
-    int running;              /* batches on devices whose first job is this flow's, */
-    int64_t running_since_ns; /* and the sum of the times at which they left */
+    int running;              /* batches on devices whose first job is this flow's */
+    int64_t running_since_ns; /* sum of the times at which these batches left for their device */
     int waiting;              /* jobs in the list below; at 0 the flow is not in the queue's list of flows */
     struct job *first, *last; /* linked by in_flow */
     struct flow *previous, *next;
 };
 
-/* One reference. `name` is cut to fit. NULL when out of memory. */
+/* A flow with one reference. `name` is cut to fit. NULL when out of memory. */
 struct flow *flow_new(const char *name);
 struct flow *flow_hold(struct flow *flow); /* NULL is fine */
 void flow_release(struct flow *flow);      /* NULL is fine */
 
-/* Charges time that was spent for the flow (NULL: for nobody in particular) and counts it in /metrics. Any thread. */
+/* Charges time that was spent for the flow and counts it in /metrics. NULL: for no flow. Any thread may call it. */
 void flow_charge(struct flow *flow, enum flow_work work, int64_t ns);
 
 #endif

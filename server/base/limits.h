@@ -41,13 +41,13 @@ enum {
     FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
     CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
 
-    /* A connection that never showed a token, while others do: for so long after its request began it is left to
-     * send what was refused, or to fetch the answer, when another one wants its place. */
+    /* For a connection that never showed a token, on a server with tokens. When another one needs its place, it has
+     * this long to send a body that was refused, and as long to fetch its answer. */
     CONNECTION_STRANGER_MS = 1000,
-    /* The others are left alone for so long after a request: one that asks again and again is hardly ever idle. */
+    /* All other connections keep their place for this long after a request: a busy client is idle for less. */
     CONNECTION_BETWEEN_MS = 100,
-    CONNECTION_LOOK_MS = 10, /* after a look at all connections that found none to make room, before another look */
-    CONNECTION_LEAVING = 64, /* that were cut to make room, and that the web server has not closed yet */
+    CONNECTION_LOOK_MS = 10, /* from a search for a connection to close that found none to the next search */
+    CONNECTION_LEAVING = 64, /* connections that were cut to make room and that the web server has not closed yet */
 
     LINGER_MS = 10000, /* a client that has not fetched the answer by then has only its system to hope for */
     LINGER_MOST = 256, /* sockets; one more, and the oldest is closed before its time */
@@ -66,15 +66,14 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    /* What is counted of the memory of connections (attnd_connection_bytes), beside tensors, which are staging
-     * memory. For one that is open: that buffer, records of libmicrohttpd and of ours. Of TLS: 28 KiB were measured
-     * with GnuTLS 3.7.9. For a request that is under way: its record, a decoder, what unpacks its body (72 KiB), the
-     * beginning of its text or a kept body, or a block of its answer. */
+    /* The memory of connections that is counted (attnd_connection_bytes); tensors are staging memory. An open
+     * connection has HTTP_CONNECTION_BYTES, and records of libmicrohttpd and of ours. TLS took 28 KiB with GnuTLS
+     * 3.7.9. A request under way has a record, a decoder and an unpacker (72 KiB). It also has the beginning of its
+     * text, or a kept body, or a block of its answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
-    HTTP_CONNECTIONS_SHARE =
-        8, /* an eighth of the memory, at most, for connections where --max-connections is not given */
+    HTTP_CONNECTIONS_SHARE = 8, /* connections get at most an eighth of the memory by default (--max-connections) */
     HTTP_CONNECTIONS_LEAST = 16,
     HTTP_EXPECT_NS = 50000,   /* after an answer of a GPU: a client takes 20 us, and to wake a thread as few more */
     HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
@@ -84,7 +83,7 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     HTTP_DISCARD_FACTOR = 2,            /* a chunked body is discarded up to this many times the limit, then cut */
     HTTP_PEM_BYTES = 1 << 20,           /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_UNCOUNTED_BYTES = 32 << 10, /* of a text or an answer; what is longer is counted as staging memory */
+    REQUEST_UNCOUNTED_BYTES = 32 << 10, /* of a text or an answer; longer ones are counted as staging memory */
     REQUEST_ID_BYTES = 129,             /* of X-Request-Id, with the NUL: what is longer is replaced */
     TLS_MEMORY_WAIT_MS = 4000,          /* less than HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
     TLS_MEMORY_STEP_MS = 10,
@@ -125,11 +124,11 @@ enum {
 
     CHECK_LONG_SKELETON_BYTES = 32 << 10, /* longer ones are decoded elsewhere: 2 ms of names and shapes */
     CHECK_LONG_BODY_BYTES = 8 << 20,      /* the same: 2 ms, if all of it were mask rows */
-    CHECK_LONG_LSE_BYTES = 512 << 10,     /* the same of a backward, whose keys a few rows of lse are held against */
+    CHECK_LONG_LSE_BYTES = 512 << 10,     /* the same for a backward, because its lse is checked (attn_check_lse()) */
     CHECK_COPY_BYTES =
         256 << 10, /* of a body, beside which a larger block is leased: the copy takes less than new pages */
-    FINISH_PIECE_NS = 10000000,     /* of verifying or measuring, after which it is somebody else's turn */
-    PIECES_AT_ONCE = 4,             /* as many as libuv has threads: what it was given leaves in order of arrival */
+    FINISH_PIECE_NS = 10000000,     /* length of a piece of verifying or measuring; then another piece has its turn */
+    PIECES_AT_ONCE = 4,             /* as many as libuv has threads, because libuv itself serves in order of arrival */
     FINISH_NUMBERS = 4096,          /* between two looks at the clock */
     PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
 
@@ -146,8 +145,10 @@ enum {
     PAGES_GRANULE_BYTES = 4096, /* the least; also the alignment of every page */
     PAGES_GRANULES = 1 << 20,   /* of one pool at most: the search looks at them all in a millisecond */
     CACHES_MAX_COUNT = 1 << 16,
-    CACHES_NUMBERS = 1 << 16, /* page numbers that the caches of a device may hold together; or, where that is more, */
-    CACHES_SHARING = 16, /* so many times its pages of one granule: forks share pages, but not all of their lists */
+    /* Page numbers that all caches of a device may hold together: CACHES_NUMBERS, or CACHES_SHARING for each granule
+     * where that is more. A fork shares pages, but has a copy of a part of their list. */
+    CACHES_NUMBERS = 1 << 16,
+    CACHES_SHARING = 16,
     CACHES_PREFIX_KEYS = 1024,   /* forks in one decode that share fewer positions are computed each alone */
     CACHES_TTL_MS = 600000,      /* since it was last used, where ttl_s is not given */
     CACHES_PAGE_SIZE = 128,      /* positions, where page_size is not given */
@@ -178,10 +179,11 @@ enum {
 /* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* Expected seconds from which on FlashMask's bounds are read to know better. And what a problem might take if all its
- * rows left float32, in seconds and as a multiple of what it takes without such rows, from which on q, k and v are read
- * to look for them. Reading takes a hundredth of what the problem takes, but for few rows of queries: there a kernel
- * too reads k and v once, and strange rows cost less than eight times as much. */
+/* From PREPARE_CLOSER_S expected seconds on, FlashMask's bounds are read for a closer estimate. q, k and v are read, to
+ * look for rows that leave float32, where such rows could make a problem slow. That is so where all rows of that kind
+ * would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without them. Reading takes a hundredth of
+ * the problem's time. For few rows of queries it takes more, but there such rows cost less than PREPARE_STRANGE times
+ * as much. */
 #define PREPARE_CLOSER_S  0.05
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
@@ -190,21 +192,22 @@ enum {
  * second); and one of them: the K and V of one head as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Multiply-adds for rows of lse of one body: 30 ms. A row that takes more is not looked at. */
+/* Multiply-adds for checking the lse of one body: 30 ms. A row that takes more is not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
-/* And for each byte of the body: its smallest heads, one number each, could have a thread that receives bodies busy for
- * 30 ms. Heads of 16 numbers and more have enough for some ten rows. */
+/* The same, for each byte of the body. Without this bound a small body with heads of one number could keep a thread
+ * that receives bodies busy for 30 ms. Heads of 16 numbers and more have enough for some ten rows. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
     DEVICE_MAX_STREAMS = 16, /* batches on a device at a time, whatever it offers */
-    DEVICE_GUESTS = 6,       /* of those, kept for flows that have none there: see device/devices.c */
-    /* So long batches have a device for themselves. Most end sooner, and beside others each would take longer. */
+    DEVICE_GUESTS = 6,       /* of DEVICE_MAX_STREAMS, kept for flows without a batch there: see device/devices.c */
+    /* A guest waits until the other batches have run for this long. Most batches end sooner, and each would take longer
+     * beside another. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* Batches of several flows have a device for themselves this many times as long as a guest would need beside them:
-     * equal work of many flows then is done one after the other, and a short request does not wait for long ones. */
+    /* Batches of several flows run without a further guest for this many times as long as it would need beside them.
+     * Equal work of many flows is then done one after the other, and a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
     DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */
     DEVICE_POLL_NS = 20000, /* between two questions to a stream: so late may its end be seen */
@@ -296,14 +299,14 @@ enum {
 /* ---- Threads: their start, being stuck, and ends ----------------------------------------------------------------- */
 
 enum {
-    THREADS_STACK_BYTES = 8 << 20, /* of libuv's threads from 1.46 on; others have no more, or what `ulimit -s` says */
-    THREADS_END_MS = 1000,         /* for threads that were joined to be gone: a millisecond is usual */
+    THREADS_STACK_BYTES = 8 << 20, /* stack of libuv's threads from 1.46 on, and the least that threads_try() tries */
+    THREADS_END_MS = 1000,         /* for joined threads to be gone from the system: a millisecond is usual */
 
     HEARTBEAT_LIMIT_MS = 5000, /* at one piece of work: milliseconds are usual, a busy machine explains no seconds */
     HEARTBEAT_THREADS = 1024,  /* that are looked at: --http-threads, the loop, devices, and room */
 
-    MAIN_BYTES = 64 << 20,       /* of the process itself: program, libraries, tables, log */
-    MAIN_THREAD_BYTES = 8 << 20, /* of an HTTP thread: its stack, what malloc keeps for it, and INLINE_KEEP */
+    MAIN_BYTES = 64 << 20,       /* memory of the process itself: program, libraries, tables, log */
+    MAIN_THREAD_BYTES = 8 << 20, /* memory of an HTTP thread: stack, malloc's arena, INLINE_KEEP */
 
     SIGNALS_GRACE_MS = 5000,  /* for what follows the last answers: threads join, devices and memory are given back */
     MAIN_STOP_WAIT_MS = 1000, /* for the devices' threads to end what they compute, which nobody waits for */

@@ -58,7 +58,7 @@
     X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                          \
     X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")         \
     X(MADE_ROOM, "attnd_connections_made_room_total", COUNTER, "",                                              \
-      "Idle connections that were closed for others when there were as many as may be")                         \
+      "Connections that were closed to make room for others at --max-connections")                              \
     X(CONNECTION_BYTES, "attnd_connection_bytes", GAUGE, "kind",                                                \
       "Memory of connections and their requests, without tensors")                                              \
     X(DEVICE_USABLE, "attnd_device_usable", GAUGE, "device", "1 until the device fails")                        \

@@ -4,16 +4,15 @@
  * decoding into it. And whatever a client may ask for must be bounded. The idea: blocks of a few sizes, eight to a
  * doubling (at most 12.5 % is wasted, and of that only address space). A released block goes to the list of its
  * size and is the next to be leased there, by the same core where there is one, whose cache may still have it.
- * Blocks of HUGE_LEAST and more are aligned to huge pages. Only the huge pages that lie in a block as a whole are
- * asked for: the kernel fills one at its first byte, and nobody has counted what lies behind the block.
+ * Blocks of HUGE_LEAST and more are aligned to huge pages. Only huge pages that lie wholly in a block are asked for. The
+ * kernel fills a huge page at its first byte, also where most of it lies behind the block and is not counted.
  *
  *   classes[c]   warm blocks of size class c, the most recently used first
  *   oldest ...   all warm blocks by age: what is evicted when the bound is reached, and what staging_trim() gives back
  *
  * Invariants
- * 1. leased + warm <= limit, counted in whole blocks, at every moment; memory is counted before it is mapped, and what
- * is resident is no more than was counted, but for the rest of a last page (half of one in every second class below
- * 32 KiB, none in larger classes).
+ * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. No more
+ * is resident than was counted, apart from the rest of a last page: half a page in every second class below 32 KiB.
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
  * 4. ahead <= limit / STAGING_AHEAD_SHARE, and a caller's blocks together <= its share.
@@ -88,7 +87,7 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
-/* For the huge pages that are inside. Refused on kernels without transparent huge pages: then small ones do. */
+/* Asks for the huge pages inside a block. Kernels without transparent huge pages refuse; small pages do as well. */
 static void want_huge_pages(void *memory, size_t bytes)
 {
     const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;

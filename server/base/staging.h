@@ -67,8 +67,8 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **bl
                          attn_error *err);
 void staging_release(struct staging_pool *staging, struct staging_block *block); /* NULL is fine */
 
-/* Memory that somebody else has allocated and that is to be bounded with the pool's: the text of a body, an answer. As
- * staging_lease(), BUSY or QUOTA; it counts as leased until it is given back. */
+/* Counts memory that is allocated elsewhere and bounded with the pool's: the text of a body, an answer. BUSY or QUOTA,
+ * as staging_lease(). The memory counts as leased until it is given back. */
 attn_status staging_count(struct staging_pool *staging, struct caller *caller, size_t bytes, attn_error *err);
 void staging_count_back(struct staging_pool *staging, struct caller *caller, size_t bytes);
 

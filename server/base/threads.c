@@ -1,7 +1,7 @@
 /* threads.c: see threads.h.
  *
- * The stacks that are tried are as large as libuv's threads have them (8 MiB from 1.46 on, before that what `ulimit -s`
- * says), and no smaller than those of all others. */
+ * The threads that are tried have stacks as large as libuv's (8 MiB from 1.46 on, before that what `ulimit -s` says).
+ * No other thread of the server has a larger one. */
 #include "server/base/threads.h"
 
 #include <dirent.h>
@@ -18,7 +18,7 @@
 #include "server/base/config.h"
 #include "server/base/limits.h"
 
-enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 }; /* what libuv does without the variable, and at most */
+enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 }; /* libuv's default without the variable, and its maximum */
 
 int threads_of_libuv(void)
 {
@@ -76,7 +76,7 @@ const char *threads_space(char text[THREADS_SPACE_BYTES])
     return text;
 }
 
-/* The kernel says EAGAIN for all of them. */
+/* Says in *err which limit refused a thread. The kernel answers EAGAIN for all of them. */
 static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 {
     struct attn_machine machine;
@@ -110,7 +110,7 @@ static void *wait_at_gate(void *unused)
     return unused;
 }
 
-/* The threads of this process; 0: that cannot be told. */
+/* The number of this process's threads; 0: not known. */
 static int threads_now(void)
 {
     struct dirent *entry;

@@ -1,5 +1,5 @@
-/* threads.h: can as many threads be started here, and if not, what limit says so? libuv aborts the process where the
- * system refuses it a thread, so that is found out before it is asked for any. */
+/* threads.h: can the threads that a server needs be started here, and if not, which limit forbids it? libuv aborts the
+ * process where the system refuses it a thread. Therefore this is tried before libuv starts any. */
 #ifndef THREADS_H
 #define THREADS_H
 
@@ -9,18 +9,18 @@
 
 struct config;
 
-/* Threads that a server with these options starts, as far as is known before its devices are open: GPUs' drivers have
- * threads of their own. */
+/* Threads that a server with these options starts. The threads of GPUs' drivers are not known before devices are open,
+ * and do not count. */
 int threads_needed(const struct config *config);
-/* Of them, libuv's: UV_THREADPOOL_SIZE in the environment, or 4. */
+/* How many of them are libuv's: UV_THREADPOOL_SIZE in the environment, or 4. */
 int threads_of_libuv(void);
 
-/* Starts `count` threads that do nothing, all at the same time, and ends them. On an error, NO_MEMORY, the text names
- * the limit and its number, as far as they can be found out. */
+/* Starts `count` threads that do nothing, all at the same time, and ends them. NO_MEMORY: fewer could be started, and
+ * the text names the limit and its number, if they can be found out. */
 attn_status threads_try(int count, attn_error *err);
 
-/* "address space is limited to 300000000 bytes (RLIMIT_AS, ulimit -v)"; "" where it is not. A start that failed later,
- * for want of memory or of a thread, failed because of it most likely. Returns `text`. */
+/* Writes "address space is limited to 300000000 bytes (RLIMIT_AS, ulimit -v)", or "" where it is not limited. This is
+ * the likely reason where a later start fails for want of memory or of a thread. Returns `text`. */
 enum { THREADS_SPACE_BYTES = 128 };
 const char *threads_space(char text[THREADS_SPACE_BYTES]);
 

@@ -1,5 +1,4 @@
-/* batch.c: what a batch is worth and what it leaves behind: results, times, metrics; and how long it waits as a
- * guest. */
+/* batch.c: the operations of a batch, its results, times and metrics, and how long a batch waits as a guest. */
 #include "server/device/internal.h"
 
 #include <string.h>

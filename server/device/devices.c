@@ -1,13 +1,19 @@
-/* devices.c: batches through devices.  loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out -->
- * done? --> mailbox of the loop slot 1: ...                    (as many as attn_device_info.streams)  A GPU has one
- * thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.  Invariants
- * 1. One flow has no more batches with a device than it has streams, and one more where it would be idle between two:
- * on the CPU, and where there is one stream. Flows together have as many, and DEVICE_GUESTS more: guests, of flows
- * that have no other batch there. 2. A guest begins when all others have run for DEVICE_GUEST_AFTER_NS, so that
- * batches that are short stay by themselves. Where the others belong to one flow that suffices. Where they belong to
- * several, one of them must also have run for longer than the guest needs (DEVICE_GUEST_FACTOR). 3. Of a device only
- * what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the loop's
- * or the device's threads', as internal.h says. */
+/* devices.c: batches through devices.
+ *
+ *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
+ *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
+ *
+ * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
+ *
+ * Invariants
+ * 1. One flow has no more batches with a device than the device has streams. It may have one more where the device
+ * would be idle between two: on the CPU, and where there is one stream. All flows together may have as many, and
+ * DEVICE_GUESTS more. Such a guest is the batch of a flow that has no other batch on the device.
+ * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. That is
+ * enough where the others belong to one flow. Where they belong to several flows, the oldest of them must also have run
+ * for a multiple of the time that the guest needs (DEVICE_GUEST_FACTOR).
+ * 3. Threads share only those fields of a device that stand under `lock`, and `due_ns`, `requests`, `usable` and
+ * `lost`. All other fields are the loop's or the device's threads', as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -351,7 +357,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Invariant 1: of one flow, and of all without the guests. */
+/* Invariant 1: the most batches of one flow, and of all flows without guests. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -396,7 +402,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    return *wait_ns > 0; /* else it takes longer than its operations say */
+    return *wait_ns > 0; /* 0 or less: the batch takes longer than its operations say */
 }
 
 bool devices_away(const struct devices *devices)

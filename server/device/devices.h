@@ -35,14 +35,14 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    const struct flow *flow; /* of its first job, which holds it; NULL: nobody's. It has the device because of that */
-    int64_t left_ns;         /* when it left for the device */
-    int64_t charged_ns;      /* what it took of the device, for the flows of its jobs */
+    const struct flow *flow;       /* the first job's, which holds a reference: the batch has its turn. May be NULL */
+    int64_t left_ns;               /* when it left for the device */
+    int64_t charged_ns;            /* device time of the batch, which is charged to the flows of its jobs */
     struct batch *next, *previous; /* the loop's: those that are with the same device */
     int count;
     int waiting;                  /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
     int cancel;                   /* attn_cancel(): the device gives it up between two tiles or launches */
-    double flops, seconds;        /* of all jobs: operations, and what they are expected to take */
+    double flops, seconds;        /* operations of all jobs, and their expected time */
     bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
@@ -127,11 +127,11 @@ int devices_learn(struct devices *devices, double *seconds);
  * What it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* The device that may have room for another batch, and the least work, but for those of `passed_over` (bits of their
- * numbers); NULL when all are busy. */
+/* Of the devices that may have room for another batch, the one with the least work. The bits of `passed_over` are
+ * numbers of devices that do not count. NULL when all are busy. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* Has the device room for a batch that this job leads? Where its flow has no batch there, that may be so in a while:
- * *wait_ns (set beforehand) becomes less where that is sooner. */
+/* Has the device room for a batch that this job leads? Where the job's flow has no batch there, room may come later:
+ * *wait_ns, which the caller has set, is reduced to the time until then. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
 /* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner

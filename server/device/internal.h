@@ -33,7 +33,7 @@ struct slot {
     attn_problem *problems;
     attn_plan *plans;          /* of the problems */
     int room, count, launched; /* there is room for, of both; of this batch; of those, on the stream */
-    bool queued;               /* some of it is on the stream, as far as is known */
+    bool queued;               /* some of the batch may be on the stream */
     int64_t step;              /* where attn_run_some() of the next problems goes on; 0: it has not begun */
     int64_t began_ns;          /* when the first mark of the batch had been put on the stream, */
     int64_t launched_ns;       /* and its first kernels */
@@ -42,7 +42,7 @@ struct slot {
     attn_move *moves; /* of a job, with the addresses that the device knows */
     int64_t move_room;
     struct mirror *mirrors;
-    int *regions; /* the mirrors of regions, by the address of the region */
+    int *regions; /* numbers of the mirrors of regions, in the order of the regions' addresses */
     int mirror_count, mirror_room, region_count;
 
     /* By the batch's jobs: */
@@ -72,7 +72,7 @@ struct device {
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
     int streams;    /* batches that one flow may have on slots */
-    int slot_count; /* with those of guests */
+    int slot_count; /* with the slots for guests */
     struct slot slots[DEVICE_MAX_STREAMS];
 
     pthread_mutex_t lock; /* of what follows, and of slots' `batch` and its started_ns */
@@ -174,15 +174,15 @@ void inline_adopt(struct slot *slot, struct job *job);
 
 /* The operations of a job as kernels do them, in tiles: small heads are padded. */
 double batch_padded_flops(const struct job *job);
-/* The batches beside which a guest would run. */
+/* What guest_sees() has been told of the batches beside which a guest would run. */
 struct guest_others {
     int count;
     const struct flow *flow; /* of one of them */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* since when the first and the last of them are there */
+    int64_t oldest_ns, youngest_ns; /* when the first and the last of them began */
 };
 void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* How long a guest that is expected to take so many seconds has to wait; 0 or less: it may begin. There are others. */
+/* How long a guest of so many expected seconds has to wait; 0 or less: it may begin. others->count is 1 or more. */
 int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* "cpu avx512bf16": the device and the kernel that computed a result. */

@@ -3,11 +3,11 @@
  * A unified device (the CPU) computes in the staging memory itself: nothing is copied. For a device with memory of its
  * own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored by one block of device memory,
  * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a
- * client's regions (work/regions.h): in the device's own memory they have no mirror, for their pointers are right
- * already; in pinned memory of this machine each has its own, for a client's tensors may overlap.
+ * client's regions (work/regions.h). Regions in the device's own memory have no mirror: their pointers are right
+ * already. Regions in pinned memory of this machine have one each, because a client's tensors may overlap.
  *
- * A batch may have thousands of regions, and each of its tensors is looked for among them. Regions of jobs do not
- * overlap, so slot->regions lists their mirrors by address, and a search halves it. */
+ * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
+ * overlap, so slot->regions lists their mirrors by address for a binary search. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -52,7 +52,7 @@ static const struct mirror *region_at(const struct slot *slot, int place)
     return &slot->mirrors[slot->regions[place]];
 }
 
-/* How many of slot->regions begin at this address or before it: the last of them is the only one that may hold it. */
+/* How many of slot->regions begin at or before this address. Only the last of these may contain it. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;

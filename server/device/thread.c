@@ -141,8 +141,8 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     return ATTN_OK;
 }
 
-/* How many problems go on the stream at a time, where they are many: what is on the stream of a GPU cannot be called
- * back. A long problem goes there in steps (attn_run_some), so a group may take several calls. */
+/* How many problems of a batch go on the stream at a time, because work on a GPU's stream cannot be cancelled. A long
+ * problem goes there in steps (attn_run_some()), so a group may take several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -152,7 +152,7 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* The next problems of the batch, or some more of their steps, and after the last of them what follows. */
+/* Queues the next problems of the batch, or more of their steps; after the last problem also what follows it. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -173,7 +173,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* The rows of lse that only the device can hold against their scores: its tensors are there now. */
+/* Queues the sums of rows whose lse only the device can check. Its tensors are there now. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -352,8 +352,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* The slot has more to put on its stream. While other flows have batches on the device, its flow has a group of one
- * batch there at a time: so a flow with four streams gets no more of a GPU than a flow with one. */
+/* The slot has more to put on its stream. While other flows have batches on the device, each flow has launches of only
+ * one batch there at a time. So a flow with four streams gets no more of a GPU than a flow with one. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     bool others = false, own = false;
@@ -419,8 +419,8 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* The lock is held. May the batch go on a slot now (devices.c, invariants 1 and 2)? If not, *until_ns becomes less
- * where it may sooner. *flow_has: batches of its flow that are on slots. */
+/* The lock is held. May the batch go on a slot now (devices.c, invariants 1 and 2)? If not, *until_ns is reduced to the
+ * time from which it may. *flow_has: batches of its flow that are on slots. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -461,7 +461,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     return best;
 }
 
-/* The lock is held. It is the slot's from here on. */
+/* The lock is held. The batch is the slot's from here on. */
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
@@ -479,7 +479,7 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     if (device->first) pthread_cond_signal(&device->wake); /* another thread sees to the others */
 }
 
-/* The lock is held. Until there is something new, or the time has come. */
+/* The lock is held. Waits until there is something new, or until the time has come. */
 static void wait_for_work(struct device *device, int64_t until_ns)
 {
     const struct timespec at = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };

@@ -153,8 +153,8 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* It is there, and nobody is refused for it. Where it finds no room it is as long as what was given back, at
-     * most. */
+    /* The answer exists already and is never refused. Where it finds no room in staging memory, it is no longer than
+     * the memory that was given back. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }

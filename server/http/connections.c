@@ -323,14 +323,14 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    case CONNECTION_BODY: /* of a stranger it is read to be dropped, */
-    case CONNECTION_SEND: /* and the answer is what everybody may read */
+    case CONNECTION_BODY: /* a stranger's body is read to be dropped, */
+    case CONNECTION_SEND: /* and its answer is a refusal or a public page */
         return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
 }
 
-/* Under the lock. The list has those that may go first at its end. */
+/* Under the lock. Adds a connection to the list, at whose end are those that go first. */
 static void look_for_old(struct connections *connections, const _Atomic int *tally, bool tokens, int64_t now_ms)
 {
     connections->old_count = 0;
@@ -359,7 +359,7 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Under the lock. False: it is not what it was when it was put into the list. */
+/* Under the lock. False: the connection has changed since it was put into the list. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {

@@ -49,9 +49,9 @@ struct connection {
     uint64_t inode; /* of the socket: whether fd is still this one */
     _Atomic int
         *tallies[2]; /* counters of others that count it from connections_add() to connections_remove(); may be NULL */
-    struct flow *flow;       /* the same: where there are no tokens; NULL: no request has computed on it */
+    struct flow *flow;       /* a reference, on a server without tokens; NULL: no request has computed on it yet */
     struct request *request; /* the web server's thread: what is received or answered on it, NULL between two */
-    _Atomic int *leaving;    /* it was cut to make room, and is counted here until it is removed; NULL: it was not */
+    _Atomic int *leaving;    /* counts it from its cut to make room to its removal; NULL: it was not cut for that */
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
     int seen_phase;
@@ -69,7 +69,8 @@ struct connection_limits {
         transfer_ms; /* BODY, SEND: this and 1 ms for each KiB that moved, that is at least 1 MiB/s in the long run */
 };
 
-enum { CONNECTIONS_OLD = 64 }; /* found by one look at all connections: it takes 0.1 ms, and a crowd comes in bursts */
+/* Most connections to close that one search finds: a search takes 0.1 ms, and new connections come in bursts. */
+enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
     pthread_mutex_t lock;
@@ -77,12 +78,12 @@ struct connections {
     struct connection **by_fd; /* [capacity], by descriptor */
     int capacity;
     _Atomic int count;
-    _Atomic int64_t bytes;   /* that they take, and the requests on them, without tensors */
+    _Atomic int64_t bytes;   /* memory of all connections and of their requests, without tensors */
     _Atomic int64_t used_ms; /* when a request last began on one of them, while draining; 0: none has */
     struct lingering linger; /* their sockets, where the end of an answer is still on its way */
 
-    /* connections_make_room(): which may go, those that may go first last; and whose they are. Each is looked at
-     * again. */
+    /* connections_make_room()'s: connections of `old_tally` that may be closed; the first to go is the last in the
+     * list. Each is checked again before it is closed. */
     struct {
         int fd;
         int rank;
@@ -90,7 +91,7 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    int64_t looked_ms; /* when all were looked at and none could go; 0: some could */
+    int64_t looked_ms; /* time of the last search, if it found none to close; 0: it found some */
 };
 
 void connections_init(struct connections *connections);
@@ -106,7 +107,7 @@ struct connection *connections_take(struct connections *connections, int fd);
  * closes without a word (it had no memory for it) is found by the next sweep, or when its number comes again. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* From the web server's thread: a request on one of them begins (1), or ends (-1). */
+/* Counts the memory of a request that begins (1) or ends (-1) on a connection; from the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
 /* From the web server's thread. False when the connection has been cut: stop working for it. */
@@ -128,11 +129,11 @@ struct connection_patience {
  * sending hears 408 first. Returns how many were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_patience *patience);
-/* Cuts one of the connections that `tally` counts, for another one: of those that are idle (between two requests, or
- * with a head that is not complete) the one that has been so for longest. With `tokens`, those that never showed a
- * token go first; then, of these, those whose body has been sent for long, for it is dropped, or whose answer is not
- * fetched. No other request that is under way is cut. False: none can go. The connection is counted in *leaving
- * until it is removed. */
+/* Cuts one of the connections that `tally` counts, to make room for another: the one that has been idle for longest. A
+ * connection is idle between two requests, and while its head is not complete. With `tokens` there is an order. Idle
+ * connections that never showed a token go first. Second go those of them that have sent a refused body, or not fetched
+ * an answer, for CONNECTION_STRANGER_MS. All other idle ones go last. No other request under way is cut. False: none
+ * can go. *leaving counts the connection until it is removed. */
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
 /* Cuts all, whatever they do. */

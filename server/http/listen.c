@@ -2,7 +2,7 @@
  *
  * Invariants
  * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket,
- * then closed. It can be taken while a connection is idle, which is closed for it: those that never showed a token go
+ * then closed. At the limit an idle connection is closed to make room for it: those that never showed a token go
  * first (connections_make_room()).
  * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
  * backlog never keeps the loop busy with connections that it cannot accept.
@@ -226,7 +226,7 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* For one more. Where there is none, a connection that has been idle for long makes room. */
+/* Is there room for one more connection? At the limit, the connection that has been idle for longest makes room. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);

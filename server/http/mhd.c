@@ -381,8 +381,8 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
-/* Whose share of the devices' time the request takes: its token's, or its connection's. One that finds no memory shares
- * with others of its kind. */
+/* Gives the request the flow of its token, or of its connection. A connection without memory for a flow has none, and
+ * shares the queue's flow for such jobs. */
 static void join_flow(struct request *request)
 {
     struct connection *const connection = request->connection;

@@ -16,7 +16,7 @@ struct http_server {
     bool plain;    /* not TLS */
     int most;      /* connections that may be open */
     _Atomic int open;
-    _Atomic int leaving; /* of them: cut to make room for others */
+    _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* PEM texts, owned */
 };
 

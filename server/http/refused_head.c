@@ -1,5 +1,5 @@
-/* refused_head.c: see refused_head.h. The words are those of libmicrohttpd 0.9.75 to 1.0.1, and of no interface that it
- * promises: so they are tried at the start, against the library that is there. */
+/* refused_head.c: see refused_head.h. libmicrohttpd 0.9.75 to 1.0.1 use these words, but no interface promises them.
+ * Therefore they are tried at the start, against the library that is installed. */
 #include "server/http/refused_head.h"
 
 #include <microhttpd.h>
@@ -44,7 +44,7 @@ static void *on_uri(void *context, const char *uri, struct MHD_Connection *mhd)
     return NULL;
 }
 
-/* It is not called: the head is refused before. */
+/* This handler is never called, because the head is refused before. */
 static enum MHD_Result on_request(void *context, struct MHD_Connection *mhd, const char *url, const char *method,
                                   const char *version, const char *upload, size_t *upload_size, void **request_context)
 {

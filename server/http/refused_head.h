@@ -1,15 +1,15 @@
-/* refused_head.h: how libmicrohttpd tells that it refuses a head by itself, and whether the one here does so. */
+/* refused_head.h: how libmicrohttpd reports that it refuses a head by itself, and a test that this version does so. */
 #ifndef REFUSED_HEAD_H
 #define REFUSED_HEAD_H
 
 #include <stdbool.h>
 
-/* Is this what libmicrohttpd logs in the moment in which it refuses a request? The first argument is the status
- * then, an unsigned. */
+/* Is this the format that libmicrohttpd logs when it refuses a request? Its first argument is then the status, an
+ * unsigned. */
 bool refused_head_is_told(const char *format);
 
-/* Sends a malformed Content-Length to a daemon of its own: is it told as expected, while the head counts as complete
- * and has no answer? It takes less than a millisecond. What mhd.c does with such heads depends on both. */
+/* Sends a malformed Content-Length to a daemon of its own. True: libmicrohttpd logged the refusal as expected, when the
+ * head counted as complete and had no answer. mhd.c depends on both. Takes less than a millisecond. */
 bool refused_head_self_test(void);
 
 #endif

@@ -97,7 +97,7 @@ static void answer_info(struct request *request, struct answer *answer)
     free(devices);
 }
 
-/* 264 KiB that anybody may ask for, and then not fetch: all get the same copy. */
+/* The page has 264 KiB, and any client may request it without fetching it. All answers share one copy. */
 static void answer_openapi(struct request *request, struct answer *answer)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

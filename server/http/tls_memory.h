@@ -2,8 +2,8 @@
 #ifndef TLS_MEMORY_H
 #define TLS_MEMORY_H
 
-/* From here on GMP's numbers wait for memory, up to TLS_MEMORY_WAIT_MS: requests end meanwhile and give theirs back.
- * Call it before any handshake. Without GMP in this process nothing happens. */
+/* Makes GMP wait for memory, up to TLS_MEMORY_WAIT_MS; requests that end meanwhile give memory back. Call it before any
+ * handshake. It does nothing where this process has no GMP. */
 void tls_memory_wait(void);
 
 #endif

@@ -71,7 +71,7 @@ static void set_shares(struct token_list *list, int share_percent)
         atomic_store_explicit(&list->tokens[i].caller->percent, several ? share_percent : 100, memory_order_relaxed);
 }
 
-/* What stands behind " #" names the token. Cuts it off and returns it; NULL: the line has none. */
+/* Text behind " #" names the token. Cuts this text off and returns it; NULL: the line has none. */
 static const char *cut_comment(const char *line, size_t *length)
 {
     const char *hash = line;

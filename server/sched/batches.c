@@ -116,7 +116,7 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        if (count == 0) { /* what waits is for another device, for room on this one, or for others to come */
+        if (count == 0) { /* all jobs wait for another device, for room on this one, or for others to join */
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
             passed_over |= UINT64_C(1) << device_number(device);

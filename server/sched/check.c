@@ -171,9 +171,9 @@ static attn_status make_job(struct request *request, struct check_result *result
     return status;
 }
 
-/* Work that one request may not ask for, or that cannot be done in time: said at once, and not after all of it has been
- * tried. What a request may take is compared with what its work is expected to take. A deadline is compared with what
- * it takes at the very least, for a request that may still be done in time is not refused. */
+/* Refuses at once work that one request may not ask for, or that cannot be done in time. --max-seconds is compared with
+ * the expected time of the work. A deadline is compared with the least time that the work can take, because a request
+ * that may still be done in time is not refused. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;

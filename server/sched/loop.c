@@ -278,15 +278,15 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* libuv starts its threads with the first piece of work, and aborts where the system refuses one: here, where
- * threads_try() has just found that there are as many, and not at a request. */
+/* libuv starts its threads with the first piece of work, and aborts where the system refuses one. Here this happens
+ * right after threads_try() has found that all threads can be had, and not at a request. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* libuv has an array of watchers by descriptor, and aborts where it grows and there is no memory. So it grows to its
- * end here: a watcher stays at the highest number that a descriptor of this process may have. */
+/* libuv has an array of watchers by descriptor, and aborts where the array must grow and there is no memory. Here the
+ * array grows to its largest size: a watcher stays at the highest number that a descriptor of this process may have. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +

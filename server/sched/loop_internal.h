@@ -30,7 +30,7 @@ struct loop {
     uv_poll_t window_poll;
     int window_fd; /* timerfd: libuv's timers count milliseconds, --batch-window-us does not */
     uv_async_t signalled, step_ended;
-    uv_work_t first_work;       /* with which libuv starts its threads */
+    uv_work_t first_work;       /* makes libuv start its threads */
     _Atomic int stops, reloads; /* signals that have not been looked at */
 
     struct deadlines deadlines;

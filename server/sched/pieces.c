@@ -1,8 +1,7 @@
 /* pieces.c: see pieces.h.
  *
- * libuv would take the pieces in order of arrival. So it is given no more than it has threads, and the others wait
- * here. Their number is bounded by the requests that may wait (--queue-depth), and each search looks at all of them:
- * 1024 take some microseconds. */
+ * libuv would take the pieces in order of arrival. Therefore it has no more pieces than threads, and the others wait
+ * here. The requests that may wait (--queue-depth) bound their number. A search among 1024 takes some microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>
@@ -36,7 +35,7 @@ static void after(uv_work_t *uv, int status)
     give_to_libuv(pieces);
 }
 
-/* Takes out the piece whose flow has used least; of several, the oldest. */
+/* Takes out the piece whose flow has used the least time; of several, the oldest. */
 static struct piece *take_next(struct pieces *pieces)
 {
     struct piece **best = &pieces->first;

@@ -1,8 +1,8 @@
 /* pieces.h: work for libuv's threads, a piece of some ten milliseconds at a time.
  *
- * Checks of large bodies, and verification, are cut into pieces. The next piece is that of the flow which has used
- * least time (base/flow.h), so that a client with a hundred of them keeps another client's waiting for one piece and
- * not for a hundred. Each piece is charged to its flow.
+ * Checks of large bodies, and verification, are cut into pieces. The flow that has used the least time (base/flow.h)
+ * has the next turn. A client's piece therefore waits for one piece of a client that has a hundred, not for all.
+ * Each piece is charged to its flow.
  *
  * All functions are the loop's. */
 #ifndef PIECES_H
@@ -16,7 +16,7 @@ struct queue;
 
 struct piece {
     uv_work_t uv;
-    struct flow *flow; /* its owner holds it; NULL: nobody's */
+    struct flow *flow; /* the piece's owner holds the reference; NULL: no flow */
     enum flow_work work;
     void (*run)(struct piece *piece);                    /* on one of libuv's threads */
     void (*after)(struct piece *piece, int64_t took_ns); /* on the loop; it may add the piece again, or free it */
@@ -33,7 +33,7 @@ struct pieces {
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs it when its turn comes. flow, work, run and after are filled in. */
+/* Runs the piece when its turn comes. The caller has set flow, work, run and after. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

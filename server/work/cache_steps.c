@@ -390,7 +390,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* What a row had taken goes back. */
+/* Gives back the pages that a row had taken. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)
@@ -462,7 +462,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* What the device reads and does, without the lock: nothing of it changes before the step has ended. */
+/* Builds the problem that the device computes, without the lock: nothing that it reads changes before the step ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);

@@ -3,16 +3,15 @@
  * Invariants, all under the lock:
  * 1. A cache's list has a reference to each of its pages; their count is length rounded up to pages.
  * 2. users counts the steps that have begun on a cache and not ended; writing: one of them appends, and is the only
- * one. What a step reads does not change before it ends, so it reads it without the lock: truncate waits in
- * `truncate_to`, delete in `dead`, and both happen when the last of them ends.
+ * one. What a step reads does not change before the step ends, and needs no lock. A truncate waits in `truncate_to`, a
+ * delete in `dead`; both happen when the last step ends.
  * 3. A step that has begun has memory for everything that its end does: the end cannot fail.
  * 4. What a page costs is charged to its caller once, when it is taken, until its last reference is dropped: caches
  * that share pages belong to one caller.
  * 5. Memory for a pool, which a driver may take long to give, is asked for without the lock;
  * `opening` says that somebody does.
- * 6. Nothing that is done with the lock takes longer the more others have, or the longer a cache is; but what takes or
- * frees pages is as long as the request that filled them was. The exceptions come once a second at most: see
- * `expires_ms`. */
+ * 6. No work under the lock takes longer where there are more caches or longer ones. Taking and freeing pages may take
+ * as long as the request that filled them. The exceptions come once a second at most: see `expires_ms`. */
 #include "server/work/caches_internal.h"
 
 #include <assert.h>
@@ -38,7 +37,7 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* Ids are drawn here, but a client keeps those that it likes. */
+/* The server draws ids, but a client can keep the ids that suit it. */
 static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
     const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
@@ -509,7 +508,7 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* The one that there is; NULL: none. One that has expired goes, so that a name is never there twice. */
+/* The cache of this name; NULL: none. An expired one is removed, so that a name is never there twice. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);
@@ -602,7 +601,7 @@ static int64_t pool_numbers(const struct pool *pool)
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* A fork costs nothing of the pool, but memory of the host for its list of pages. */
+/* A fork takes no memory of the pool, only memory of the host for its list of pages. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];

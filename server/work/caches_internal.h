@@ -11,7 +11,7 @@
 #include "server/work/page_lists.h"
 #include "server/work/pages.h"
 
-/* As many buckets as caches: a lookup finds one or two in its bucket, for nobody outside knows which ones meet. */
+/* As many buckets as caches. A bucket has one or two, because the hash is keyed and no client can fill a bucket. */
 enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
 static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 
@@ -62,7 +62,7 @@ struct caches {
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
     struct cache *looked_at; /* where caches_expire() goes on; NULL: at the oldest */
-    int64_t expires_ms;      /* nothing that nobody uses expires before; what is used later does not expire sooner */
+    int64_t expires_ms;      /* no cache without users expires before this time */
 };
 
 /* What a step does to one of its caches. */
@@ -102,19 +102,19 @@ struct cache *cache_known(struct caches *caches, const struct caller *caller, co
 /* The same; NULL with the reason in *err, which names `member` and begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
-/* Its caller pays for so many pages more, or fewer. */
+/* Charges the cache's caller for `pages` more, or fewer where that is negative. */
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
 /* Bytes of pages that a caller may have, on all devices together; INT64_MAX: whatever there is. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* It had `before` pages. */
+/* Counts the cache's pages anew, of which it had `before`. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
-/* It has the first `length` positions from now on; page_list_may_cut() was called, if it is not 0. */
+/* Cuts the cache to its first `length` positions. page_list_may_cut() was called before, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* It is found by nobody, and its pages are free when the last step on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* It expires at its time, for all that caches_expire_all() knows. Call this when its last user has left. */
+/* Tells caches_expire_all() when the cache expires. Call this when its last user has left. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
-/* Buries all that nobody used for their time to live. Where none can be, none is looked at. */
+/* Buries all caches that were not used for their time to live. Before expires_ms it looks at none. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);
 
 #endif

@@ -53,22 +53,22 @@ struct job {
     proto_result *results; /* call->count of them */
     int runnable;          /* items without an error */
     double flops;          /* of those */
-    double seconds;        /* that a device is expected to take for those (attn_cost_of()), */
-    double worst_seconds;  /* if the scores of all rows leave float32, */
-    const char *because;   /* and what makes the costliest costly; "": its size */
+    double seconds;        /* that a device is expected to take for the runnable items (attn_cost_of()) */
+    double worst_seconds;  /* the same, if the scores of all rows leave float32 */
+    const char *because;   /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
     size_t tensor_bytes;   /* what the queue counts: the blocks */
     job_kind kind;
     size_t inputs_used;        /* bytes of `inputs` that hold tensors: the answer of a small one is written over them */
     struct job_region outputs; /* all output tensors, one after the other */
     struct contexts *contexts;
     struct caller *caller; /* on whose account it runs: a reference */
-    struct flow *flow;     /* whose share of the devices' time it takes: a reference; NULL: nobody's in particular */
+    struct flow *flow;     /* a reference: the share of the devices' time that the job uses; NULL: none */
     int64_t priority;      /* 1 leaves before 2, among those of its caller */
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
     struct region_uses
         *shared; /* outputs that go into shared memory, and all that is in a GPU's; NULL: none do, or they are there */
-    attn_lse_look *lse; /* of a backward whose q or k only a device reads: rows that it sums up; NULL: there are none */
-    void *lse_found;    /* to here, among the outputs */
+    attn_lse_look *lse; /* rows that a device sums up for a backward whose q or k only it can read; NULL: none */
+    void *lse_found;    /* where these sums arrive, among the outputs */
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
     bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */
@@ -82,8 +82,8 @@ struct job {
 
     /* The loop's. */
     struct request *request;            /* NULL: nobody waits for it any more */
-    struct finishing *finishing;        /* what is done with it after it ran; NULL: nothing */
-    struct batch *batch;                /* that it runs in; NULL: none */
+    struct finishing *finishing;        /* verification and the like after its run; NULL: nothing of that is going on */
+    struct batch *batch;                /* the batch that it runs in; NULL: none */
     struct job_links in_queue, in_flow; /* among all that wait, and among those of its flow */
     int64_t queued_ns;
     bool waits;               /* its step cannot begin yet: it may not leave the queue */

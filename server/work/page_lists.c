@@ -2,7 +2,7 @@
  *
  * Invariants
  * 1. A block that several lists have is full, and none of its pages is ever replaced: each is full of positions.
- * 2. Of a page with one reference, pages.c knows the block that has it (NULL: a step that has begun).
+ * 2. pages.c knows the block of each page with one reference (NULL: a step that has begun has it).
  * 3. block->shared counts the pages of the block that have more than one reference.
  * 4. pages_shared() counts each page once that several lists have: those with several references (pages.c counts them),
  * and those of blocks that several lists have, where no other block has them. */
@@ -70,20 +70,20 @@ static struct page_block *block_new(int64_t count)
     return NULL;
 }
 
-/* Pages that are shared by the block's lists alone are, from now on or no longer: `sign` is 1 or -1. */
+/* Counts the pages that only the block's lists share, from now on (`sign` 1) or no longer (-1). */
 static void count_block(struct pages *pages, const struct page_block *block, int sign)
 {
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* A page of this block has a second reference, or no longer: `sign` is 1 or -1. */
+/* A page of this block has a second reference from now on (`sign` 1) or no longer (-1). */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* The block has a page of another one, too. */
+/* Adds to the block a page that another block has, too. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -104,7 +104,7 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* A list less has it. Returns how many pages are free now. */
+/* One list no longer has the block. Returns how many pages became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;
@@ -195,7 +195,7 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* The list has a block of its own in place of one that others have, too, with its first `count` pages. */
+/* Replaces a shared block of the list by a block of its own, with the first `count` pages. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

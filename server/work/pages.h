@@ -20,7 +20,7 @@
 
 struct pages;
 
-/* Of `bytes`, whole granules of them. NULL when out of memory. */
+/* A pool of `bytes`, in whole granules. NULL when out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
 void pages_free(struct pages *pages); /* NULL is fine */
 
@@ -31,7 +31,7 @@ size_t pages_granule(const struct pages *pages);
 size_t pages_bytes(const struct pages *pages); /* all of them */
 size_t pages_used(const struct pages *pages);  /* bytes that pages hold, each counted once */
 int64_t pages_count(const struct pages *pages);
-int64_t pages_shared(const struct pages *pages); /* with more than one reference, and what pages_share_more() says */
+int64_t pages_shared(const struct pages *pages); /* those with several references, and those of pages_share_more() */
 
 /* How many granules a page of so many bytes takes; 0: more than there are at all. */
 int32_t pages_run(const struct pages *pages, size_t bytes);
@@ -39,16 +39,16 @@ int32_t pages_run(const struct pages *pages, size_t bytes);
 /* A page of `run` granules with one reference, which has no owner; -1: there is no room. Its memory holds what its last
  * owner left. */
 int32_t pages_take(struct pages *pages, int32_t run);
-/* Its one reference is `owner`'s from now on. */
+/* Makes `owner` the owner of the page's only reference. */
 void pages_own(struct pages *pages, int32_t page, const void *owner);
-/* A reference more, which is `owner`'s. One owner has one reference to a page. */
+/* Adds a reference, which is `owner`'s. An owner has at most one reference to a page. */
 void pages_hold(struct pages *pages, int32_t page, const void *owner);
-/* A reference less, which was `owner`'s. True: it was the last one, the page is free. */
+/* Drops the reference of `owner`. True: it was the last one, and the page is free. */
 bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owner);
 bool pages_is_shared(const struct pages *pages, int32_t page);
-/* Whose the only reference is; NULL: nobody's, or there are several. */
+/* The owner of the page's only reference; NULL: it has none, or there are several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* So many more pages are shared, by lists that have one reference to each together. */
+/* Counts `more` pages as shared that have one reference, because several lists share the block that has them. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

@@ -133,8 +133,8 @@ static attn_status check_save(const proto_item *item, const attn_device *device,
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* Each forward with dropout that names no seed drops others, whatever process computes it. JSON's readers that have
- * nothing but doubles hold the seed exactly: it is below 2^53. */
+/* Each forward with dropout and without a seed drops other elements, in every process. The seed is below 2^53, so that
+ * readers of JSON that have only doubles keep it exactly. */
 static attn_status draw_seed(proto_item *item, attn_error *err)
 {
     enum { BITS = 53 };
@@ -274,7 +274,7 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
                      bytes, (long long)limit);
 }
 
-/* *most: the seconds of the costliest problem so far. */
+/* Adds the cost of a problem to the job's. *most: the seconds of the costliest problem so far. */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -296,8 +296,8 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Tensors that are in this process's own memory, where nothing else writes now. Not those of a GPU, nor those that it
- * copies from a client's pages, nor caches. */
+/* Tensors in this process's own memory, to which nothing else writes now. Caches and tensors in a GPU's memory are not
+ * among them, nor tensors that a GPU copies from a client's pages. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->step || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;

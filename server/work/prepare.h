@@ -10,8 +10,8 @@
  * `largest`, the device with the most memory, will ever have for it). */
 attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err);
 
-/* Counts the job's work once more, by values of its tensors that prepare_job() does not read (attn_cost_of()), where
- * the answer matters: where it takes long. Other jobs: nothing. */
+/* Estimates the work of a job that may take long once more, by values of its tensors (attn_cost_closer()), which
+ * prepare_job() does not read. Does nothing for other jobs. */
 void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest);
 
 /* The contexts that the job makes, of each item without an error, can be taken and hold the job, whose kernels ran. */

@@ -27,7 +27,7 @@ struct queue {
     int count;
     struct flow *first_flow, *last_flow; /* those with jobs that wait */
     int flows;
-    struct flow nobody; /* of jobs without a flow */
+    struct flow nobody; /* the flow of jobs without one */
     int64_t virtual_ns; /* of the flow that was served last */
     int64_t bytes;
     double seconds_per_job;                 /* moving average of what a job costs a device; for Retry-After */
@@ -52,12 +52,12 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 
-/* To the end, and from there before its caller's jobs that are less urgent, up to QUEUE_SCAN_MAX of all back. The job's
- * flow must outlive its stay here. */
+/* Adds the job at the end. A job without a step on caches then moves before less urgent jobs of its caller, past at
+ * most QUEUE_SCAN_MAX jobs. The job must hold its flow while it waits here. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* Who asks for a batch. has_room: may a batch that this job leads leave for the device now? NULL: any may. */
+/* The device that a batch is taken for. has_room: may a batch that this job leads leave for it now? NULL: any may. */
 struct queue_taker {
     int device; /* its number */
     bool (*has_room)(void *context, const struct job *job);
@@ -71,14 +71,14 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* The flow's virtual time (queue.c), for others who choose by it; NULL: of jobs that have none. */
+/* The flow's virtual time (queue.c), for other lists that choose by it. NULL: the flow of jobs that have none. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
-/* It has something that waits, and is not behind the flow that was served last. */
+/* Work of the flow begins to wait: a flow behind the virtual time of the flow that was served last is set to it. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* What waited longest of it leaves. */
+/* Work of the flow leaves: the queue's virtual time grows to what the flow has used, without what still runs. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* A batch that this flow leads (NULL: nobody's) has left for a device at this time, and is back. */
+/* A batch that this flow leads has left for a device at this time (runs), and is back (ran). NULL does nothing. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

@@ -60,7 +60,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* of the name and its caller, so that no other one needs to be looked at */
+        uint64_t hash; /* of the name and its caller; names with another hash need not be compared */
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;

@@ -123,7 +123,7 @@ struct request {
     unsigned methods;          /* that its path answers: bits of enum route_method */
     struct slice parameters[REQUEST_PARAMETERS]; /* of its path, in the order of the pattern */
     struct caller *caller;                       /* a reference; NULL: not looked at yet, or refused */
-    struct flow *flow;                           /* a reference; NULL: it has asked for no device's time yet */
+    struct flow *flow;                           /* a reference; NULL: the request has used no device's time yet */
     char id[REQUEST_ID_BYTES];
     char trace_id[33], span_id[17]; /* of traceparent; empty: none */
     const char *method, *path;      /* libmicrohttpd's, until the request is completed */
@@ -139,7 +139,7 @@ struct request {
     enum unpack_coding coding;   /* of its body */
     struct unpacker *unpacker;   /* NULL: its body is not compressed, or dropped */
     struct staging_block *block; /* where the decoder writes */
-    size_t counted_bytes;        /* of its text, or of its answer, that are counted as staging memory */
+    size_t counted_bytes;        /* bytes of its text, or of its answer, that count as staging memory */
     struct region_uses *shared;  /* what the body refers to in shared memory, until the job has it; NULL: nothing */
     char *text;                  /* the body, of a route that keeps it (malloc) */
     size_t text_bytes;
@@ -199,8 +199,8 @@ void request_fail_in_job(struct request *request, const attn_error *why);
  * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* What it holds of memory that is not leased, its text or its answer, is so many bytes now: more than before is counted
- * as staging memory of its caller. */
+/* The request's text, or its answer, which are not leased, have so many bytes now. The growth is counted as staging
+ * memory of its caller. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
 /* Ends the receiving side: unpacker, decoder, place, staging and shared memory, as far as they are still held. */

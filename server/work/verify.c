@@ -34,8 +34,8 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
     return ATTN_OK;
 }
 
-/* It lies in the memory of a GPU, or is copied by one from where no processor may look: a client could cut the object
- * off, and reading would end the process. */
+/* Is the tensor in a GPU's memory, or in shared memory that only a GPU may copy? A client could truncate such an
+ * object, and reading its mapping would then end the process. */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {

@@ -1,5 +1,5 @@
-/* cost-bench: how good is the estimate of what a problem takes (kernels/cost.c)? A line is a problem: the time that it
- * took, the time that was expected, the second over the first, how long the estimate took, and what most of it is for.
+/* cost-bench: how good is the estimate of a problem's time (kernels/cost.c)? Each problem has a line: the measured
+ * time, the expected time, the second over the first, how long the estimate took, and the costliest part.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
@@ -23,7 +23,7 @@
 enum { MOST_RUNS = 50 };
 static const double RUNS_S = 0.2, MOST_OFF = 3;
 
-/* What a problem has besides its sizes. */
+/* Options of a problem. */
 enum {
     BIAS = 1,
     KEEP = 2,
@@ -272,7 +272,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* Of a backward, after its forward has run. */
+/* Makes the inputs of a backward, after its forward has run. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {

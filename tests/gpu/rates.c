@@ -1,10 +1,10 @@
-/* rates.c: what a pair of a query and a key costs on each way through the kernels, above all on the slow ones: from
- * these numbers comes the length of a step (kernels/cuda/simple/simple.h) and a server's estimate of what work costs.
+/* rates.c: measures what a pair of a query and a key costs in each kernel, above all in the slow ones. The length of a
+ * step (kernels/cuda/simple/simple.h) and a server's estimate of work come from these numbers.
  *
  *   build/tests/gpu/rates [CASE]      on the first GPU; CASE: those alone whose name has this in it
  *
- * Pairs are those that causal and lengths permit, of all heads. A case that takes several steps says how many, and how
- * long they are at most: each call of attn_run_some() is timed and divided by the steps that it made. */
+ * Pairs are those that causal and lengths permit, of all heads. A case of several steps prints their number and the
+ * longest one: each call of attn_run_some() is timed and divided by the steps that it queued. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

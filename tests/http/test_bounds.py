@@ -179,7 +179,7 @@ def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
 
 
 def expected_seconds(server, body, most, because=''):
-    """Of a request that is refused for its work: what the message says."""
+    """The message of a request that is refused for its work."""
     answer = server.post(FORWARD, body)
     assert answer.status == 422 and answer.json()['code'] == 'too-much-work', answer
     detail = answer.json()['detail']

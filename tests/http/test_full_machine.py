@@ -38,7 +38,7 @@ def start(*options, env=None, limit=None):
 
 
 def refused(ended, *says):
-    """It has ended by itself, with one sentence."""
+    """Checks that the server has ended by itself, with one sentence."""
     status, log = ended
     sentence = [line for line in log.splitlines() if line.startswith('attnd: ')]
     assert status == 69 and len(sentence) == 1 and all(text in sentence[0] for text in says), (status, log)
@@ -57,14 +57,14 @@ def asked(server, body):
 
 
 def serves(server):
-    """What it answers; it ends well afterwards."""
+    """Returns what the server answers, and checks that it ends well afterwards."""
     answers = [asked(server, LONG), asked(server, wire.small_bytes())]
     server.stop()
     return answers
 
 
 def test_a_server_begins_with_all_its_threads_or_not_at_all():
-    """As in a cgroup of so many pids: libuv would abort the process at the first long body."""
+    """A cgroup may limit pids like this. libuv would abort the process at the first long body."""
     started = []
     for threads in range(2, 24):
         server, ended = start(*FEW, env=service.shimmed(THREADS=threads))

@@ -177,7 +177,7 @@ def finish(held):
 
 
 def is_cut(s):
-    """Has the server closed it, without a word or after a refusal? Waits for that."""
+    """Waits until the server has closed the connection, with a refusal or without."""
     s.settimeout(10 * service.SLOWER)
     try:
         while s.recv(65536):
@@ -190,7 +190,7 @@ def is_cut(s):
 
 
 def test_the_connections_are_full(serve, beside):
-    """Where none is idle: those whose requests are under way stay, one more hears why not."""
+    """Where no connection is idle: those with requests under way stay, and one more is refused with a reason."""
     server = serve('--max-connections', 4, '--metrics-listen', beside.listen)
     held = uploading(beside, server, 4)
     with server.raw() as s:

@@ -1,4 +1,4 @@
-"""The lse that a backward is given: a few rows of it are held against the scores, before anything is computed."""
+"""The lse that a backward is given: a few rows are checked against the scores before anything is computed."""
 import numpy as np
 import pytest
 
@@ -30,7 +30,7 @@ def refusal(server, kind, members):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_an_lse_in_base_2_is_refused_and_named(server, kind):
-    """It was accepted, and the gradients were wrong without a word."""
+    """Such an lse was accepted once, and the gradients were wrong without an error."""
     members = problem(server, causal=True)
     assert formats.ask(server, kind, 'backward', members)[0] == 200
     text = refusal(server, kind, with_lse(members, lambda lse: lse / np.log(2)))
@@ -63,7 +63,7 @@ def test_probabilities_that_sum_to_more_than_1_are_refused(server, kind):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_parts_of_the_keys_with_the_lse_of_all_are_computed(server, kind):
-    """Ring attention: their gradients are parts of the whole's."""
+    """Ring attention: the gradients of parts add up to those of the whole."""
     members = problem(server)
     whole = server.backward(**members).json()
     dk = []
@@ -91,7 +91,7 @@ def test_what_a_forward_has_answered_is_taken(server, dtype, options):
 
 
 def test_a_body_of_megabytes_is_refused_as_well(server):
-    """It is checked by another thread."""
+    """Another thread checks a large body."""
     members, _ = wire.random_problem(np.random.default_rng(5), Sq=1024, H=4, D=64, dtype='bfloat16', back=True)
     answer = server.forward(**{n: m for n, m in members.items() if n != 'dout'}).json()
     lse = wire.tensor(wire.value(answer['lse']) / np.log(2))

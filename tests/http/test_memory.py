@@ -309,7 +309,7 @@ def test_one_token_cannot_hold_all_places_of_those_who_wait(serve, tokens, tmp_p
                           server.metric('attnd_queue_requests') == len(threads))
     assert server.metric('attnd_queue_requests') == 2
     refused(server.post(FORWARD, wire.small_bytes(), ALICE), '2 requests of this token are waiting', '--queue-depth')
-    ask(BOB)  # has a place, and a stream that is kept for who has none
+    ask(BOB)  # has a place, and a stream that is kept for a token without one
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 5)
     assert server.metric('attnd_queue_requests') == 2
     gate.unlink()

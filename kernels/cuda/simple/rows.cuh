@@ -50,7 +50,7 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* z of a visible pair, from its rows: like score(), but also where q.k or a sum on the way to it leaves float32. The
+/* z of a visible pair from its rows of q and k: score(), or in double where q.k or a partial sum leaves float32. The
  * whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
@@ -71,16 +71,16 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
  * beyond this are forward_row's, in any unit. */
 const float SCORE_MOST = 1 << 27;
 
-/* Can tensor cores have computed a row whose largest score is m? BUT_HUGE: their scores are by in_base_2(), so that
- * huge ones are right too. */
+/* Have tensor cores computed a row right whose largest score is m? BUT_HUGE: their scores are by in_base_2(), which
+ * makes huge ones right too. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Which rows forward_row() writes: every one that it is called for; or what the tensor cores cannot give: a result that
- * is not finite, one of huge scores (unless those are by in_base_2()), or where theirs is not finite, for their sums
- * have overflowed. A row's own numbers decide. */
+/* Which rows forward_row() writes: every row, or only rows that tensor cores cannot compute. Such a row has a result
+ * that is not finite, or huge scores (unless those are by in_base_2()). The result of tensor cores may also be not
+ * finite because their sums overflowed. A row's own numbers decide. */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Is the result of the tensor cores, in out and in lse, to be replaced by forward_row()'s? */
@@ -102,7 +102,7 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Online softmax over the visible keys of query i. Writes out and lse; lse_dense: lse goes there, dense, instead. */
+/* Online softmax over the visible keys of query i. Writes out, and lse: to lse_dense where that is not NULL. */
 template <int N = CHANNELS>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -166,7 +166,7 @@ struct saved {
     attn_view out; /* by the same strides of meaning as every out */
 };
 
-/* Floats of lse, delta, rest and far, of rows that are not those of a tensor. */
+/* How many floats saved has for lse, delta, rest and far, where their rows are not those of a tensor. */
 static inline size_t saved_floats(const attn_plan *plan)
 {
     return (size_t)query_rows(plan->geometry.dims) * (plan->problem->dalibi_slopes.rank ? 4 : 3);
@@ -186,13 +186,13 @@ DEVICE float lse_in_base_2(float lse)
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Are lse and rest of such a row found by tiles? Only where scores are by in_base_2(): see sm80/forward.cu. */
+/* Do tiles compute lse and rest of a row with huge scores? Only if scores are by in_base_2(): see sm80/forward.cu. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
 }
 
-/* The exponent of P in base 2, of a score y by in_base_2() of query i. lse2: lse_in_base_2() of its lse. */
+/* The exponent of P in base 2, from a score y of query i by in_base_2(); lse2 is lse_in_base_2() of the row's lse. */
 DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, float y, float lse2)
 {
     if (lse2 == lse2) return y - lse2;

@@ -58,7 +58,7 @@ DEVICE row query_row(const cuda_args &a, int64_t n)
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* Rows from `first` on; so do the kernels below, of whose rows a launch computes a part. */
+/* A launch computes rows from `first` on. The kernels below do the same. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* visit(n), by a whole warp, for those of pieces first .. first + count - 1 of which wanted(n), asked by a lane, is
- * true: seldom any. `warps` of the grid share them, each those that are `warps` apart. */
+/* A whole warp calls visit(n) for each n in first .. first + count - 1 with wanted(n), which a lane evaluates; few or
+ * none are. The grid's `warps` share the n: a warp has every `warps`-th. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -79,8 +79,8 @@ DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wante
     }
 }
 
-/* Rows that were left to later launches (cuda_args.rows_later), whose place among the marks is query_row()'s. `a` has
- * no such marks, or they would be left once more. */
+/* Computes rows that were left to later launches (cuda_args.rows_later); query_row() numbers their marks. `a` has no
+ * marks itself, or rows would be left once more. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(32 * WARPS)
             const rows_written which = (rows_written)(marks[n] - 1);
             forward_row<N>(a, r.x, r.i, a.g.view[ATTN_T_out], nullptr, which);
             __syncwarp();
-            if (threadIdx.x % 32 == 0) marks[n] = 0; /* for those of a backward */
+            if (threadIdx.x % 32 == 0) marks[n] = 0; /* a backward's kernel marks rows there next */
         });
 }
 
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at(a, s, n);
 }
 
-/* The same of rows that were left to later launches; before them, lse and rest of rows whose lse is huge. */
+/* Gradients of rows that were left to later launches. lse and rest of rows with a huge lse are computed before. */
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
 {
@@ -207,8 +207,8 @@ DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64
     return gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k, dot(dout, v)).dz;
 }
 
-/* dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. An element is a sum over those axes, as long as the whole
- * problem where all three are broadcast: a launch adds terms [begin, end) to what is there. */
+/* dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. An element is a sum over these axes, which may have as many
+ * terms as the whole problem has queries. A launch adds terms [begin, end) to the sum so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };
@@ -415,8 +415,8 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
     if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
 }
 
-/* launch(blocks, first, count, warps), in steps, for rows that were left. A warp looks at several, where there are
- * many. */
+/* Calls launch(blocks, first, count, warps) in steps, for rows that were left. Where rows are many, a warp looks at
+ * several. */
 template <typename F>
 static void launch_left(const cuda_chip *chip, const attn_plan *plan, int64_t rows, double seconds_each, F launch)
 {
@@ -469,8 +469,7 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
 
 namespace {
 
-/* Elements and their terms, so many of both at a time that a launch is a step: one element's terms follow each other.
- */
+/* Divides elements and their terms so that a launch is a step. The terms of an element are added in order. */
 void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
     const int64_t *n = p->dbias.shape;

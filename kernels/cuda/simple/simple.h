@@ -9,11 +9,10 @@
 /* s.delta, and s.lse from the problem's lse where `given`. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Forward: the rows that the problem's kernel has left to later launches. Nothing, where it leaves none (rows_later).
- * `plan`: the forward's. */
+/* Computes the rows of a forward that its kernel has left to later launches (rows_later). `plan` is the forward's. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Backward: those of dq, dk and dv, before simple_gradients(). */
+/* Computes the rows of dq, dk and dv that a backward's kernel has left; call it before simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
@@ -23,8 +22,9 @@ void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_a
 
 /* ---- How long it takes ------------------------------------------------------------------------------------------- */
 
-/* Seconds of a pair on an H100 with 132 multiprocessors that are all busy: a constant, and one for each 32 channels.
- * Measured by tests/gpu/rates.c, rounded up. A backward's is that of dq, of dk and dv, or of dalibi_slopes. */
+/* Seconds for a pair on an H100 whose 132 multiprocessors are all busy: a constant, and one for each 32 channels.
+ * tests/gpu/rates.c measured them; they are rounded up. BACKWARD_PAIR holds for each of three loops: dq; dk and dv;
+ * dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
@@ -32,7 +32,7 @@ const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
 const double WIDE_COST = 2; /* more than CHANNELS channels a lane do not stay in registers */
 
-/* Terms that a warp adds one after the other in a step: some 4 us each, where there are few warps. */
+/* A warp adds at most this many terms one after the other in a step: a term takes some 4 us where warps are few. */
 const int64_t MOST_IN_A_ROW = 4096;
 
 static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
@@ -42,8 +42,8 @@ static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g,
            chip->multiprocessors;
 }
 
-/* Of a query row, and of a key row of dk and dv; packed, as if all sequences were as long as each other: their lengths
- * are in device memory. */
+/* Keys of a query row, and as many queries of a key row of dk and dv. Packed sequences count as if all had the same
+ * length, because their lengths are in device memory. */
 static inline int64_t keys_of_row(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -56,8 +56,8 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
 }
 
-/* Seconds of the tensor cores' kernels for a problem, from above: at what they do on an H100
- * (kernels/MEASUREMENTS.md), or less, and with options at a sixth of that. */
+/* Upper bound on the seconds that tensor cores need for a problem. It assumes no more than their measured rate on an
+ * H100 (kernels/MEASUREMENTS.md), and a sixth of it with options. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -70,8 +70,8 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            chip->multiprocessors;
 }
 
-/* Rows that tiles cannot compute are left to launches of their own where that costs no more than half a percent: nearly
- * always there are no such rows, and a launch that finds none takes some 5 us. How many launches that may be. */
+/* How many launches may look for rows that tiles have left: as many as take half a percent of the problem's time. A
+ * launch that finds no such row takes some 5 us, and nearly no problem has one. */
 static inline double most_steps_of_rows_left(const attn_plan *plan, const cuda_chip *chip)
 {
     const double loops = plan->problem->op == ATTN_OP_BACKWARD ? 3 : 1;

@@ -58,7 +58,7 @@ size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
-    bool tiles_now; /* all between begin and the end of `finish` is one step: is it to be made now? */
+    bool tiles_now; /* the launches between begin and the end of `finish` are one step: are they to be made now? */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);

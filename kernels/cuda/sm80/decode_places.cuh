@@ -15,9 +15,9 @@ struct decode_plan {
     int walkers;                  /* blocks of a batch row and key/value head */
     int unit, extra;
     bool early;   /* where splits are follows from the arguments alone, not from what the kernel before writes */
-    bool few;     /* at most FEW_ROWS rows, in the form for them, whose grid is (Hk, walkers, B) */
+    bool few;     /* at most FEW_ROWS rows, in the variant for them, whose grid is (Hk, walkers, B) */
     bool ahead;   /* few: the kernel before writes nothing that is read here but the workspace */
-    bool float8;  /* keys and values, in the form of float8.cuh */
+    bool float8;  /* keys and values are float8, in the variant of float8.cuh */
     bool options; /* scores are by in_base_2() */
     int stack;    /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
     int64_t

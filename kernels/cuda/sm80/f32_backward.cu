@@ -485,7 +485,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* All that is made by tiles, after the forward. */
+/* The launches that compute in tiles, after the forward. */
 cudaError_t launch_tiles(const cuda_args &a, const attn_plan *plan, const backward_planes &planes, const saved &s,
                          float *sums, size_t sums_bytes, cudaStream_t stream)
 {

@@ -295,7 +295,7 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Of a backward with options: a.part_lse and part_rest of the rows with huge scores, in tiles that have such rows. */
+/* Computes a.part_lse and part_rest for a backward with options: for rows with huge scores, in tiles that have such. */
 cudaError_t forward_parts(cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

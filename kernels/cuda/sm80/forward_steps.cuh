@@ -98,8 +98,8 @@ DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, b
         ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
 }
 
-/* By the block, at its beginning and end: has any of the ROWS rows from i0 on a huge lse? And what becomes of them, see
- * is_parted_by_tiles(); rows that tensor cores cannot compute are NaN then, and found one by one. */
+/* Has any of the ROWS rows from i0 on a huge lse? The whole block calls this at its beginning and at its end. For such
+ * rows see is_parted_by_tiles(). Rows that tensor cores cannot compute become NaN, and are computed one by one. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -118,7 +118,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* a warp looks at its own rows */
+    __syncwarp(); /* each warp checks its own rows */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;

@@ -11,8 +11,8 @@ struct recomputed_forward {
     attn_plan plan;
 };
 
-/* Are lse and rest of rows with huge scores found by the forward's tiles? Where the scores of all kernels of a backward
- * are by in_base_2(), but for dbias and dalibi_slopes, whose kernels (simple.cu) sum them in an order of their own. */
+/* Do the forward's tiles compute lse and rest of rows with huge scores? Yes where all kernels of a backward have scores
+ * by in_base_2(). No for dbias and dalibi_slopes, whose kernels (simple.cu) sum scores in an order of their own. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;

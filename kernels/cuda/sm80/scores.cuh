@@ -234,7 +234,7 @@ template <int BM> struct staged_queries {
 };
 
 /* All options, in base 2, for keys from j0 on and queries from i0 on, of which Sq exist; and which pairs dropout keeps.
- * `unit`: of a score in S, which becomes the exponent of P. lse2: of the queries, less `bits`. */
+ * `unit`: the unit of scores in S, which become exponents of P. lse2: the queries' lse in base 2, less `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,

@@ -27,7 +27,7 @@ static inline results results_of(const attn_geometry &g)
     return x;
 }
 
-/* Base 2; -inf without. A huge one too: not by in_base_2(), for scores here are not. */
+/* The sink in base 2, or -inf without one. A huge sink is in base 2 too, as all scores of these kernels are. */
 DEVICE float sink_log2(const results &to, int h)
 {
     const float sink = to.sinks ? to.sinks[h * to.sink_stride] : -CUDART_INF_F, y = sink * LOG2E;

@@ -579,7 +579,7 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* Does row i, which has no largest score, see a key all the same? Then its products have left float32. */
+    /* Does row i see a key although it has no largest score? Then its products have left float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;

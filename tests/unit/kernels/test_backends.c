@@ -2182,7 +2182,7 @@ static void test_outputs_that_nobody_wants_are_not_needed(void **state)
 
 /* clang-format off: a row is a line */
 
-/* q.k leaves float32, on its way or at its end, and scale q.k does not. */
+/* q.k leaves float32, in a partial sum or at the end, and scale q.k does not. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -2234,7 +2234,7 @@ static void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All of a row's products are so negative that they leave float32: it sees its keys all the same, alike. */
+/* All of a row's products are so negative that they leave float32. The row still sees its keys, all with one score. */
 static void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -2282,7 +2282,7 @@ static void test_lse_alone_is_the_lse_beside_out(void **state)
     }
 }
 
-/* A mask as libraries make it: `hidden` for keys that are padding, and for every key of queries that are. */
+/* A mask as libraries make it: `hidden` for keys of padding, and for every key of a query of padding. */
 static void pad_left(struct fixture *f, double hidden)
 {
     const int64_t Sq = f->spec.Sq, Sk = f->spec.Sk;
@@ -2340,7 +2340,7 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Is it computed row by row, with sums in an order that no other kernel has? */
+/* Is the problem computed row by row, with sums in an order that no other kernel has? */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;
@@ -2389,7 +2389,7 @@ static void test_one_key_has_a_probability_of_one(void **state)
     }
 }
 
-/* What is queued in steps has the bits of what is queued at once. */
+/* Work that is queued in steps has the same bits as work that is queued at once. */
 static void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {

@@ -1,4 +1,4 @@
-/* test_cost.c: what problems are expected to take (kernels/cost.c), and which rows leave float32 (kernels/strange.c).
+/* test_cost.c: the expected time of problems (kernels/cost.c), and which rows leave float32 (kernels/strange.c).
  * Estimates are compared with each other, never with a clock: `build/cost-bench` does that. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -110,7 +110,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each makes of a forward or backward one that costs more. */
+/* Each of these options makes a forward or a backward cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -198,7 +198,7 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     free(four);
 }
 
-/* They are made by a kernel that computes pair by pair. */
+/* The gradients dbias and dalibi_slopes come from a kernel that computes pair by pair. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     free(t);
 }
 
-/* Of left-padded rows, as Hugging Face writes masks. */
+/* Masks of left-padded rows, as Hugging Face's models write them. */
 static void pad(struct problem *t, int rows, float hidden)
 {
     for (int i = 0; i < S; i++)
@@ -340,7 +340,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A GPU's kernels for options compute them as others. */
+/* A GPU's kernels with options compute rows of huge scores like other rows. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -382,7 +382,7 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     free(t);
 }
 
-/* Every layout, mask, length and kind of keys: that no memory is read but the problem's (make SAN=1). */
+/* For every layout, mask, length and kind of keys, only the problem's own memory is read (make SAN=1 checks it). */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {

@@ -168,7 +168,7 @@ static void *compute_until_stopped(void *argument)
     return NULL;
 }
 
-/* How many of the first `count` compute at present: that have done ten items since, when one of them has done 1000. */
+/* How many of the first `count` threads compute now: they do ten items while one of them does 1000. */
 static int at_work(struct computing *all, int count)
 {
     int64_t before[CALLERS];
@@ -181,7 +181,7 @@ static int at_work(struct computing *all, int count)
     return working;
 }
 
-/* Two threads compute for one owner, a third for another: of two threads, one is each owner's. */
+/* Two threads compute for one owner, a third for another. In a pool of two threads each owner has one. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
     static const char owners[2];

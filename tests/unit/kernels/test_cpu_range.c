@@ -9,7 +9,7 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* Everything of the table but dots_exact(), which counts the keys that were scored in double. */
+/* The table that is tested. run_with() replaces its dots_exact() by counting_dots(), which counts keys. */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -249,7 +249,7 @@ static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
         tensor_set(t, n, (n % D % 2 ? sign : 1) * 400 * (0.5 + rng_uniform(r)));
 }
 
-/* How the one key is the only one. */
+/* The ways in which a row sees one key alone. */
 enum one_key { ALONE, KEPT, BIASED, FLASHMASKED, WINDOWED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
