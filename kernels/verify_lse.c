@@ -280,9 +280,9 @@ static bool is_told(const attn_lse_row *row, const double *found)
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
-/* `loose` allows for a forward of bfloat16, whatever the dtype of this backward: mixed precision sends the lse of rounded
- * q and k beside the numbers before their rounding. With few channels the errors of one pair do not average out, so they
- * are bounded by their sum: q and k are each half a unit off. */
+/* `loose` allows for a forward of bfloat16, whatever the dtype of this backward: mixed precision sends the lse of
+ * rounded q and k beside the numbers before their rounding. It is a bound: q and k are each half a unit off, and the
+ * sum of the products' sizes is at most sqrt(D) times their Euclidean norm. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10, D = (double)attn_dims_of(p).D, u_loose = 0x1p-8;

@@ -4,8 +4,8 @@
  * decoding into it. And whatever a client may ask for must be bounded. The idea: blocks of a few sizes, eight to a
  * doubling (at most 12.5 % is wasted, and of that only address space). A released block goes to the list of its
  * size and is the next to be leased there, by the same core where there is one, whose cache may still have it.
- * Blocks of HUGE_LEAST and more are aligned to huge pages. Only huge pages that lie wholly in a block are asked for. The
- * kernel fills a huge page at its first byte, also where most of it lies behind the block and is not counted.
+ * Blocks of HUGE_LEAST and more are aligned to huge pages. Only huge pages that lie wholly in a block are asked for:
+ * the kernel fills a huge page at its first byte, also where most of it lies behind the block and is not counted.
  *
  *   classes[c]   warm blocks of size class c, the most recently used first
  *   oldest ...   all warm blocks by age: what is evicted when the bound is reached, and what staging_trim() gives back
