@@ -4,10 +4,10 @@
  *   extras   what a tensor or an option adds to a triple, by family of kernels
  *   sums     triples times rates, over the units of the device that find work
  *
- * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), so that
- * they hold for any number of them. Another machine of the same kind is up to three times as fast or slow.
- * `build/cost-bench` prints estimates beside measured times. Measure a new or faster kernel with it, and change its
- * row.
+ * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), and
+ * hold for any number of them. A GPU works in whole blocks: one of 128 rows takes as long for a single row. Another
+ * machine of the same kind is up to three times as fast or slow. `build/cost-bench` prints estimates beside what it
+ * measures: a new kernel, or one that has become faster, is measured with it, and its row changed.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
@@ -24,14 +24,17 @@
 /* ---- Rates ------------------------------------------------------------------------------------------------------- */
 
 /* Kernels whose options cost alike. */
-enum family { CPU, PORTABLE, DOUBLE, HOPPER, GENERIC, SIMPLE };
+enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE }; /* NARROW: HOPPER, of few rows */
 
 #define CPU_MOST  5.8e37 /* SIMD_SCORE_MOST of cpu/simd.h, in natural units */
 #define CUDA_MOST 0x1p27 /* kernels/README.md, "The CUDA backend" */
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Scores from which on the variant with options of GENERIC's kernels needs no repair. */
+/* Scores from which on the second form of the kernels of GENERIC, for options, needs no repair: HUGE_SCORE of
+ * cuda/args.cuh. The kernels of float32 repair every row of a tile whose numbers allow scores of SINGLE_BOUND, whatever
+ * its form (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 repairs too, also where scores are huge. */
 #define GENERIC_CHEAP 0x1p33
+#define SINGLE_BOUND  0x1p22
 
 #define BFLOAT (ATTN_DTYPE_BIT(BF16))
 #define SINGLE (ATTN_DTYPE_BIT(F32))
@@ -45,7 +48,7 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* of q */
     enum family family;
-    double head;   /* each head of each sequence, whatever its size */
+    double head;   /* each head of each sequence, whatever it holds; of a GPU's kernels each block, see work */
     double number; /* each number of K and V of each key/value head: reading or packing it */
     double pair, product;
     double strange, strange_product;
@@ -55,39 +58,42 @@ struct rate {
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of so few rows read K and V as they lie */
 
-/* Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap, most. */
+/* The rate of strange rows of GENERIC's backward is between those of blocks alone (400 ns at 64 columns) and of a full
+ * device (1450); values whose sums overflow are gone over twice by sm90's forward.
+ *
+ * Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap, most. */
 /* clang-format off */
 static const struct rate rates[] = {
-    { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250, .08,  .12, .0017,     8, .13, .8, CPU_MOST },
-    { "amx",            ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .12, .0060,     8, .13, .8, CPU_MOST },
-    { "amx",            ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .20, .0070,    10, .125, .8, LSE_MOST },
-    { "amx",            ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .20, .0220,    10, .125, .8, LSE_MOST },
-    { "bf16",           ATTN_OP_FORWARD,  BFLOAT | FLOAT8, CPU,      250, .08,  .16, .0041,     8, .13, .8, CPU_MOST },
-    { "bf16",           ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .22, .0082,     8, .13, .8, CPU_MOST },
-    { "bf16",           ATTN_OP_BACKWARD, BFLOAT,          CPU,      400, .08,  .22, .0128,    10, .125, .8, LSE_MOST },
-    { "bf16",           ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    10, .125, .8, LSE_MOST },
-    { "avx512",         ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .22, .0084,     8, .13, .8, CPU_MOST },
-    { "avx512",         ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .25, .0240,    10, .125, .8, LSE_MOST },
-    { "avx2",           ATTN_OP_FORWARD,  ANY,             CPU,      250, .08,  .45, .0160,    10, .20, 1,  CPU_MOST },
-    { "avx2",           ATTN_OP_BACKWARD, ANY,             CPU,      400, .08,  .60, .0480,    14, .22, 1,  LSE_MOST },
-    { "portable",       ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .11,      20, .5,  3,  CPU_MOST },
-    { "portable",       ATTN_OP_BACKWARD, ANY,             PORTABLE, 800, .3,   7,   .30,      40, .8,  3,  LSE_MOST },
-    { "double",         ATTN_OP_FORWARD,  ANY,             DOUBLE,   500, 1,    9,   .31,       0, 0,   0,  FLT_MAX },
-    { "double",         ATTN_OP_BACKWARD, ANY,             DOUBLE,   500, 1,    9,   .75,       0, 0,   0,  FLT_MAX },
-    { "sm90",           ATTN_OP_FORWARD,  FLOAT8,          HOPPER,   0,   .02,  .04, .00020,   60, 1.5, 1,  CUDA_MOST },
-    { "sm90",           ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .04, .00028,   60, 1.5, 1,  CUDA_MOST },
-    { "sm90",           ATTN_OP_BACKWARD, ANY,             HOPPER,   0,   .02,  .05, .0010,   300, 9,   4,  LSE_MOST },
-    { "sm90+decode",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .05,  .04, .00028,   60, 1.5, 1,  CUDA_MOST },
-    { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .02,  .04, .00020,   60, 1.5, 1,  CUDA_MOST },
-    { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             HOPPER,   0,   .08,  .02, .00045,   60, 1.5, 1,  CUDA_MOST },
-    { "decode",         ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .08,  .05, .0006,    60, 1.5, 1,  CUDA_MOST },
-    { "generic+decode", ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .05,  .05, .0006,    60, 1.5, 1,  CUDA_MOST },
-    { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  0,   .05,  .02, .0022,    60, 1.2, 1,  CUDA_MOST },
-    { "generic",        ATTN_OP_FORWARD,  ANY,             GENERIC,  0,   .02,  .05, .0006,    60, 1.5, 1,  CUDA_MOST },
-    { "generic",        ATTN_OP_BACKWARD, SINGLE,          GENERIC,  0,   .05,  .02, .0065,   300, 9,   4,  LSE_MOST },
-    { "generic",        ATTN_OP_BACKWARD, ANY,             GENERIC,  0,   .02,  .07, .0022,   300, 9,   4,  LSE_MOST },
-    { "simple",         ATTN_OP_FORWARD,  ANY,             SIMPLE,   0,   .1,   55,  .42,       0, 0,   0,  CUDA_MOST },
-    { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,   .1,   115, .95,       0, 0,   0,  LSE_MOST },
+    { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
+    { "amx",            ATTN_OP_FORWARD,  ANY,             CPU,      250,  .08, .12, .0060,  8,   .13,  .8, CPU_MOST },
+    { "amx",            ATTN_OP_BACKWARD, BFLOAT,          CPU,      400,  .08, .20, .0070,  10,  .125, .8, LSE_MOST },
+    { "amx",            ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .20, .0220,  10,  .125, .8, LSE_MOST },
+    { "bf16",           ATTN_OP_FORWARD,  BFLOAT | FLOAT8, CPU,      250,  .08, .16, .0041,  8,   .13,  .8, CPU_MOST },
+    { "bf16",           ATTN_OP_FORWARD,  ANY,             CPU,      250,  .08, .22, .0082,  8,   .13,  .8, CPU_MOST },
+    { "bf16",           ATTN_OP_BACKWARD, BFLOAT,          CPU,      400,  .08, .22, .0128,  10,  .125, .8, LSE_MOST },
+    { "bf16",           ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .25, .0240,  10,  .125, .8, LSE_MOST },
+    { "avx512",         ATTN_OP_FORWARD,  ANY,             CPU,      250,  .08, .22, .0084,  8,   .13,  .8, CPU_MOST },
+    { "avx512",         ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .25, .0240,  10,  .125, .8, LSE_MOST },
+    { "avx2",           ATTN_OP_FORWARD,  ANY,             CPU,      250,  .08, .45, .0160,  10,  .20,  1,  CPU_MOST },
+    { "avx2",           ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .60, .0480,  14,  .22,  1,  LSE_MOST },
+    { "portable",       ATTN_OP_FORWARD,  ANY,             PORTABLE, 500,  .3,  6,   .11,    20,  .5,   3,  CPU_MOST },
+    { "portable",       ATTN_OP_BACKWARD, ANY,             PORTABLE, 800,  .3,  7,   .30,    40,  .8,   3,  LSE_MOST },
+    { "double",         ATTN_OP_FORWARD,  ANY,             DOUBLE,   500,  1,   9,   .31,    0,   0,    0,  FLT_MAX },
+    { "double",         ATTN_OP_BACKWARD, ANY,             DOUBLE,   500,  1,   9,   .75,    0,   0,    0,  FLT_MAX },
+    { "sm90",           ATTN_OP_FORWARD,  FLOAT8,          HOPPER,   1000, .02, .04, .00020, 80,  2,    1,  CUDA_MOST },
+    { "sm90",           ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00028, 80,  2,    1,  CUDA_MOST },
+    { "sm90",           ATTN_OP_BACKWARD, ANY,             HOPPER,   2000, .02, .05, .0010,  300, 9,    4,  LSE_MOST },
+    { "sm90+decode",    ATTN_OP_FORWARD,  ANY,             NARROW,   1900, .05, .04, .00028, 80,  2,    1,  CUDA_MOST },
+    { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00020, 80,  2,    1,  CUDA_MOST },
+    { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             NARROW,   1900, .08, .02, .00045, 60,  1.5,  1,  CUDA_MOST },
+    { "decode",         ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .08, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
+    { "generic+decode", ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .05, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
+    { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  1000, .05, .02, .0022,  60,  1.2,  .2, CUDA_MOST },
+    { "generic",        ATTN_OP_FORWARD,  ANY,             GENERIC,  1000, .02, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
+    { "generic",        ATTN_OP_BACKWARD, SINGLE,          GENERIC,  2000, .05, .02, .0065,  300, 9,    4,  LSE_MOST },
+    { "generic",        ATTN_OP_BACKWARD, ANY,             GENERIC,  2000, .02, .07, .0022,  200, 4.5,  4,  LSE_MOST },
+    { "simple",         ATTN_OP_FORWARD,  ANY,             SIMPLE,   0,    .1,  55,  .42,    0,   0,    0,  CUDA_MOST },
+    { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,    .1,  115, .95,    0,   0,    0,  LSE_MOST },
 };
 
 /* Rates of the CPU for a forward that reads K and V as they lie in memory, by family. */
@@ -96,65 +102,95 @@ static const struct rate few_rows[] = {
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Features that GENERIC's kernels compute in their variant with options, and dropout. */
-#define OPTIONS                                                                                                      \
+/* Of these the kernels of GENERIC have a second form, which treats score by score; each costs something besides. */
+#define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
+#define OPTIONS (SCORES | ATTN_OPTION_BIT(DROPOUT))
 #define SOFTCAP ATTN_OPTION_BIT(SOFTCAP)
 #define DROPOUT ATTN_OPTION_BIT(DROPOUT)
 #define BIAS    ATTN_TENSOR_BIT(bias)
 #define KEEP    ATTN_TENSOR_BIT(keep_mask)
 #define SLOPES  ATTN_TENSOR_BIT(alibi_slopes)
+#define BOUNDS  ATTN_TENSOR_BIT(mask_startend_rows)
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* The extra cost of a triple where the problem has one of these features. A row of the table counts once. */
+/* Who does it: the blocks of the kernel; the same, where one alone on its multiprocessor waits for memory half of the
+ * time and two do not; or a warp for each row. */
+enum by { TILES, WAITS, ROWS };
+
+/* What a triple costs more where the problem has one of these features; a row counts once. */
 static const struct extra {
     enum family family;
     attn_op op;
     uint64_t features;
     const char *name; /* of the feature, for attn_cost.because */
     double pair, product;
+    enum by by;
 } extras[] = {
-    { CPU,      ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .40, 0 },
-    { CPU,      ATTN_OP_FORWARD,  BIAS,    "bias",          .60, 0 },
-    { CPU,      ATTN_OP_FORWARD,  KEEP,    "keep_mask",     .45, 0 },
-    { CPU,      ATTN_OP_FORWARD,  SLOPES,  "alibi_slopes",  .25, 0 },
-    { CPU,      ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1.3, 0 },
-    { CPU,      ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .40, 0 },
-    { CPU,      ATTN_OP_BACKWARD, BIAS,    "bias",          .70, 0 },
-    { CPU,      ATTN_OP_BACKWARD, KEEP,    "keep_mask",     .45, 0 },
-    { CPU,      ATTN_OP_BACKWARD, SLOPES,  "alibi_slopes",  .20, 0 },
-    { CPU,      ATTN_OP_BACKWARD, DBIAS,   "dbias",         1.5, 0 },
-    { CPU,      ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", .80, 0 },
-    { CPU,      ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     1.4, 0 },
-    { PORTABLE, ATTN_OP_FORWARD,  SOFTCAP, "softcap",       11, 0 },
-    { PORTABLE, ATTN_OP_FORWARD,  BIAS,    "bias",          2, 0 },
-    { PORTABLE, ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     3, 0 },
-    { PORTABLE, ATTN_OP_BACKWARD, SOFTCAP, "softcap",       11, 0 },
-    { PORTABLE, ATTN_OP_BACKWARD, BIAS,    "bias",          2, 0 },
-    { PORTABLE, ATTN_OP_BACKWARD, DBIAS,   "dbias",         2, 0 },
-    { PORTABLE, ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 2, 0 },
-    { PORTABLE, ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     3, 0 },
-    { DOUBLE,   ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     30, 0 },
-    { DOUBLE,   ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     30, 0 },
-    { HOPPER,   ATTN_OP_FORWARD,  SOFTCAP, "softcap",       .08, 0 },
-    { HOPPER,   ATTN_OP_BACKWARD, SOFTCAP, "softcap",       .10, 0 },
-    { GENERIC,  ATTN_OP_FORWARD,  OPTIONS, "options of the scores", 1.5, .0042 },
-    { GENERIC,  ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     1,   0 },
-    { GENERIC,  ATTN_OP_BACKWARD, OPTIONS, "options of the scores", 3.6, 0 },
-    { GENERIC,  ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     1.8, 0 },
-    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,   "dbias",         225, .38 },
-    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 70,  .44 },
-    { SIMPLE,   ATTN_OP_FORWARD,  DROPOUT, "dropout_p",     15,  0 },
-    { SIMPLE,   ATTN_OP_BACKWARD, DROPOUT, "dropout_p",     30,  0 },
-    { SIMPLE,   ATTN_OP_BACKWARD, DBIAS,   "dbias",         225, .38 },
-    { SIMPLE,   ATTN_OP_BACKWARD, DSLOPES, "dalibi_slopes", 70,  .44 },
+    { CPU,      ATTN_OP_FORWARD,  SOFTCAP,                   "softcap",               .40, 0,     TILES },
+    { CPU,      ATTN_OP_FORWARD,  BIAS,                      "bias",                  .60, 0,     TILES },
+    { CPU,      ATTN_OP_FORWARD,  KEEP,                      "keep_mask",             .45, 0,     TILES },
+    { CPU,      ATTN_OP_FORWARD,  SLOPES,                    "alibi_slopes",          .25, 0,     TILES },
+    { CPU,      ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             1.3, 0,     TILES },
+    { CPU,      ATTN_OP_BACKWARD, SOFTCAP,                   "softcap",               .40, 0,     TILES },
+    { CPU,      ATTN_OP_BACKWARD, BIAS,                      "bias",                  .70, 0,     TILES },
+    { CPU,      ATTN_OP_BACKWARD, KEEP,                      "keep_mask",             .45, 0,     TILES },
+    { CPU,      ATTN_OP_BACKWARD, SLOPES,                    "alibi_slopes",          .20, 0,     TILES },
+    { CPU,      ATTN_OP_BACKWARD, DBIAS,                     "dbias",                 1.5, 0,     TILES },
+    { CPU,      ATTN_OP_BACKWARD, DSLOPES,                   "dalibi_slopes",         .80, 0,     TILES },
+    { CPU,      ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             1.4, 0,     TILES },
+    { PORTABLE, ATTN_OP_FORWARD,  SOFTCAP,                   "softcap",               11,  0,     TILES },
+    { PORTABLE, ATTN_OP_FORWARD,  BIAS,                      "bias",                  2,   0,     TILES },
+    { PORTABLE, ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             3,   0,     TILES },
+    { PORTABLE, ATTN_OP_BACKWARD, SOFTCAP,                   "softcap",               11,  0,     TILES },
+    { PORTABLE, ATTN_OP_BACKWARD, BIAS,                      "bias",                  2,   0,     TILES },
+    { PORTABLE, ATTN_OP_BACKWARD, DBIAS,                     "dbias",                 2,   0,     TILES },
+    { PORTABLE, ATTN_OP_BACKWARD, DSLOPES,                   "dalibi_slopes",         2,   0,     TILES },
+    { PORTABLE, ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             3,   0,     TILES },
+    { DOUBLE,   ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             30,  0,     TILES },
+    { DOUBLE,   ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             30,  0,     TILES },
+    { HOPPER,   ATTN_OP_FORWARD,  SOFTCAP,                   "softcap",               .08, 0,     TILES },
+    { HOPPER,   ATTN_OP_BACKWARD, SOFTCAP,                   "softcap",               .10, 0,     TILES },
+    { NARROW,   ATTN_OP_FORWARD,  SOFTCAP,                   "softcap",               .08, 0,     TILES },
+    { GENERIC,  ATTN_OP_FORWARD,  OPTIONS,                   "options, or dropout_p", .53, .0025, WAITS },
+    { GENERIC,  ATTN_OP_FORWARD,  BIAS,                      "options of the scores", 1.5, 0,     WAITS },
+    { GENERIC,  ATTN_OP_FORWARD,  KEEP,                      "options of the scores", 1,   0,     WAITS },
+    { GENERIC,  ATTN_OP_FORWARD,  SOFTCAP | SLOPES | BOUNDS, "options of the scores", .3,  0,     WAITS },
+    { GENERIC,  ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             .2,  0,     WAITS },
+    { GENERIC,  ATTN_OP_BACKWARD, OPTIONS,                   "options, or dropout_p", 1,   0,     TILES },
+    { GENERIC,  ATTN_OP_BACKWARD, BIAS,                      "options of the scores", 2.2, 0,     TILES },
+    { GENERIC,  ATTN_OP_BACKWARD, KEEP,                      "options of the scores", 1.5, 0,     TILES },
+    { GENERIC,  ATTN_OP_BACKWARD, SOFTCAP | SLOPES | BOUNDS, "options of the scores", .4,  0,     TILES },
+    { GENERIC,  ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             .5,  0,     TILES },
+    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,                     "dbias",                 225, .38,   ROWS },
+    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES,                   "dalibi_slopes",         70,  .44,   ROWS },
+    { DECODE,   ATTN_OP_FORWARD,  SCORES,                    "options of the scores", 1.5, .0042, TILES },
+    { DECODE,   ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             1,   0,     TILES },
+    { SIMPLE,   ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             15,  0,     ROWS },
+    { SIMPLE,   ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             30,  0,     ROWS },
+    { SIMPLE,   ATTN_OP_BACKWARD, DBIAS,                     "dbias",                 225, .38,   ROWS },
+    { SIMPLE,   ATTN_OP_BACKWARD, DSLOPES,                   "dalibi_slopes",         70,  .44,   ROWS },
 };
 /* clang-format on */
 
-/* Seconds that a call takes beside all computing. */
-#define LAUNCH_S 5e-6
+/* What a call takes that finds everything ready: seconds. A GPU's are a few launches, one after the other. */
+#define CALL_S         5e-6
+#define GPU_FORWARD_S  10e-6
+#define GPU_BACKWARD_S 20e-6
+
+/* A block of a GPU that cannot copy pieces of 16 bytes (head dims that are no multiple of eight) takes so many
+ * nanoseconds for a key and its value, for each 64 columns: in a forward, where another block waits beside it, and in a
+ * backward. Kernels of float32 and SIMPLE have no such pieces. */
+#define ODD_FORWARD  50
+#define ODD_BACKWARD 115
+
+static double call_seconds(const struct rate *r)
+{
+    if (r->family < HOPPER) return CALL_S;
+    return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
+}
 
 static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dtype)
 {
@@ -172,29 +208,71 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
-enum { ROWS = 64, KEYS = 2048 }; /* a unit works on this many rows of a head; where rows are few, on this many keys */
-
-/* The sizes of a problem that rates are multiplied with. */
-struct work {
-    double heads, rows, columns, numbers, triples;
-    double units; /* units of the device that find work */
+enum {
+    UNIT_ROWS = 64,     /* a unit of a CPU works on so many rows of a head, */
+    UNIT_KEYS = 2048,   /* and where there are few on so many keys; blocks that decode do, too */
+    BLOCK = 128,        /* rows of a block of a GPU's other kernels; in a backward its keys */
+    OPTIONS_BLOCK = 64, /* the same of a forward of GENERIC with options */
+    WARPS = 32,         /* rows that a multiprocessor has in hand where a warp has one */
+    COLUMNS = 64        /* of which tiles have a multiple */
 };
 
-static struct work work_of(const attn_problem *p, const attn_dims *d, double triples, int units)
+/* A problem in the sizes that rates are of: the triples of tiles, with what they are padded by. */
+struct work {
+    double heads, columns, numbers, triples; /* heads: what rate.head is of */
+    double tiled, tile_columns;              /* triples and columns that blocks compute */
+    double key_blocks;                       /* keys of all blocks that are odd: see ODD_FORWARD */
+    double by[ROWS + 1];                     /* of the device's units, those that find work */
+};
+
+static double at_most(double x, double most)
 {
-    const double each = (double)d->B * (double)d->H;
-    struct work w = { .heads = each, .rows = (double)d->Sq * (d->packed ? (double)d->H : each), .triples = triples };
-    w.columns = (double)(d->D + d->Dv);
+    return x < 1 ? 1 : x < most ? x : most;
+}
+
+static double rounded_up(double x, double to)
+{
+    return ceil(x / to) * to;
+}
+
+/* Blocks of `block` rows, of the queries, or in a backward of the keys, of each sequence and head. A block computes all
+ * of its rows, whether they are there or not. */
+static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
+{
+    const bool back = r->op == ATTN_OP_BACKWARD;
+    const double sequences = d->B > 0 ? (double)d->B : 1;
+    const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
+    const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back;
+    const double block = options ? OPTIONS_BLOCK : BLOCK, tiles = ceil(each / block);
+    const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H);
+    const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
+    w->heads = blocks;
+    w->tiled = w->triples * (each > 0 ? tiles * block / each : 1);
+    w->tile_columns = rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
+    w->key_blocks = odd ? w->tiled / block : 0;
+    w->by[TILES] = at_most(blocks, units);
+    w->by[WAITS] = at_most(blocks / 2, units);
+}
+
+static struct work work_of(const attn_plan *plan, const struct rate *r, const attn_dims *d, double triples, int units)
+{
+    const attn_problem *const p = plan->problem;
+    const double each = (double)d->B * (double)d->H, rows = (double)d->Sq * (d->packed ? (double)d->H : each);
+    struct work w = { .heads = each, .triples = triples, .tiled = triples };
+    w.columns = w.tile_columns = (double)(d->D + d->Dv);
     w.numbers = (double)d->Sk * (double)d->Hk * (d->packed ? 1 : (double)d->B) * w.columns;
     if (p->page_table.rank)
-        w.numbers = triples / (w.rows > 0 ? w.rows : 1) * each / (double)d->H * (double)d->Hk * w.columns;
-    const double pieces = w.rows / ROWS + each + each * (d->Sq < ROWS ? (double)d->Sk / KEYS : 0);
-    w.units = pieces < units ? pieces : units;
-    if (w.units < 1) w.units = 1;
+        w.numbers = triples / (rows > 0 ? rows : 1) * each / (double)d->H * (double)d->Hk * w.columns;
+    const double pieces = rows / UNIT_ROWS + each + each * (d->Sq < UNIT_ROWS ? (double)d->Sk / UNIT_KEYS : 0);
+    w.by[TILES] = w.by[WAITS] = at_most(pieces, units);
+    w.by[ROWS] = at_most(rows / WARPS, units);
+    if (r->family == HOPPER || r->family == GENERIC) count_blocks(&w, r, plan, d, units);
+    else if (r->family == DECODE || r->family == NARROW) w.heads = (double)d->B * (double)d->Hk;
+    else if (r->family == SIMPLE) w.by[TILES] = w.by[WAITS] = w.by[ROWS];
     return w;
 }
 
-/* Nanoseconds, summed over units, and the largest part so far that is not products of q, k and v. */
+/* Nanoseconds; most and because: the largest part that is no product, so far. */
 struct sum {
     double ns, most;
     const char *because;
@@ -208,7 +286,10 @@ static void add(struct sum *sum, double ns, const char *what)
 
 static double plain_ns(const struct rate *r, const struct work *w)
 {
-    return w->heads * r->head + w->numbers * r->number + w->triples * (r->pair + r->product * w->columns);
+    const double each = r->op == ATTN_OP_FORWARD ? ODD_FORWARD / w->by[WAITS] : ODD_BACKWARD / w->by[TILES];
+    return (w->heads * r->head + w->numbers * r->number + w->tiled * (r->pair + r->product * w->tile_columns)) /
+               w->by[TILES] +
+           w->key_blocks * (w->tile_columns / 2 / COLUMNS) * each;
 }
 
 static void add_extras(struct sum *sum, const struct rate *r, const struct work *w, uint64_t features)
@@ -216,7 +297,9 @@ static void add_extras(struct sum *sum, const struct rate *r, const struct work 
     for (size_t n = 0; n < sizeof extras / sizeof *extras; n++) {
         const struct extra *e = &extras[n];
         if (e->family != r->family || e->op != r->op || !(features & e->features)) continue;
-        add(sum, w->triples * (e->pair + e->product * w->columns), e->name);
+        const double ns = e->by == ROWS ? w->triples * (e->pair + e->product * w->columns)
+                                        : w->tiled * (e->pair + e->product * w->tile_columns);
+        add(sum, ns / w->by[e->by], e->name);
     }
 }
 
@@ -225,13 +308,15 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* The forward that a backward without `out` and `lse` runs first. */
-static void add_first(struct sum *sum, const struct rate *r, const struct work *w, const attn_plan *plan)
+/* The forward that a backward runs first, which was not given out and lse. */
+static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
+                      int units)
 {
     const char *kernel = r->family == HOPPER ? "generic" : r->kernel;
     const struct rate *first = rate_of(kernel, ATTN_OP_FORWARD, plan->problem->q.dtype);
-    sum->ns += plain_ns(first, w);
-    add_extras(sum, first, w, plan->features);
+    const struct work w = work_of(plan, first, d, triples, units);
+    sum->ns += plain_ns(first, &w);
+    add_extras(sum, first, &w, plan->features);
 }
 
 static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, double flops, double triples,
@@ -242,18 +327,20 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const double columns = (double)(d.D + d.Dv);
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     struct sum sum = { .because = "" };
-    if (flops <= 0) return (attn_cost){ flops, LAUNCH_S, LAUNCH_S, "" };
+    const double call = call_seconds(r);
+    if (flops <= 0) return (attn_cost){ flops, call, call, "" };
     if (reads_as_it_lies(r, p, &d)) r = &few_rows[r->family];
-    const struct work w = work_of(p, &d, triples, info->units);
+    const struct work w = work_of(plan, r, &d, triples, info->units);
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
     add_extras(&sum, r, &w, plan->features);
-    if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, &w, plan);
-    const double worst = sum.ns + triples * each;
-    add(&sum, triples * (strange->costly * each + strange->cheap * r->cheap), "rows whose scores leave float32");
+    if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);
+    const double worst = sum.ns + triples * each / w.by[TILES];
+    add(&sum, triples * (strange->costly * each + strange->cheap * r->cheap) / w.by[TILES],
+        "rows whose scores leave float32");
     return (attn_cost){ .flops = flops,
-                        .seconds = LAUNCH_S + sum.ns / w.units / 1e9,
-                        .worst = LAUNCH_S + worst / w.units / 1e9,
+                        .seconds = call + sum.ns / 1e9,
+                        .worst = call + worst / 1e9,
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
 }
 
@@ -276,9 +363,12 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const attn_problem *const p = plan->problem;
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
-    const double triples = r->family == GENERIC ? flops / flops_of_triple(p) : attn_scores(p); /* it skips no tiles */
-    const bool no_repair = r->family == GENERIC && (plan->features & OPTIONS);
-    const attn_strange_limits limits = { r->most, no_repair ? GENERIC_CHEAP : INFINITY };
+    const bool generic = r->family == GENERIC || r->family == DECODE;
+    const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p); /* it skips no tiles */
+    const attn_strange_limits limits = { .from = r->most,
+                                         .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,
+                                         .bound_from = generic && p->op == ATTN_OP_FORWARD ? SINGLE_BOUND : 0,
+                                         .gradients = generic && (plan->features & ATTN_OPTION_BIT(SCALE)) };
     const attn_strange strange = attn_strange_of(p, &limits, readable, draw);
     return cost_of(info, plan, flops, triples, &strange);
 }

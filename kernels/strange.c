@@ -11,10 +11,11 @@
 enum {
     MOST_ROWS = 64, /* looked at: where 1/64 of rows is costly, the problem takes at most three times as long */
     LEAST_ROWS = 8,
-    KEY_NUMBERS = 16,      /* a key costs as much as this many numbers, some 16 ns, and its own numbers besides */
-    NUMBERS = 1 << 19,     /* bound on all rows together, beyond LEAST_ROWS: a millisecond */
-    ROW_NUMBERS = 1 << 19, /* bound on a row; of more keys an evenly spread part is used, from one that `draw` picks */
-    ROW_KEYS = 1 << 16,    /* the same bound in keys, where bias and slopes alone are looked at */
+    KEY_NUMBERS = 16,      /* a key takes as long as so many numbers, and its numbers: some 16 ns */
+    NUMBERS = 1 << 19,     /* that all rows together take, but for LEAST_ROWS: a millisecond; */
+    ROW_NUMBERS = 1 << 19, /* and one row: of more keys some are taken, evenly spread from one that `draw` picks */
+    ROW_KEYS = 1 << 16,    /* the same where bias and slopes alone are looked at */
+    TILE = 64,             /* queries that kernels know the largest number of: this many at least */
 };
 
 /* A problem, and bounds on its numbers. */
@@ -23,6 +24,8 @@ struct look {
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
+    double bound_from; /* infinite where no row can reach it */
+    bool gradients;
     double bound; /* no |scale q.k|, after softcap, is larger */
     bool bounded; /* `bound` is so small that bias and slopes alone decide */
 };
@@ -116,15 +119,33 @@ static double most_of_floats(const attn_tensor *t, double otherwise)
     return most;
 }
 
-/* An upper bound on |scale q . k|, by the dtypes or by the numbers. */
-static double bound_of(const struct look *look, double q, double k)
+/* What scale q . k may be at most, before softcap: by the dtypes, or by the numbers. */
+static double product_most(const struct look *look, double q, double k)
 {
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum may be infinite, whatever the scale is */
-    const double score = scale * dot;
-    return look->g.softcap > 0 ? fmin(score, look->g.softcap) : score;
+    if (!(dot < FLT_MAX)) return INFINITY; /* a sum on the way may be infinite, whatever the scale makes of it */
+    return scale * dot;
+}
+
+static double capped(const struct look *look, double product)
+{
+    return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
+}
+
+/* How large products of q and k are at most, and what follows from it. */
+static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
+{
+    const attn_problem *p = look->p;
+    double product = product_most(look, most_of_dtype(p->q.dtype), most_of_dtype(p->k.dtype));
+    if (!(capped(look, product) < look->most / 2) && !given_lse)
+        product = product_most(look, most_of(&p->q), most_of(&p->k));
+    const bool floats = p->q.dtype == ATTN_F32 && p->k.dtype == ATTN_F32;
+    const bool reaches = limits->bound_from > 0 && floats && !given_lse && !(product < limits->bound_from);
+    look->bound = given_lse ? 0 : capped(look, product);
+    look->bound_from = reaches ? limits->bound_from : INFINITY;
+    look->bounded = look->bound < look->most / 2 && !look->gradients;
 }
 
 /* ---- A row ------------------------------------------------------------------------------------------------------- */
@@ -169,44 +190,119 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* Judges a row by the scores of its keys; where keys are many, by some of them. */
-static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
+/* The row's score of key j, which it sees; NaN as product(). Where products are bounded, without them. */
+static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
+{
+    const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
+    const double slope = slopes->data ? number(slopes, row, row->h, 0, 0) : 0;
+    double z = bias->data ? number(bias, row, row->h, row->i, j) : 0;
+    if (z == -INFINITY) return z;
+    if (!look->bounded) z += product(look, row, q, j);
+    if (slope != 0) z -= slope * fabs((double)(row->i + row->s.Sk - row->s.Sq - j));
+    return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
+}
+
+/* |scale| of q . k, with the factors of the row's key/value head. */
+static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
-    const attn_view *bias = &g->view[ATTN_T_bias], *slopes = &g->view[ATTN_T_alibi_slopes];
-    const double slope = slopes->data ? number(slopes, row, row->h, 0, 0) : 0;
+    const int64_t hk = row->h / g->group;
+    double scale = fabs(g->scale);
+    if (g->view[ATTN_T_q_scale].data) scale *= number(&g->view[ATTN_T_q_scale], row, hk, 0, 0);
+    if (g->view[ATTN_T_k_scale].data) scale *= number(&g->view[ATTN_T_k_scale], row, hk, 0, 0);
+    return scale;
+}
+
+/* The keys of a row that are looked at are so far apart, and the first is picked at random. */
+static int64_t step_of(const struct look *look, attn_range keys)
+{
+    return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
+                         : attn_tiles((keys.hi - keys.lo) * (KEY_NUMBERS + look->g.dims.D), ROW_NUMBERS);
+}
+
+static const char *key_line(const struct look *look, const struct row *row, const attn_view *view, int64_t j)
+{
+    const int64_t line = attn_key_at(&look->g, view, row->b, row->h / look->g.group, row->s.k_start + j);
+    return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
+}
+
+/* Do the largest numbers of q near the row and of its keys, all of float32, reach bound_from? */
+static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
+{
+    const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];
+    const int64_t first = row->i / TILE * TILE, step = step_of(look, keys), D = look->g.dims.D;
+    uint32_t q_bits = 0, k_bits = 0;
+    float q_most, k_most;
+    for (int64_t i = first; i < first + TILE && i < row->s.Sq; i++) {
+        const uint32_t bits = most_bits_4(at(q, row, row->h, row->s.q_start + i), D);
+        q_bits = bits > q_bits ? bits : q_bits;
+    }
+    for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
+        const uint32_t bits = most_bits_4(key_line(look, row, k, j), D);
+        k_bits = bits > k_bits ? bits : k_bits;
+    }
+    memcpy(&q_most, &q_bits, sizeof q_most);
+    memcpy(&k_most, &k_bits, sizeof k_most);
+    return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
+}
+
+/* Does dq of a row of huge scores leave float32, or nearly? Its keys whose score is `largest` share all of its weight.
+ * Rows beside it differ by a factor of two. */
+static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
+                            double largest)
+{
+    const attn_geometry *g = &look->g;
+    const attn_view *dout = &g->view[ATTN_T_dout], *k = &g->view[ATTN_T_k], *v = &g->view[ATTN_T_v];
+    const int64_t step = step_of(look, keys), D = g->dims.D, Dv = g->dims.Dv;
+    double n = 0, sum = 0, most = 0, keys_sum[ATTN_MAX_HEAD_DIM] = { 0 }, products[ATTN_MAX_HEAD_DIM] = { 0 };
+    float d_out[ATTN_MAX_HEAD_DIM], line[ATTN_MAX_HEAD_DIM];
+    simd_get()->load(Dv, at(dout, row, row->h, row->s.q_start + row->i), dout->dtype, d_out);
+    for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
+        if (!sees(look, row, j) || score(look, row, q, j) != largest) continue;
+        double dp = 0;
+        simd_get()->load(Dv, key_line(look, row, v, j), v->dtype, line);
+        for (int64_t d = 0; d < Dv; d++) dp += (double)d_out[d] * line[d];
+        simd_get()->load(D, key_line(look, row, k, j), k->dtype, line);
+        for (int64_t d = 0; d < D; d++) keys_sum[d] += line[d], products[d] += dp * line[d];
+        n++;
+        sum += dp;
+    }
+    for (int64_t d = 0; d < D; d++) most = fmax(most, fabs(products[d] - sum / n * keys_sum[d]) / n);
+    return !(2 * most * scale_of(look, row) < FLT_MAX);
+}
+
+/* By the scores of the row's keys; where there are many by some. */
+static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
+{
+    const attn_view *q = &look->g.view[ATTN_T_q];
     const double most = look->bounded ? look->most - look->bound : look->most;
-    const int64_t step = look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
-                                       : attn_tiles((keys.hi - keys.lo) * (KEY_NUMBERS + g->dims.D), ROW_NUMBERS);
+    const int64_t step = step_of(look, keys);
     double least = INFINITY, largest = -INFINITY;
-    float q[ATTN_MAX_HEAD_DIM];
-    if (!look->bounded)
-        simd_get()->load(g->dims.D, at(&g->view[ATTN_T_q], row, row->h, row->s.q_start + row->i),
-                         g->view[ATTN_T_q].dtype, q);
+    float query[ATTN_MAX_HEAD_DIM];
+    if (!look->bounded) simd_get()->load(look->g.dims.D, at(q, row, row->h, row->s.q_start + row->i), q->dtype, query);
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
-        double z = bias->data ? number(bias, row, row->h, row->i, j) : 0;
-        if (z == -INFINITY) continue;
-        if (!look->bounded) z += product(look, row, q, j);
-        if (slope != 0) z -= slope * fabs((double)(row->i + row->s.Sk - row->s.Sq - j));
+        const double z = score(look, row, query, j);
+        if (z == -INFINITY) continue; /* hidden by its bias */
         if (isnan(z)) return COSTLY;
-        z = fmax(-FLT_MAX, fmin(FLT_MAX, z));
         least = fmin(least, z);
         largest = fmax(largest, z);
     }
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
-    if (fabs(largest) >= look->cheap_from) return CHEAP;
+    if (fabs(largest) >= look->cheap_from)
+        return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
     /* Where products are so small that none of them moves a bias of this size: kernels know such rows by their bias. */
-    return least == largest && bias->data && look->bounded ? CHEAP : COSTLY;
+    return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
 static enum kind kind_of(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *lse = &look->g.view[ATTN_T_lse];
+    if (look->bound_from < INFINITY && reaches_bound(look, row, keys)) return COSTLY;
     if (look->p->op == ATTN_OP_FORWARD || !lse->data) return kind_by_scores(look, row, keys);
     const double given = number(lse, row, row->h, row->s.q_start + row->i, 0);
     if (fabs(given) < look->most || given == -INFINITY) return ORDINARY;
-    if (fabs(given) >= look->cheap_from) return CHEAP;
+    if (fabs(given) >= look->cheap_from && !look->gradients) return CHEAP;
     return kind_by_scores(look, row, keys) == CHEAP ? CHEAP : COSTLY;
 }
 
@@ -276,14 +372,13 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     double numbers = most_of_dtype(p->v.dtype);
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);
-    look.bound = bound_of(&look, most_of_dtype(p->q.dtype), most_of_dtype(p->k.dtype));
-    if (!(look.bound < most / 2) && !given_lse) look.bound = bound_of(&look, most_of(&p->q), most_of(&p->k));
-    look.bounded = look.bound < most / 2 || given_lse;
-    if (given_lse) look.bound = 0;
+    look.gradients = limits->gradients && p->op == ATTN_OP_BACKWARD && (readable & ATTN_TENSOR_BIT(dout));
+    bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
         return (attn_strange){ 0, 1 }; /* sums of P V may be infinite */
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
-    if (look.bounded && !given_lse && p->bias.rank == 0 && look.bound + slopes < most) return (attn_strange){ 0, 0 };
+    const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;
+    if (ordinary && !given_lse && look.bound_from == INFINITY) return (attn_strange){ 0, 0 };
     return shares(&look, draw);
 }

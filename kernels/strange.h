@@ -13,10 +13,14 @@ typedef struct attn_strange {
     double cheap, costly;
 } attn_strange;
 
-/* A row is ordinary where its largest score is below `from` in size, and cheap from `cheap_from` on. In a backward that
- * is given lse, the lse counts instead of the largest score. */
+/* A row is ordinary where its largest score is below `from` in size; in a backward that is given lse: where that is.
+ * From `cheap_from` on it is cheap. Two things make a row costly all the same:
+ *   bound_from  the largest number of q near it, that of its keys, D and the scale multiply to so much, whatever its
+ *               scores are; in float32 alone. 0: no matter
+ *   gradients   its scores are cheap, but the backward's dq leaves float32, for it is a multiple of the scale */
 typedef struct attn_strange_limits {
-    double from, cheap_from;
+    double from, cheap_from, bound_from;
+    bool gradients;
 } attn_strange_limits;
 
 /* The shares of a checked problem. The largest numbers of q, k and v show for nearly all problems that no row can leave

@@ -39,7 +39,7 @@ static bool computes_on_cpu(const struct config *config)
 int threads_needed(const struct config *config)
 {
     const int threads = config->cpu_threads, streams = (threads < 2 ? threads : 2) + DEVICE_GUESTS;
-    const int signals = 1, devices = computes_on_cpu(config) ? streams + threads - 1 : 1; /* the caller is in the pool */
+    const int signals = 1, devices = computes_on_cpu(config) ? streams + threads - 1 : 1;
     return signals + threads_of_libuv() + config->http_threads + (config->metrics_listen != NULL) +
            config_shares_memory(config) + devices;
 }

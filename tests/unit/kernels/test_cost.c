@@ -214,6 +214,44 @@ static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are
     free(t);
 }
 
+/* A block of a GPU has 128 rows of 64 columns, or 64 rows with options of the scores. */
+static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
+{
+    (void)state;
+    struct problem *narrow = open_problem(ATTN_F32, 1, 1), *wide = open_problem(ATTN_F32, 1, 64);
+    assert_true(seconds(narrow, "generic", 132) > 0.9 * seconds(wide, "generic", 132));
+    const double whole = seconds(wide, "generic", 132);
+    for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
+    wide->p.lse.shape[2] = 1;
+    assert_true(seconds(wide, "generic", 132) > 0.8 * whole); /* one row of its keys, by one block of two */
+    free(narrow);
+    free(wide);
+}
+
+static void test_as_many_blocks_as_a_gpu_has_places_take_as_long_as_one(void **state)
+{
+    (void)state;
+    struct problem *one = open_problem(ATTN_BF16, 1, 64), *four = open_problem(ATTN_BF16, 4, 64);
+    add_bias(one);
+    add_bias(four);
+    assert_true(fabs(seconds(four, "generic", 132) / seconds(one, "generic", 132) - 1) < 0.05);
+    assert_true(seconds(four, "generic", 2) > 2 * seconds(one, "generic", 2));
+    free(one);
+    free(four);
+}
+
+static void test_head_dims_that_cannot_be_copied_in_pieces_take_longer_on_a_gpu(void **state)
+{
+    (void)state;
+    struct problem *odd = open_problem(ATTN_BF16, 1, 63), *even = open_problem(ATTN_BF16, 1, 64);
+    assert_true(seconds(odd, "generic", 132) > 1.5 * seconds(even, "generic", 132));
+    make_backward(odd);
+    make_backward(even);
+    assert_true(seconds(odd, "sm90", 132) > 1.5 * seconds(even, "sm90", 132));
+    free(odd);
+    free(even);
+}
+
 static void test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time(void **state)
 {
     (void)state;
@@ -249,7 +287,7 @@ static const double cpu_most = 5.8e37, cuda_most = 0x1p27;
 static attn_strange strange(struct problem *t, double most, uint64_t readable)
 {
     plan_by(t, "avx512", 1);
-    return attn_strange_of(&t->p, &(attn_strange_limits){ most, INFINITY }, readable, 7);
+    return attn_strange_of(&t->p, &(attn_strange_limits){ .from = most, .cheap_from = INFINITY }, readable, 7);
 }
 
 static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void **state)
@@ -348,11 +386,57 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     t->p.has_scale = true;
     t->p.scale = 3e38;
     plan_by(t, "generic", 1);
-    const attn_strange found = attn_strange_of(&t->p, &(attn_strange_limits){ cuda_most, 0x1p33 }, ATTN_EVERYTHING, 7);
+    const attn_strange found = attn_strange_of(&t->p, &(attn_strange_limits){ .from = cuda_most, .cheap_from = 0x1p33 },
+                                               ATTN_EVERYTHING, 7);
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132)); /* repaired: no option of scores */
+    free(t);
+}
+
+static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow_scores_of_2_22(void **state)
+{
+    const uint64_t all = ATTN_EVERYTHING;
+    attn_strange_limits limits = { .from = cuda_most, .cheap_from = 0x1p33, .bound_from = 0x1p22 };
+    (void)state;
+    struct problem *t = open_problem(ATTN_F32, 1, 64);
+    t->p.has_scale = true;
+    t->p.scale = 7000; /* 3 * 3 * 64 * 7000 is less than 2^22, */
+    assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
+    t->p.scale = 7500; /* and this is not */
+    t->p.softcap = 30;
+    assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
+    const double costly = closer(t, "generic", 132).seconds;
+    t->p.scale = 7000;
+    assert_true(costly > 5 * closer(t, "generic", 132).seconds);
+    /* One key of large numbers: the rows that see it are repaired. */
+    for (int d = 0; d < 64; d++) attn_store(ATTN_F32, t->numbers[1], (S - 1) * 64 + d, 1e9);
+    assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
+    t->p.causal = true;
+    assert_true(attn_strange_of(&t->p, &limits, all, 7).costly < 0.1);
+    free(t);
+}
+
+static void test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_are_cheap(void **state)
+{
+    attn_strange_limits limits = { .from = ATTN_LSE_MOST, .cheap_from = 0x1p33, .gradients = true };
+    (void)state;
+    struct problem *t = open_problem(ATTN_F16, 1, 64);
+    make_backward(t);
+    t->p.has_scale = true;
+    t->p.scale = 3e38;
+    for (int n = 0; n < S; n++) t->lse[n] = FLT_MAX;
+    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0); /* dout is 0 */
+    for (int n = 0; n < S * 64; n++) attn_store(ATTN_F16, t->results[0], n, n % 5 - 2.0);
+    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly > 0.5);
+    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(dout), 7).cheap == 1);
+    assert_true(closer(t, "generic", 132).seconds > 5 * seconds(t, "generic", 132));
+    t->p.scale = 1e30;
+    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0);
+    limits.gradients = false;
+    t->p.scale = 3e38;
+    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).cheap == 1);
     free(t);
 }
 
@@ -407,8 +491,11 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     for (size_t n = 0; n < ARRAY_SIZE(specs) * ARRAY_SIZE(most); n++) {
         struct fixture f;
         fixture_make(&f, &specs[n / ARRAY_SIZE(most)]);
-        const attn_strange found = attn_strange_of(&f.p, &(attn_strange_limits){ most[n % ARRAY_SIZE(most)], 1e33 },
-                                                   ATTN_EVERYTHING, n);
+        const double from = most[n % ARRAY_SIZE(most)];
+        const attn_strange_limits limits = {
+            .from = from, .cheap_from = n % 2 ? 1e33 : from, .bound_from = from, .gradients = true
+        };
+        const attn_strange found = attn_strange_of(&f.p, &limits, ATTN_EVERYTHING, n);
         if (!(found.cheap >= 0 && found.costly >= 0 && found.cheap + found.costly < 1.001))
             fail_msg("problem %zu: shares of %g and %g", n / ARRAY_SIZE(most), found.cheap, found.costly);
         fixture_clear(&f);
@@ -422,6 +509,9 @@ int main(void)
         cmocka_unit_test(test_each_option_raises_the_estimate),
         cmocka_unit_test(test_twice_the_heads_take_twice_as_long_and_twice_the_units_half),
         cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named),
+        cmocka_unit_test(test_a_gpu_takes_as_long_for_a_block_that_is_not_full),
+        cmocka_unit_test(test_as_many_blocks_as_a_gpu_has_places_take_as_long_as_one),
+        cmocka_unit_test(test_head_dims_that_cannot_be_copied_in_pieces_take_longer_on_a_gpu),
         cmocka_unit_test(test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time),
         cmocka_unit_test(test_what_flashmask_hides_costs_nothing_where_it_is_looked_at),
         cmocka_unit_test(test_a_scale_that_leaves_float32_makes_rows_strange_and_costly),
@@ -430,6 +520,8 @@ int main(void)
         cmocka_unit_test(test_a_share_of_rows_is_estimated_by_some_of_them),
         cmocka_unit_test(test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not),
         cmocka_unit_test(test_scores_beyond_a_second_limit_are_cheap),
+        cmocka_unit_test(test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow_scores_of_2_22),
+        cmocka_unit_test(test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_are_cheap),
         cmocka_unit_test(test_values_whose_sum_overflows_are_strange_and_others_are_not),
         cmocka_unit_test(test_a_backward_is_looked_at_by_the_lse_that_it_is_given),
         cmocka_unit_test(test_all_kinds_of_problems_are_looked_at_within_their_memory),
