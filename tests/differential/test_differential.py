@@ -63,6 +63,13 @@ def test_the_new_kinds_are_among_the_cases_and_the_judge_knows_what_an_lse_in_ba
     assert min(kinds[kind] for kind in ('beyond', 'huge', 'lowest', 'base 2')) >= 5 and accepted >= 3, (kinds, accepted)
 
 
+def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_look_at_its_rows():
+    """Heads of one number in bfloat16: a row of 128 keys takes 4224 multiply-adds, the body of 1746 bytes has 13,968."""
+    case = differential.Case(202, 5662)
+    assert case.base_2 and case.problem['k'].shape == (3, 128, 1, 1)
+    assert differential.check(case, lambda path, members: (200, {})) == ''
+
+
 def test_what_dropout_drops_is_what_the_protocol_says(server):
     """The example of PROTOCOL.md, sent, and computed from the rules above it."""
     text = open(os.path.join(os.path.dirname(__file__), '..', '..', 'proto-json', 'PROTOCOL.md')).read()
