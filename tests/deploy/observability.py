@@ -15,6 +15,7 @@ The configuration that runs is the file as delivered, but for addresses and inte
 """
 import argparse
 import base64
+import contextlib
 import http.client
 import json
 import math
@@ -134,11 +135,14 @@ class Mix:
             time.sleep(0.03)
 
     def crowd(self):
-        """More connections than --max-connections."""
+        """More connections than --max-connections, each with a request under way: idle ones would make room."""
         held = []
+        head = f'POST {FORWARD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer observed\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n'
         try:
             for _ in range(48):
                 held.append(socket.create_connection(self.server.address))
+                with contextlib.suppress(OSError):
+                    held[-1].sendall(head.encode() + b'{"q":')
             time.sleep(0.05)
         finally:
             for s in held:
