@@ -91,10 +91,9 @@ static void run_piece(struct piece *piece)
     while (!finishing->complete && clock_ns() < until_ns);
 }
 
-static void after_piece(struct piece *piece, int64_t took_ns)
+static void after_piece(struct piece *piece)
 {
     struct finishing *finishing = (struct finishing *)piece;
-    (void)took_ns;
     assert(!finishing->complete || finishing->verifier == NULL);
     if (finishing->complete || finishing->cancelled) finishing->done(finishing->context, finishing);
     else pieces_add(piece->pieces, piece);

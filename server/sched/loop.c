@@ -87,12 +87,11 @@ static bool is_homeless(const struct loop *loop, const struct job *job)
     return job->home >= 0 && !devices_is_usable(loop->server->devices, job->home);
 }
 
-static void on_checked(struct piece *piece, int64_t took_ns)
+static void on_checked(struct piece *piece)
 {
     struct checking *checking = (struct checking *)piece;
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
-    (void)took_ns;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
     if (!checking->complete && !request->failed && !request->gone) { /* the next piece */
         pieces_add(&loop->pieces, &checking->piece);

@@ -31,7 +31,7 @@ static void after(uv_work_t *uv, int status)
     assert(pieces->running > 0);
     pieces->running--;
     flow_charge(piece->flow, piece->work, piece->took_ns);
-    piece->after(piece, piece->took_ns);
+    piece->after(piece);
     give_to_libuv(pieces);
 }
 

@@ -18,8 +18,8 @@ struct piece {
     uv_work_t uv;
     struct flow *flow; /* the piece's owner holds the reference; NULL: no flow */
     enum flow_work work;
-    void (*run)(struct piece *piece);                    /* on one of libuv's threads */
-    void (*after)(struct piece *piece, int64_t took_ns); /* on the loop; it may add the piece again, or free it */
+    void (*run)(struct piece *piece);   /* on one of libuv's threads */
+    void (*after)(struct piece *piece); /* on the loop; it may add the piece again, or free it */
     struct pieces *pieces;
     struct piece *next;
     int64_t took_ns;

@@ -2,8 +2,9 @@
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time that it was set ahead.
  * The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual time of
- * the flow that was served last, so that an idle flow saves up no time. Running batches count with the time since they
- * left. Without tokens all flows belong to one caller, and the more urgent job goes first.
+ * the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches that
+ * still run count with the time since they left. Without tokens all flows belong to one caller, and the more urgent job
+ * goes first.
  *
  * A batch is what waits, not what might come: when a device is free it takes what is there. Under load the jobs
  * that arrive while it works are its next batch, so batches grow by themselves as the load does, and an idle server
@@ -11,8 +12,8 @@
  * more it holds.
  *
  * Invariants
- * 1. The next batch has the first job of the flow with the least virtual time that this device may have. Virtual times
- * of other flows only grow, so no job is overtaken for ever. A job whose step on a cache has to wait, waits for a job
+ * 1. The next batch has the first job of the flow with the least virtual time that this device may have. What a
+ * flow is charged only grows, so no job is overtaken for ever. A job whose step on a cache has to wait, waits for a job
  * that runs.
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at
  * QUEUE_SCAN_MAX jobs. Those that cannot leave now, hundreds perhaps that wait for one cache, keep nobody behind them:
