@@ -14,7 +14,7 @@ import slow
 import wire
 from service import Server, eventually, request_bytes
 from test_faults import running
-from under_way import Asking, Upload
+from under_way import GUESTS, Asking, Upload
 
 FORWARD = '/v1/attention/forward'
 
@@ -101,12 +101,12 @@ def test_again_and_again(tmp_path):
 
 def test_what_runs_and_what_waits_is_finished(fake, gate):
     server = fake(f'hold={gate.path}', '--max-batch', 1)
-    requests = [Asking(server) for _ in range(8)]
-    assert eventually(lambda: running(server)['fake:0'] == 4 and server.metric('attnd_queue_requests') == 4)
+    requests = [Asking(server) for _ in range(8 + GUESTS)]
+    assert eventually(lambda: running(server)['fake:0'] == 4 + GUESTS and server.metric('attnd_queue_requests') == 4)
     drain(server)
     gate.open()
     answers = [r.result() for r in requests]
-    assert [a.status for a in answers] == [200] * 8, answers
+    assert [a.status for a in answers] == [200] * len(requests), answers
     assert all(a.headers.get('connection', '').lower() == 'close' for a in answers)
     assert server.process.wait(40 * service.SLOWER) == 0, server.log()  # by itself: a second signal would hurry it
 
