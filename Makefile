@@ -298,6 +298,7 @@ http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so
 
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(call halves,$(filter %/test_backends,$(UNIT))) $(filter-out %/test_backends,$(UNIT))
+	@$(if $(SAN)$(TSAN),,$(foreach program,$(filter %/test_backends,$(UNIT)),ATTN_BACKEND=paper sh tests/run_unit.sh $(call halves,$(program))))
 # One that takes as long as all others is run as two at once.
 halves = $(foreach n,1 2,$(1:%=%@$n/2))
 

@@ -508,9 +508,10 @@ typedef struct attn_device_info {
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, in order of preference, NULL at the end. "reference" is never chosen by
- * itself. */
+/* Names of the backends in this build, in order of preference, NULL at the end. "reference" and "paper" are never
+ * chosen by themselves. */
 const char *const *attn_backends(void);
+bool attn_is_gpu(const char *backend);      /* do its devices compute beside the processor? False: no such backend */
 int attn_device_count(const char *backend); /* 0 where there is no driver, no such device or no such backend */
 
 /* *device is owned by the caller until attn_device_close(). `options` may be NULL. */

@@ -41,6 +41,7 @@ static inline attn_status attn_given_up(attn_error *err)
 /* The contracts are those of the functions of the same name in attention.h. */
 struct attn_backend {
     const char *name;
+    bool is_gpu; /* its devices compute by themselves, and --devices numbers them */
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
     void (*close)(attn_device *device);
@@ -102,9 +103,10 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
 /* attention.c lists those of the build, preferred first. */
 extern const attn_backend
-    attn_backend_reference;                  /* kernels/cpu/reference.c: textbook loops in double; defines correct */
-extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
-extern const attn_backend attn_backend_cuda; /* kernels/cuda/device.cu, with ATTN_CUDA */
+    attn_backend_reference;                   /* kernels/cpu/reference.c: textbook loops in double; defines correct */
+extern const attn_backend attn_backend_paper; /* kernels/cpu/paper.c: FlashAttention-2 as in its paper, to be read */
+extern const attn_backend attn_backend_cpu;   /* kernels/cpu/cpu.c: flash attention on all cores */
+extern const attn_backend attn_backend_cuda;  /* kernels/cuda/device.cu, with ATTN_CUDA */
 extern const attn_backend
     attn_backend_fake; /* kernels/fake/fake.c: fails as it is told; test builds only, with ATTN_FAKE */
 

@@ -80,6 +80,8 @@ static const struct rate rates[] = {
     { "portable",       ATTN_OP_BACKWARD, ANY,             PORTABLE, 800,  .3,  7,   .30,    40,  .8,   3,  LSE_MOST },
     { "double",         ATTN_OP_FORWARD,  ANY,             DOUBLE,   500,  1,   9,   .31,    0,   0,    0,  FLT_MAX },
     { "double",         ATTN_OP_BACKWARD, ANY,             DOUBLE,   500,  1,   9,   .75,    0,   0,    0,  FLT_MAX },
+    { "flash2",         ATTN_OP_FORWARD,  ANY,             DOUBLE,   500,  1,   9,   .25,    0,   0,    0,  FLT_MAX },
+    { "flash2",         ATTN_OP_BACKWARD, ANY,             DOUBLE,   500,  1,   9,   1.4,    0,   0,    0,  FLT_MAX },
     { "sm90",           ATTN_OP_FORWARD,  FLOAT8,          HOPPER,   1000, .02, .04, .00020, 80,  2,    1,  CUDA_MOST },
     { "sm90",           ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00028, 80,  2,    1,  CUDA_MOST },
     { "sm90",           ATTN_OP_BACKWARD, ANY,             HOPPER,   2000, .02, .05, .0010,  300, 9,    4,  LSE_MOST },

@@ -16,7 +16,7 @@
 
 /* ---- Backends ---------------------------------------------------------------------------------------------------- */
 
-/* Preferred first. A server takes the first whose count is above 0; "reference" only by name. */
+/* Preferred first. A server takes the first whose count is above 0; "reference" and "paper" only by name. */
 static const attn_backend *const backends[] = {
 #ifdef ATTN_FAKE
     &attn_backend_fake,
@@ -24,8 +24,7 @@ static const attn_backend *const backends[] = {
 #ifdef ATTN_CUDA
     &attn_backend_cuda,
 #endif
-    &attn_backend_cpu,
-    &attn_backend_reference,
+    &attn_backend_cpu,  &attn_backend_reference, &attn_backend_paper,
 };
 enum { BACKENDS = sizeof backends / sizeof *backends };
 
@@ -39,7 +38,7 @@ const char *const *attn_backends(void)
 #ifdef ATTN_CUDA
         "cuda",
 #endif
-        "cpu",  "reference", NULL,
+        "cpu",  "reference", "paper", NULL,
     };
     static_assert(sizeof names / sizeof *names == BACKENDS + 1, "a backend without a name");
     return names;
@@ -50,6 +49,12 @@ static const attn_backend *backend_named(const char *name)
     for (int i = 0; i < BACKENDS; i++)
         if (!strcmp(name, backends[i]->name)) return backends[i];
     return NULL;
+}
+
+bool attn_is_gpu(const char *backend)
+{
+    const attn_backend *b = backend_named(backend);
+    return b && b->is_gpu;
 }
 
 int attn_device_count(const char *backend)
@@ -92,6 +97,29 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
+/* Names the first tensor or option that no kernel of the operation takes, if it is one alone that is too much. */
+static attn_status no_kernel(const attn_device *device, const attn_problem *problem, uint64_t features, attn_error *err)
+{
+    const char *op = problem->op == ATTN_OP_FORWARD ? "forward" : "backward", *name = device->backend->name;
+    uint64_t known = 0;
+    int bit = 0;
+    const attn_kernel *kernel;
+    for (int n = 0; (kernel = device->backend->kernel(device, n)); n++)
+        if (kernel->op == problem->op) known |= kernel->features;
+    if ((features & ~known) == 0)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", name, op,
+                         attn_dtype_name(problem->q.dtype));
+    while (!(features & ~known & UINT64_C(1) << bit)) bit++;
+    if (bit < ATTN_TENSOR_COUNT)
+        return attn_fail(err, ATTN_UNSUPPORTED, attn_tensors[bit].name, "%s: no kernel of %s takes it in a %s",
+                         attn_tensors[bit].name, name, op);
+    if (bit <= ATTN_OPTION_FIRST || bit >= ATTN_OPTION_END)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel takes what this %s asks for", name, op);
+    const attn_option_info *option = &attn_options[bit - ATTN_OPTION_FIRST - 1];
+    return attn_fail(err, ATTN_UNSUPPORTED, option->wire, "no kernel of %s takes a %s where %s", name, op,
+                     option->meaning);
+}
+
 attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err)
 {
@@ -104,8 +132,7 @@ attn_status attn_plan_for(const attn_device *device, const attn_problem *problem
     for (int n = 0; (plan->kernel = backend->kernel(device, n)); n++)
         if (attn_kernel_takes(plan->kernel, problem, features) && (!backend->plan || backend->plan(device, n, plan)))
             return ATTN_OK;
-    return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", backend->name,
-                     problem->op == ATTN_OP_FORWARD ? "forward" : "backward", attn_dtype_name(problem->q.dtype));
+    return no_kernel(device, problem, features, err);
 }
 
 attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err)

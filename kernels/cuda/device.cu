@@ -848,9 +848,9 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",        device_count,   device_open,  device_close, describe, device_alloc,
-    device_free,   staging_alloc,  staging_free, kernel_at,    plan,     workspace_bytes,
-    stream_open,   stream_close,   copy,         moves,        run,      mark,
-    elapsed_us,    done,           wait,         between_us,   note,     noted,
-    import_memory, release_import, pin,          unpin,        sum_lse,  run_some,
+    "cuda",       true,          device_count, device_open, device_close,  describe,        device_alloc,
+    device_free,  staging_alloc, staging_free, kernel_at,   plan,          workspace_bytes, stream_open,
+    stream_close, copy,          moves,        run,         mark,          elapsed_us,      done,
+    wait,         between_us,    note,         noted,       import_memory, release_import,  pin,
+    unpin,        sum_lse,       run_some,
 };

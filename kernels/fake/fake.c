@@ -894,6 +894,7 @@ static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 
 const attn_backend attn_backend_fake = {
     .name = "fake",
+    .is_gpu = true,
     .count = count_devices,
     .open = open_device,
     .close = close_device,

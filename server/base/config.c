@@ -140,7 +140,7 @@ static bool address_ok(const char *text)
 
 static bool devices_ok(const char *text)
 {
-    if (word_in("auto|all|cpu|reference", text)) return true;
+    if (word_in("auto|all|cpu|reference|paper", text)) return true;
     uint64_t seen = 0;
     static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
     for (;;) { /* numbers, each once */

@@ -18,7 +18,7 @@ const struct config_option config_options[] = {
               "comma-separated list. Port 0 is any free port." },
     { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto", .words = "auto|all|cpu",
       .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
-              "`reference` is the slow float64 backend of the tests." },
+              "`reference` is the slow float64 backend of the tests, `paper` FlashAttention-2 as its paper has it." },
     { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 per core, at most 16",
       .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
               "default." },

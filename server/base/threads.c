@@ -32,7 +32,7 @@ static bool computes_on_cpu(const struct config *config)
 {
     if (strcmp(config->devices, "auto") != 0) return strcmp(config->devices, "cpu") == 0;
     for (const char *const *name = attn_backends(); *name; name++)
-        if (strcmp(*name, "cpu") != 0 && strcmp(*name, "reference") != 0) return false;
+        if (attn_is_gpu(*name)) return false;
     return true;
 }
 

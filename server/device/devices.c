@@ -126,7 +126,7 @@ fail:
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
-        if (strcmp(*name, "cpu") != 0 && strcmp(*name, "reference") != 0) return *name;
+        if (attn_is_gpu(*name)) return *name;
     return NULL;
 }
 

@@ -642,7 +642,7 @@ static const char help[] =
     "  --sq N  --sk N               queries and keys (2048, as --sq)\n"
     "  -D N  --dv N                 head size of q and k, and of v (128, as -D)\n"
     "  --causal  --top-left         masks; --window LEFT,RIGHT (-1: unbounded)\n"
-    "  --device NAME[:INDEX]        cuda, cpu, reference (the first there is)\n"
+    "  --device NAME[:INDEX]        cuda, cpu, reference, paper (the first there is)\n"
     "  --threads N                  cpu: worker threads (all cores)\n"
     "  --reps N                     runs to take the median of (at least 5, for a second)\n"
     "  --sweep paper                B * S = tokens, H * D = 2048, D 64 128 256, S 512 to 16384, causal and not\n"

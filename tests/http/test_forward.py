@@ -516,3 +516,16 @@ def test_a_bad_problem_in_a_batch_is_answered_alone(server):
 def test_an_empty_batch_is_a_mistake(server):
     answer = server.post('/v1/attention/forward', {'requests': []})
     assert answer.status == 400 and answer.json()['pointer'] == '/requests'
+
+
+def test_the_device_that_is_written_to_be_read_serves_what_its_paper_has(serve):
+    server = serve('--devices', 'paper')
+    problem, arrays = random_problem(rng(5), Sq=40, Sk=50, H=2, D=16, causal=True)
+    answer = ok(server.post('/v1/attention/forward', problem))
+    out, lse = ref.forward(arrays['q'], arrays['k'], arrays['v'], causal=True)[:2]
+    close(value(answer['out']), out)
+    close(value(answer['lse']), lse)
+    assert answer['backend'] == 'paper flash2'
+    grouped, _ = random_problem(rng(5), Sq=4, H=4, Hk=2, D=16)
+    refused = server.post('/v1/attention/forward', grouped)
+    assert refused.status == 422 and 'several query heads read one key/value head' in refused.json()['error'], refused

@@ -366,10 +366,13 @@ static void test_backends_are_found_by_name(void **state)
     const char *const *names = attn_backends();
     attn_device *device;
     attn_error err;
-    bool cpu = false, reference = false;
+    bool cpu = false, reference = false, paper = false;
     (void)state;
-    for (; *names; names++) cpu |= !strcmp(*names, "cpu"), reference |= !strcmp(*names, "reference");
-    assert_true(cpu && reference);
+    for (; *names; names++) {
+        cpu |= !strcmp(*names, "cpu"), reference |= !strcmp(*names, "reference"), paper |= !strcmp(*names, "paper");
+        assert_int_equal(attn_is_gpu(*names), strcmp(*names, "cuda") == 0);
+    }
+    assert_true(cpu && reference && paper && !attn_is_gpu("tpu"));
     assert_int_equal(attn_device_count("reference"), 1);
     assert_int_equal(attn_device_count("tpu"), 0);
     assert_int_equal(attn_device_open("tpu", 0, NULL, &device, &err), ATTN_NOT_FOUND);
@@ -378,6 +381,37 @@ static void test_backends_are_found_by_name(void **state)
     assert_string_equal(err.text, "backend reference has 1 devices, there is no number 1");
     attn_device_close(NULL);
     attn_stream_close(NULL);
+}
+
+/* "paper" computes what FlashAttention-2's paper does, and says of other problems what it was that it does not. */
+static void test_what_paper_does_not_compute_is_named(void **state)
+{
+    static const struct {
+        struct spec spec;
+        const char *says;
+    } cases[] = {
+        { SPEC(.causal = true), NULL },
+        { SPEC(.op = ATTN_OP_BACKWARD, .window_left = 3, .window_right = 0), NULL },
+        { SPEC(.sinks = 1), "sinks: no kernel of paper takes it in a forward" },
+        { SPEC(.op = ATTN_OP_BACKWARD, .alibi = 1), "alibi_slopes: no kernel of paper takes it in a backward" },
+        { SPEC(.H = 4, .Hk = 2),
+          "no kernel of paper takes a forward where several query heads read one key/value head" },
+        { SPEC(.softcap = 5), "no kernel of paper takes a forward where softcap is not 0" },
+    };
+    struct bench b;
+    (void)state;
+    bench_open(&b, "paper", 0);
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture f;
+        attn_plan plan;
+        attn_error err = { 0 };
+        fixture_make(&f, &cases[n].spec);
+        const attn_status status = attn_plan_make(b.device, &f.p, &plan, &err);
+        assert_int_equal(status, cases[n].says ? ATTN_UNSUPPORTED : ATTN_OK);
+        if (cases[n].says) assert_string_equal(err.text, cases[n].says);
+        fixture_clear(&f);
+    }
+    bench_close(&b);
 }
 
 static void test_outputs_without_memory_do_not_run(void **state)
@@ -414,6 +448,7 @@ int main(void)
         cmocka_unit_test(test_every_tensor_and_every_option_is_a_feature),
         cmocka_unit_test(test_backends_are_found_by_name),
         cmocka_unit_test(test_outputs_without_memory_do_not_run),
+        cmocka_unit_test(test_what_paper_does_not_compute_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

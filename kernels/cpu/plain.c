@@ -1,0 +1,221 @@
+/* plain.c: two devices without state, for the two computations that are written to be read.
+ *
+ *     device       computes by    why
+ *     reference    reference.c    every option, one row at a time: it defines what is correct
+ *     paper        paper.c        FlashAttention-2 as its paper has it: where to begin to read
+ *
+ * Memory is malloc's. One thread computes, and everything is done when a call returns. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/plain.h"
+#include "kernels/cpu/reference.h"
+
+/* ---- What differs ------------------------------------------------------------------------------------------------ */
+
+struct plain {
+    const attn_backend *backend;
+    const char *description;
+    attn_status (*run)(const attn_problem *p, const int *cancel, attn_error *err);
+    attn_kernel kernels[2];
+};
+
+static attn_status run_reference(const attn_problem *p, const int *cancel, attn_error *err)
+{
+    return reference_run(p, NULL, cancel, err);
+}
+
+/* What paper.c computes: one key/value head for each query head, rows of one length, and masks that are intervals. */
+#define PAPER_FEATURES                                                                                            \
+    (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
+     ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \
+     ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(SCALE) |     \
+     ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
+
+/* clang-format off: a row is a line */
+static const struct plain plains[] = {
+    { &attn_backend_reference,
+      "textbook loops in double, one thread",
+      run_reference,
+      { { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
+        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true } } },
+    { &attn_backend_paper,
+      "FlashAttention-2 as in its paper, in double, one thread",
+      paper_run,
+      { { "flash2", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, PAPER_FEATURES, true },
+        { "flash2", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, PAPER_FEATURES, true } } },
+};
+/* clang-format on */
+
+static const struct plain *plain_of(const attn_device *device)
+{
+    return device->backend == plains[0].backend ? &plains[0] : &plains[1];
+}
+
+/* ---- What is alike ----------------------------------------------------------------------------------------------- */
+
+struct plain_stream {
+    attn_stream base;
+    struct timespec marks[ATTN_MARKS];
+};
+
+static int count_devices(void)
+{
+    return 1;
+}
+
+static attn_status open_plain(const attn_backend *backend, int index, attn_device **device, attn_error *err)
+{
+    *device = calloc(1, sizeof **device);
+    if (!*device) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a device");
+    (*device)->backend = backend;
+    (*device)->index = index;
+    return ATTN_OK;
+}
+
+static attn_status open_reference(int index, const attn_device_options *options, attn_device **device, attn_error *err)
+{
+    (void)options;
+    return open_plain(&attn_backend_reference, index, device, err);
+}
+
+static attn_status open_paper(int index, const attn_device_options *options, attn_device **device, attn_error *err)
+{
+    (void)options;
+    return open_plain(&attn_backend_paper, index, device, err);
+}
+
+static void close_device(attn_device *device)
+{
+    free(device);
+}
+
+static void describe(const attn_device *device, attn_device_info *info)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    info->backend = device->backend->name;
+    strcpy(info->name, device->backend->name);
+    strcpy(info->description, plain_of(device)->description);
+    info->fastest_flops = 1e10; /* doubles, one at a time */
+    info->fastest_scores = 1e9;
+    info->units = 1;
+    info->unified = true;
+    info->streams = 1;
+    info->memory_total = info->memory_limit = pages > 0 && page > 0 ? (int64_t)pages * page : 0;
+}
+
+static attn_status allocate(attn_device *device, size_t bytes, void **memory, attn_error *err)
+{
+    const size_t line = 64;
+    (void)device;
+    *memory = bytes > SIZE_MAX - line ? NULL
+                                      : aligned_alloc(line, bytes < line ? line : (bytes + line - 1) / line * line);
+    return *memory ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, "", "no memory for %zu bytes", bytes);
+}
+
+static void release(attn_device *device, void *memory)
+{
+    (void)device, free(memory);
+}
+
+static void release_staging(attn_device *device, void *memory, size_t bytes)
+{
+    (void)device, (void)bytes, free(memory);
+}
+
+static const attn_kernel *kernel(const attn_device *device, int index)
+{
+    return index < 2 ? &plain_of(device)->kernels[index] : NULL;
+}
+
+static attn_status workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
+                             attn_error *err)
+{
+    (void)device, (void)plans, (void)count, (void)err;
+    *bytes = 0;
+    return ATTN_OK;
+}
+
+static attn_status open_stream(attn_device *device, attn_stream **stream, attn_error *err)
+{
+    struct plain_stream *s = calloc(1, sizeof *s);
+    if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a stream");
+    s->base.device = device;
+    *stream = &s->base;
+    return ATTN_OK;
+}
+
+static void close_stream(attn_stream *stream)
+{
+    free(stream);
+}
+
+static attn_status copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err)
+{
+    (void)stream, (void)direction, (void)err;
+    memmove(to, from, bytes);
+    return ATTN_OK;
+}
+
+static attn_status moves(attn_stream *stream, const attn_move *list, int64_t count, attn_error *err)
+{
+    (void)stream, (void)err;
+    for (int64_t i = 0; i < count; i++)
+        if (list[i].from) memcpy(list[i].to, list[i].from, list[i].bytes);
+        else memset(list[i].to, 0, list[i].bytes);
+    return ATTN_OK;
+}
+
+static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *memory, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    (void)memory;
+    for (int n = 0; n < count && status == ATTN_OK; n++)
+        status = plain_of(stream->device)->run(plans[n].problem, stream->cancel, err);
+    return status;
+}
+
+static attn_status mark(attn_stream *stream, int slot, attn_error *err)
+{
+    (void)err;
+    clock_gettime(CLOCK_MONOTONIC, &((struct plain_stream *)stream)->marks[slot]);
+    return ATTN_OK;
+}
+
+static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    const struct timespec *from = &((struct plain_stream *)stream)->marks[from_slot];
+    const struct timespec *to = &((struct plain_stream *)stream)->marks[to_slot];
+    return (double)(to->tv_sec - from->tv_sec) * 1e6 + (double)(to->tv_nsec - from->tv_nsec) * 1e-3;
+}
+
+static attn_status done(attn_stream *stream, bool *is_done, attn_error *err)
+{
+    (void)stream, (void)err;
+    *is_done = true;
+    return ATTN_OK;
+}
+
+static attn_status wait_stream(attn_stream *stream, attn_error *err)
+{
+    (void)stream, (void)err;
+    return ATTN_OK;
+}
+
+/* clang-format off: a row is a function */
+#define PLAIN(named, opener)                                                                                          \
+    {                                                                                                                 \
+        .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
+        .device_alloc = allocate, .device_free = release, .staging_alloc = allocate, .staging_free = release_staging, \
+        .kernel = kernel, .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream,           \
+        .copy = copy, .moves = moves, .run = run, .mark = mark, .elapsed_us = elapsed_us, .done = done,               \
+        .wait = wait_stream,                                                                                          \
+    }
+/* clang-format on */
+
+const attn_backend attn_backend_reference = PLAIN("reference", open_reference);
+const attn_backend attn_backend_paper = PLAIN("paper", open_paper);
