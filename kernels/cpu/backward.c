@@ -7,7 +7,7 @@
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
- *     dV += (P M)^T dO,  dK += dS^T Q             into the chunk's own sums, kept transposed
+ *     dV += (P kept)^T dO,  dK += dS^T Q             into the chunk's own sums, kept transposed
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
  * The order of the sums in dQ. Chunk c adds to a row tile only after the chunks before it have: each publishes how
@@ -371,8 +371,8 @@ static void store_chunk(const struct flash *f, const struct chunk *at, const str
         f->simd->store_t(at->n, D, scratch->dKt, scratch->ldt, (float)f->g.scale, NULL,
                          flash_at(dk, at->b, at->hk, at->first), dk->dtype, dk->row);
     if (f->p->dv.rank)
-        f->simd->store_t(at->n, Dv, scratch->dVt, scratch->ldt, 1, NULL, flash_at(dv, at->b, at->hk, at->first),
-                         dv->dtype, dv->row);
+        f->simd->store_t(at->n, Dv, scratch->dVt, scratch->ldt, f->drop_scale, NULL,
+                         flash_at(dv, at->b, at->hk, at->first), dv->dtype, dv->row);
 }
 
 static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t chunk, char *memory)
@@ -432,6 +432,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
             .delta = f->delta + t.row0,
             .cap = scratch.cap,
             .drop = scratch.drop,
+            .drop_scale = f->drop_scale,
             .P_b = f->p->dv.rank ? scratch.P_b : NULL,
             .P_ldb = ldb,
             .dS_a = f->dQ ? scratch.dS_a : NULL,

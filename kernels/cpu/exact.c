@@ -29,7 +29,7 @@
 
 enum {
     KEYS = FLASH_MASK_BLOCK, /* keys that are scored together; they begin at a multiple of it */
-    SHARE_BITS = 24,         /* sums of KEYS values, each divided by 2^24, are finite, with any factor of dropout */
+    SHARE_BITS = 24,         /* sums of KEYS values, each divided by 2^24, are finite */
 };
 
 /* A query of one head. */
@@ -304,7 +304,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
         add_values(&row, &at, P, real, out);
     }
     const double v_scale = f->p->v_scale.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], b, row.hk, 0) : 1;
-    for (int64_t d = 0; out && d < Dv; d++) out[d] = sum > 0 ? out[d] / sum * v_scale : 0;
+    for (int64_t d = 0; out && d < Dv; d++) out[d] = sum > 0 ? out[d] / sum * v_scale * f->drop_scale : 0;
     return (struct flash_lse){ top, sum > 0 ? log(sum) : 0 };
 }
 

@@ -155,23 +155,24 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
 
 enum { HALVES = 8 * GROUPS };
 
-/* M of HALVES keys from 8 * group on. */
-static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float M[HALVES])
+/* Which of HALVES keys from 8 * group on dropout keeps: 1 or 0. */
+static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[HALVES])
 {
     const uint32_t threshold = f->drop_threshold;
-    uint32_t word[4][GROUPS], m[GROUPS][8], kept;
-    memcpy(&kept, &f->drop_scale, sizeof kept);
+    const float one = 1;
+    uint32_t word[4][GROUPS], m[GROUPS][8], bits;
+    memcpy(&bits, &one, sizeof bits);
     draw(f->p->seed, head_index, i, group, word);
     for (int w = 0; w < 4; w++)
         for (int g = 0; g < GROUPS; g++) { /* masks, because a branch would be mispredicted with probability p */
-            m[g][2 * w] = kept & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
-            m[g][2 * w + 1] = kept & -(uint32_t)(word[w][g] >> 16 >= threshold);
+            m[g][2 * w] = bits & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
+            m[g][2 * w + 1] = bits & -(uint32_t)(word[w][g] >> 16 >= threshold);
         }
-    memcpy(M, m, sizeof m);
+    memcpy(kept, m, sizeof m);
 }
 
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
-                float *M, int64_t ld)
+                float *kept, int64_t ld)
 {
     const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, so of the 8 halves of a call */
     float m[HALVES];
@@ -179,17 +180,17 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
         const int64_t head_index = t->b * f->g.dims.H + t->h + r / t->n, i = t->i0 + r % t->n;
         for (int c = 0; c < block->cols; c += HALVES) {
             drop(f, head_index, i, (j + c) / 8, m);
-            memcpy(M + r * ld + c, m, (size_t)(block->cols - c < HALVES ? block->cols - c : HALVES) * sizeof *m);
+            memcpy(kept + r * ld + c, m, (size_t)(block->cols - c < HALVES ? block->cols - c : HALVES) * sizeof *m);
         }
     }
 }
 
-void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *M)
+void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept)
 {
     static_assert(FLASH_MASK_BLOCK + 7 <= HALVES, "keys of a row that are drawn at once");
     float m[HALVES];
     drop(f, b * f->g.dims.H + h, i, j / 8, m);
-    memcpy(M, m + j % 8, (size_t)n * sizeof *m);
+    memcpy(kept, m + j % 8, (size_t)n * sizeof *m);
 }
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */

@@ -142,7 +142,7 @@ struct flash {
     bool may_overflow;        /* q and k are of dtypes whose products may leave float32 */
     bool dropout;
     uint32_t drop_threshold;
-    float drop_scale; /* 1 / (1 - p) */
+    float drop_scale; /* 1 / (1 - p); 1 without dropout */
     int BM, BN;       /* forward: rows and keys of a tile */
     int Bk;           /* backward: keys of a chunk */
     int bundle;       /* key/value heads of an item of FLASH_DOTS */
@@ -257,12 +257,13 @@ void flash_take_limits(const struct flash *f, struct flash_arena *arena, int row
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
-/* M of dropout for a block: 0 or 1 / (1 - p). */
+/* Which pairs of a block dropout keeps: 1 or 0. The factor 1 / (1 - p) comes after the sums (f->drop_scale), because P
+ * times it would be rounded to the operand's type: a P of 1 would not stay exact. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
-                float *M, int64_t ld);
+                float *kept, int64_t ld);
 
 /* The same of one row, for up to FLASH_MASK_BLOCK keys from key j on. */
-void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *M);
+void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
 /* The rows of a tile in a tensor of q's shape family, as one strided matrix: in place, or gathered to `scratch`
  * (t->rows * cols elements) where the tile has several heads. */

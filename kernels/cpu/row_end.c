@@ -8,7 +8,8 @@
 
 enum { CLOSE_ROWS = 64 }; /* that are ended together */
 
-/* Adds the sink and finds 1 / l and lse in base 2. A row without any key: inverse 0, lse2 -inf (or the sink). */
+/* Adds the sink and finds lse in base 2, and 1 / l, which is what O is multiplied with, times dropout's factor. A row
+ * without any key: inverse 0, lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -21,7 +22,7 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
             l = (float)(l * (double)factor + exp2(sink - top));
         }
     }
-    *inverse = l == 0 ? 0.0f : factor / l;
+    *inverse = l == 0 ? 0.0f : factor / l * f->drop_scale;
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
@@ -48,7 +49,7 @@ static bool finish_alike(const struct flash *f, const struct flash_tile *t, int 
 {
     const int64_t Dv = f->g.dims.Dv, keys = flash_alike(f, t->b, t->h + r / t->n, t->i0 + r % t->n, found);
     if (keys == 0 || l != (float)keys || !f->simd->all_finite(1, (int)Dv, O, 0)) return false;
-    double factor = exp(found->z - found->lse.top - found->lse.rest);
+    double factor = exp(found->z - found->lse.top - found->lse.rest) * f->drop_scale;
     if (f->p->v_scale.rank) factor *= *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], t->b, t->hk, 0);
     for (int64_t d = 0; d < Dv; d++) row[d] = O[d] * factor;
     return true;
@@ -98,6 +99,7 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
             const int n = (int)attn_min64(CLOSE_ROWS, r0 + t->n - r);
             float rows[CLOSE_ROWS];
             strange |= !f->simd->close(n, m + r, l + r, inverse + r, rows);
+            for (int i = 0; f->dropout && i < n; i++) inverse[r + i] *= f->drop_scale;
             for (int i = 0; to && i < n; i++) to[(r - r0 + i) * lse->row] = rows[i];
         }
         for (int r = r0; !plain && r < r0 + t->n; r++) {

@@ -122,11 +122,12 @@ struct simd_gradient {
     const float *lse2;  /* [rows] lse * log2(e); +INFINITY for a row that sees no key: its P is 0 */
     const float *delta; /* [rows] rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or what score() wrote there */
-    const float *drop;  /* NULL, or M: 0 or 1 / (1 - p) */
+    const float *drop;  /* NULL, or which pairs dropout keeps: 0 or 1 */
+    float drop_scale;   /* where drop is not NULL: M = drop_scale drop */
 
     /* Results; each may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even if dP is
      * NaN. */
-    void *P_b; /* P M as a B operand, k = rows, n = cols */
+    void *P_b; /* P drop as a B operand, k = rows, n = cols */
     int64_t P_ldb;
     void *dS_a; /* dS as an A operand, m = rows, k = cols */
     int64_t dS_lda;
@@ -167,7 +168,7 @@ struct simd_type {
      *   first
      *   P          written: exp2(z - m_new) (times drop[r][c], which has S's layout, where drop is not NULL) as an A
      *              operand, m = rows, k = cols. For f32 it may be S itself, with ldp = lds. l sums the unrounded P
-     *              before drop.
+     *              before drop. drop is 0 or 1, because a factor would be rounded with P.
      * Returns whether any rescale is not 1: where not, gemm() may be given NULL.
      * At the end of the row lse = (m + log2 l) * ln 2 and O is divided by l; a row with m = -INFINITY has seen no key.
      * With c <= 0 S may hold no infinities (they would change sign): masked tiles go through score(). */

@@ -159,17 +159,17 @@ static void gradient(const struct simd_gradient *g)
         for (int j = 0; j < simd_round_up(g->cols, SIMD_PANEL); j++) {
             const int64_t at = r * g->ld + j, b_at = (int64_t)r * SIMD_PANEL + j % SIMD_PANEL;
             const bool inside = j < g->cols;
-            float P = 0, PM = 0, dZ = 0, dS = 0;
+            float P = 0, kept = 0, dZ = 0, dS = 0;
             if (inside) {
-                const float M = g->drop ? g->drop[at] : 1.0f;
+                const float drop = g->drop ? g->drop[at] : 1.0f, M = g->drop ? drop * g->drop_scale : 1.0f;
                 P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
-                PM = P * M;
+                kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
                 dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ; /* a hidden score's cap may be NaN */
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;
             }
-            if (g->P_b) ((float *)g->P_b)[j / SIMD_PANEL * g->P_ldb + b_at] = PM;
+            if (g->P_b) ((float *)g->P_b)[j / SIMD_PANEL * g->P_ldb + b_at] = kept;
             if (g->dS_b) ((float *)g->dS_b)[j / SIMD_PANEL * g->dS_ldb + b_at] = dS;
         }
     }

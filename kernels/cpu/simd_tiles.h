@@ -127,25 +127,25 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
 
 /* ---- Gradient of the scores -------------------------------------------------------------------------------------- */
 
-/* One vector of columns in one row: P M and dS. */
+/* One vector of columns in one row: P drop and dS. */
 VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, int n, vf c, vf lse2, vf delta, vf *P,
                          vf *dS)
 {
     const vf s = n == V_LANES ? v_load(g->S + at) : v_load_n(g->S + at, n);
-    vf dP = n == V_LANES ? v_load(g->dP + at) : v_load_n(g->dP + at, n);
+    const vf dP = n == V_LANES ? v_load(g->dP + at) : v_load_n(g->dP + at, n);
     vf p = v_exp2(v_fms(s, c, lse2));
     if (n < V_LANES) p = v_select(v_first(n), p, v_zero());
-    vf pm = p;
+    vf kept = p, rest = v_sub(dP, delta);
     if (!plain && g->drop) {
-        const vf M = v_load_n(g->drop + at, n);
-        dP = v_mul(dP, M);
-        pm = v_mul(p, M);
+        const vf drop = v_load_n(g->drop + at, n);
+        rest = v_fms(v_mul(dP, drop), v_set(g->drop_scale), delta);
+        kept = v_mul(p, drop);
     }
     /* Where P is 0 the product is 0 by decree: dP may be NaN or infinite there. */
-    vf dZ = v_mul_unless_zero(p, v_sub(dP, delta));
+    vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n)); /* a hidden score's cap may be NaN */
-    *P = pm;
+    *P = kept;
     *dS = dZ;
 }
 

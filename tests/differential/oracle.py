@@ -133,6 +133,16 @@ class Head:
             self.M = kept(p.get('seed', 0), b * H + h, Sq, Sk, p['dropout_p']) / (1 - p['dropout_p'])
         self.out = (self.P * self.M) @ self.v
 
+    def statistics(self, p):
+        """out, P, lse in two parts, and the rows that see nothing: of p['out'] and p['lse'], as they are, where those are given."""
+        if 'out' not in p:
+            return self.out, np.where(self.empty[:, None], 0, self.P), self.top, self.rest, self.empty
+        lse = p['lse'][self.lse_at]
+        use = np.abs(lse) < LSE_MOST
+        top, rest, empty = np.where(use, lse, self.top), np.where(use, 0, self.rest), lse == -np.inf
+        P = np.exp(self.z - top[:, None] - rest[:, None])
+        return p['out'][self.rows], np.where(empty[:, None], 0, P), top, rest, empty
+
 
 def heads(p):
     for b, q0, Sq, k0, Sk in sequences(p):
@@ -159,18 +169,8 @@ def backward(p):
     """Gradients. p['out'] and p['lse'] are used as they are where they are given."""
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
     g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
-    size = 0.0
     for b, h, x in heads(p):
-        size = max(size, x.size)
-        out, P, top, rest = x.out, x.P, x.top, x.rest
-        empty = x.empty
-        if 'out' in p:
-            out, lse = p['out'][x.rows], p['lse'][x.lse_at]
-            empty = lse == -np.inf
-            use = np.abs(lse) < LSE_MOST
-            top, rest = np.where(use, lse, top), np.where(use, 0, rest)
-            P = np.exp(x.z - top[:, None] - rest[:, None])
-        P = np.where(empty[:, None], 0, P)
+        out, P, top, rest, empty = x.statistics(p)
         dout = p['dout'][x.rows]
         delta = (dout * out).sum(1)
         if 'dlse' in p:
@@ -189,4 +189,4 @@ def backward(p):
         if 'dsinks' in g:
             weight = np.where(empty | (x.sink == -np.inf), 0, np.exp(np.where(empty, 0, x.sink - top - rest)))
             g['dsinks'][h] -= (weight * delta).sum()
-    return g, size
+    return g

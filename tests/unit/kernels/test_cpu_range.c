@@ -390,6 +390,40 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
+/* In bfloat16 P was rounded with the factor 1 / (1 - p) in it: dq was -0.03 where it must be 0. */
+static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    static const double rounding[] = { 0x1p-24, 0x1p-11, 0x1p-8 };
+    struct rng r = { 79 };
+    (void)state;
+    FOR_TABLES(simd)
+    for (int n = 0; n < 120; n++) {
+        struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .dtype = dtypes[n % 3], .out_dtype = dtypes[n % 3], .H = 3,
+                             .Hk = 1, .Sk = 1, .D = 24, .Dv = 24, .seed = rng_next(&r), .data_seed = rng_next(&r));
+        struct fixture f;
+        const bool given = n % 2;
+        s.Sq = n % 4 < 2 ? 1 : rng_between(&r, 9, 40);
+        s.dropout_p = 0.1 + 0.8 * rng_uniform(&r);
+        fixture_make(&f, &s);
+        if (given) give_forward_of(simd, &f);
+        run_with(simd, &f);
+        for (int64_t at = 0; given && at < tensor_elements(&f.p.out); at++) {
+            const double got = tensor_get(&f.p.out, at), want = tensor_get(&f.p.v, at % s.Dv) / (1 - s.dropout_p);
+            if (got != 0 && fabs(got - want) > (rounding[n % 3] + 3e-7) * fabs(want)) {
+                spec_print(stderr, &s);
+                fail_msg("%s: out is %.9g, must be %.9g", simd->name, got, want);
+            }
+        }
+        for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
+            if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) { /* dP is some 20, and rounded to 1e-7 of it */
+                spec_print(stderr, &s);
+                fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));
+            }
+        fixture_clear(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -399,6 +433,7 @@ int main(void)
         cmocka_unit_test(test_one_key_has_p_1_to_the_last_bit),
         cmocka_unit_test(test_products_that_cancel_give_the_one_key_all_of_dout),
         cmocka_unit_test(test_lse_is_that_of_the_scores_that_gradients_are_made_of),
+        cmocka_unit_test(test_dropout_leaves_the_one_key_its_value_times_one_factor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -664,7 +664,8 @@ static void test_gradient_of_a_tile(void **state)
                                                .dP = floats(dP),
                                                .c = 1.7f,
                                                .lse2 = lse2,
-                                               .delta = delta };
+                                               .delta = delta,
+                                               .drop_scale = 1.9f };
                     g.cap = options & 1 ? floats(cap) : NULL;
                     g.drop = options & 2 ? floats(drop) : NULL;
                     g.dZ = options & 4 ? floats(dZ) : NULL;
@@ -678,13 +679,13 @@ static void test_gradient_of_a_tile(void **state)
                             const bool inside = r < rows && j < cols;
                             const int64_t at = r * ld + j;
                             if (inside) {
-                                const double M = g.drop ? g.drop[at] : 1;
+                                const double M = g.drop ? g.drop[at] * (double)g.drop_scale : 1;
                                 P = exp2((double)g.S[at] * g.c - lse2[r]);
                                 z = P == 0 ? 0 : P * (M * g.dP[at] - delta[r]);
                                 dS = g.cap ? z * g.cap[at] : z;
                                 if (g.dZ) near_(g.dZ[at], z, 8e-6 * P, simd->name, "dZ", at);
                                 slack = P == 0 ? 0 : 1e-6 * P * (fabs(M * g.dP[at]) + fabs(delta[r]));
-                                P *= M;
+                                P *= g.drop ? g.drop[at] : 1;
                             }
                             near_(element(type, P_b.data, ldb, b_at(type, ldb, r, j)), P, precision * fabs(P),
                                   simd->name, "P_b", at);

@@ -1,0 +1,115 @@
+"""How far the gradients of a right kernel may be from float64, by an analysis of its rounding errors.
+
+The limits of kernels/README.md are shares of a tensor's largest number. They say nothing where sums cancel: what is left is
+then smaller than the roundings of what was added. This page derives what is left of those.
+
+The model is that of probabilistic error analysis (Higham and Mary, 2019): each rounding is off by a number of mean 0 within a
+bound, on its own; besides, all of a row may be off alike, because equal numbers are rounded alike. Errors of rows are
+independent. If X changes by a_k e_k with an error e_k of at most eps_k, then sigma^2 = sum (a_k eps_k)^2 bounds how X spreads
+(Hoeffding). Errors that lie evenly within their bounds have a third of that variance: SIGMAS = 4 are seven of their standard
+deviations. The a_k are taken from the true numbers.
+
+A kernel rounds (i a query, j and l keys):
+
+    b_ij    the score: BLUR of what it is made of, |q| |k| scale + |bias| + slope distance, and of the lse that is subtracted.
+            A softcap bounds the error by 8 caps.
+    r_ij    P_ij, by the exponential of that error. Where lse is given, P need not stay a probability:
+                r = P (e^b - 1)
+            Where the kernel computes lse, that is off by beta_i = ln(sum_l P_il e^b_il) at most, as the largest error of a mean
+            is; and P stays a probability, but for the rounding of lse:
+                r = P (e^(b + beta) - 1), at most e^(BLUR |lse|)
+    u       P and dS, to the type of their products, relative
+    t_i     delta_i. Where out is given there is no such error. Else, with c_il = (r_il + u P_il) M_il (dout_i . v_l),
+                t^2 = (sum_l c_il)^2 + sum_l c_il^2 + sum_e (u_out dout_ie out_ie)^2
+            because out is the sum of the P V, and may be rounded to its dtype before it meets dout.
+
+With g_ij = M_ij (dout_i . v_j) - delta_i, from dZ = P g and dS = dZ (1 - tanh^2):
+
+    z_ij = r_ij g_ij,  s_ij = (1 - tanh^2) (r_ij + u P_ij) g_ij         errors of pairs
+    (P_ij + r_ij) t_i                                                   an error of the row
+
+    dq_i     scale^2 (sum_j (s_ij k_j)^2 + (sum_j s_ij k_j)^2 + (t_i sum_j (1 - tanh^2) (P + r)_ij k_j)^2)
+    dk_j     scale^2 sum_i q_i^2 (s_ij^2 + ((1 - tanh^2) (P + r)_ij t_i)^2)       over the rows of all heads of the group
+    dv_j     sum_i ((r_ij + u P_ij) M_ij dout_i)^2                                the same
+    dbias    sum of z_ij^2 + ((P + r)_ij t_i)^2 over the axes that bias is broadcast along
+    dslope   sum_i (sum_j (z_ij distance_ij)^2 + (sum_j z_ij distance_ij)^2 + (t_i sum_j (P + r)_ij distance_ij)^2)
+    dsink    sum_i ((p + r)_i t_i)^2 + (r_i delta_i)^2, where p = exp(sink - lse) and r is its error, as of P
+
+are sigma^2. Sums in float32 and the last rounding of a result are not in it: differential.py has terms for these.
+"""
+import numpy as np
+
+import oracle
+
+SIGMAS = 4
+BLUR = 2.0 ** -22  # four roundings: of the product, of its sum with the bias and the distance, to base 2, with lse
+DROWNS = 1e37      # a bias of such a size is exact: no product changes it, or its row is computed in double
+MOST = 200.0       # e to this is beyond float32, and its square is not beyond float64
+UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8}
+
+
+def grown(x):
+    """e^x - 1, or what is beyond float32 too."""
+    return np.expm1(np.minimum(x, MOST))
+
+
+def blur_of_scores(p, x, b, h, exact):
+    """b_ij without lse. `exact`: products have no rounding."""
+    parts = np.zeros_like(x.z) if exact else np.abs(x.q) @ np.abs(x.k).T * abs(x.scale)
+    if p.get('softcap', 0) > 0:
+        parts = np.minimum(parts, 8 * p['softcap'])
+    if 'bias' in p:
+        bias = np.abs(oracle.of_head(p['bias'], b, h, x.z.shape[1]))
+        parts = parts + np.where(bias < DROWNS, bias, 0)
+    if 'alibi_slopes' in p:
+        m = p['alibi_slopes']
+        parts = parts + np.abs(m[b, h] if m.ndim == 2 else m[h]) * x.distance
+    return BLUR * parts
+
+
+class Errors:
+    """r, t and what they are made of, for the rows of one head."""
+
+    def __init__(self, p, x, b, h, dtype, out_dtype, given, exact):
+        out, self.P, top, rest, empty = x.statistics(p)
+        P, u, lse = self.P, UNIT[dtype], np.where(empty, 0, top + rest)
+        lse_blur = BLUR * np.where(np.abs(lse) < oracle.LSE_MOST, np.abs(lse), 0)
+        blur = blur_of_scores(p, x, b, h, exact) + lse_blur[:, None]
+        self.sink = np.where(empty | (x.sink == -np.inf), 0, np.exp(np.where(empty, 0, x.sink - top - rest)))
+        sink_blur = lse_blur + BLUR * (abs(x.sink) if abs(x.sink) < DROWNS else 0)
+        own = ~(given & (np.abs(lse) < oracle.LSE_MOST))  # rows whose lse is the kernel's
+        beta = np.where(own, np.log1p((P * grown(blur)).sum(1) + self.sink * grown(sink_blur)), 0)
+        most = np.where(own, np.exp(lse_blur), np.inf)
+        self.r = np.where(P > 0, np.minimum(P * grown(blur + beta[:, None]), most[:, None]), 0)
+        self.r_sink = np.minimum(self.sink * grown(sink_blur + beta), most)
+        dout = p['dout'][x.rows]
+        self.delta = (dout * out).sum(1) - (p['dlse'][x.lse_at] if 'dlse' in p else 0)
+        dP = x.M * (dout @ x.v.T)
+        self.g = dP - self.delta[:, None]
+        c = (self.r + u * P) * dP
+        self.t = np.sqrt(c.sum(1) ** 2 + (c ** 2).sum(1) + ((UNIT[out_dtype] * dout * out) ** 2).sum(1)) * (not given)
+        self.z, self.s = self.r * self.g, x.slope * (self.r + u * P) * self.g
+        self.Pr, self.dv = P + self.r, (self.r + u * P) * x.M
+
+
+def of_gradients(p, dtype, out_dtype, given, exact):
+    """{gradient: SIGMAS sigma of each number}. `given`: out and lse are the caller's, else the kernel's own."""
+    g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
+    g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
+    for b, h, x in oracle.heads(p):
+        e = Errors(p, x, b, h, dtype, out_dtype, given, exact)
+        t, capped = e.t[:, None], x.slope * e.Pr
+        g['dq'][x.rows] = x.scale ** 2 * (e.s ** 2 @ x.k ** 2 + (e.s @ x.k) ** 2 + (t * (capped @ x.k)) ** 2)
+        g['dk'][x.keys] += x.scale ** 2 * (e.s ** 2 + (capped * t) ** 2).T @ x.q ** 2
+        g['dv'][x.keys] += (e.dv ** 2).T @ p['dout'][x.rows] ** 2
+        Z = e.z ** 2 + (e.Pr * t) ** 2
+        if 'dbias' in g:
+            whole = g['dbias'][b if p['bias'].shape[0] > 1 else 0, h if p['bias'].shape[1] > 1 else 0]
+            whole[:, :Z.shape[1]] += Z if whole.shape[0] == Z.shape[0] else Z.sum(0)
+        if 'dalibi_slopes' in g:
+            far = e.z * x.distance
+            at = (b, h) if p['alibi_slopes'].ndim == 2 else h
+            g['dalibi_slopes'][at] += (far ** 2).sum() + (far.sum(1) ** 2).sum() + ((e.t * (e.Pr * x.distance).sum(1)) ** 2).sum()
+        if 'dsinks' in g:
+            g['dsinks'][h] += (((e.sink + e.r_sink) * e.t) ** 2 + (e.r_sink * e.delta) ** 2).sum()
+    return {n: SIGMAS * np.sqrt(s) for n, s in g.items()}
