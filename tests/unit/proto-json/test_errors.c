@@ -67,6 +67,7 @@ static void test_every_status_has_its_error(void **state)
         { ATTN_NO_MEMORY, PROTO_E_OUT_OF_MEMORY, 503 },
         { ATTN_DEVICE, PROTO_E_INTERNAL, 500 },
         { ATTN_NOT_FOUND, PROTO_E_NOT_FOUND, 404 },
+        { ATTN_IN_USE, PROTO_E_IN_USE, 409 },
         { ATTN_DEVICE_LOST, PROTO_E_UNAVAILABLE, 503 },
         { ATTN_QUOTA, PROTO_E_QUOTA, 429 },
         { ATTN_FULL, PROTO_E_STORAGE_FULL, 507 },
