@@ -241,7 +241,7 @@ static const char *const foreign[] = {
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* torch.distributed.checkpoint */
-    "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version", /* cards, trainers, quantizers */
+    "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version", /* trainers, quantizers */
     "prompt", "workflow", "software", "training_info",        /* programs that make images */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
