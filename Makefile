@@ -293,7 +293,7 @@ test: ## build and run all tests
 	@failed=; for part in unit fuzz-replay http-all; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
 http-all: PARTS := 3
-http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so
+http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench
 	$(PYTEST) conformance differential http
 
 unit: $(UNIT) ## the C unit tests alone
@@ -302,7 +302,7 @@ unit: $(UNIT) ## the C unit tests alone
 # One that takes as long as all others is run as two at once.
 halves = $(foreach n,1 2,$(1:%=%@$n/2))
 
-http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
+http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
 
 conformance: $B/attnd ## random problems against float64 over HTTP (ATTND_SEEDS=1,2,3 to repeat some)
@@ -404,7 +404,7 @@ check-format: ## say which C sources are not in that style
 	@if $(CLANG_FORMAT) --version 2>/dev/null | grep -q 'version 14\.'; then $(CLANG_FORMAT) --dry-run -Werror $(C_FILES) && echo "check-format: $(words $(C_FILES)) files"; \
 	else echo "check-format: skipped: clang-format 14 is not here (sh tests/setup.sh test fetches it from PyPI)"; fi
 
-check-layers: all ## do folders depend on each other only as they may, and nothing in a circle?
+check-layers: ## do folders depend on each other only as they may, and nothing in a circle? (calls: of the objects that are there)
 	@python3 tests/layers.py $B
 
 check-shape: ## how long are functions, files and comments, and how much do sibling kernels repeat of each other?

@@ -45,6 +45,7 @@ extern "C" {
     X(DEVICE, "the device failed")                                      \
     X(DEVICE_LOST, "the device is gone: only a new process can use it") \
     X(NOT_FOUND, "no such thing, or it has expired")                    \
+    X(IN_USE, "another request uses it: try again later")               \
     X(QUOTA, "the caller has used up a share that is its own")          \
     X(FULL, "what is kept for later has no room")                       \
     X(INTERNAL, "a fault of ours")

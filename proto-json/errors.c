@@ -27,6 +27,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* nobody is there to read that it was cancelled */
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
+    case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE; /* another process, or this one after a restart, can */

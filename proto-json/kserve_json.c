@@ -509,7 +509,7 @@ static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, cons
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "unknown parameter '%.*s'; there are sequence_id, sequence_start and sequence_end",
                          (int)text_cut(name, TREE_NAME_BYTES), name);
-    if (!id) return must_be(r, pointer, name, one, "an integer from 0 on, or a string of less than 64 bytes");
+    if (!id) return must_be(r, pointer, name, one, "an integer from 0 on, or a string of at most 128 bytes");
     strcpy(r->sequence.id, id);
     return ATTN_OK;
 }

@@ -24,6 +24,7 @@
     X(METHOD_NOT_ALLOWED, 405, "method-not-allowed", "This method does not work here")                      \
     X(REQUEST_TIMEOUT, 408, "request-timeout", "The body did not arrive in time")                           \
     X(CONFLICT, 409, "conflict", "That name is taken")                                                      \
+    X(IN_USE, 409, "in-use", "Another request uses this")                                                   \
     X(TOO_LARGE, 413, "too-large", "The request is over a limit")                                           \
     X(TARGET_TOO_LONG, 414, "target-too-long", "The request target is too long")                            \
     X(UNSUPPORTED_MEDIA, 415, "unsupported-media-type", "This content type or encoding is not spoken here") \
@@ -256,7 +257,7 @@ bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's, whose keys and values are in a cache of the server: decode with sequence_id in the
  * place of caches. */
-enum { PROTO_SEQUENCE_BYTES = 64 };
+enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* with the NUL: Triton takes names of 128 bytes */
 typedef struct proto_sequence {
     char id[PROTO_SEQUENCE_BYTES]; /* empty: the request has none */
     bool start, end;

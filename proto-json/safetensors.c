@@ -231,6 +231,32 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
+/* Members of __metadata__ that programs write into their files to describe them. They say nothing of attention and are
+ * passed over. None of them is a member of ours, or a likely misspelling of one. A name that ends with '*' stands for
+ * all that begin so. */
+/* clang-format off */
+static const char *const foreign[] = {
+    "format", "framework", "library_name", "library_version", /* PyTorch, transformers, mlx: {"format": "pt"} */
+    "total_size", "total_parameters", "total_shards",         /* the index of a file in several parts */
+    "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
+    "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* torch.distributed.checkpoint */
+    "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version", /* trainers, quantizers */
+    "prompt", "workflow", "software", "training_info",        /* programs that make images */
+    "title", "description", "author", "license", "created_at", "tags", "base_model",
+};
+/* clang-format on */
+
+static bool is_foreign(const char *name)
+{
+    for (size_t i = 0; i < COUNT(foreign); i++) {
+        const size_t length = strlen(foreign[i]);
+        if (foreign[i][length - 1] == '*' ? strncmp(foreign[i], name, length - 1) == 0 : strcmp(foreign[i], name) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* Their strings become members of the problem. */
 static attn_status options(struct reader *r, const cJSON *metadata)
 {
@@ -253,6 +279,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
             if (!strcmp(attn_tensors[id].name, one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
                                  one->string);
+        if (is_foreign(one->string)) continue;
         if ((status = option(r, one->string, text)) != ATTN_OK) return status;
     }
     return ATTN_OK;

@@ -1,8 +1,9 @@
 """layers.py [BUILD]: do the folders of the program depend on each other only as they may, and on nothing in a circle?
 
 Two graphs are looked at. The includes of every source: each folder of LAYERS may include those that stand after it on
-its line, and nothing else of the project. With BUILD (build/ after `make`), also what the object files take from each
-other, which shows what an include does not: two files that call each other through headers of a lower layer.
+its line, and nothing else of the project. Where BUILD has object files (build/ after `make`), also what these take from
+each other, which shows what an include does not: two files that call each other through headers of a lower layer. An
+object that is older than its source says nothing, and is left out. Nothing is compiled here.
 
 Circles are faults in both graphs: headers that include each other, and sources that call each other. (A source may
 include whatever its folder may use: that x.c includes y.h and y.c x.h says nothing yet.) In what is printed of calls, a
@@ -104,17 +105,24 @@ def circles(graph):
 
 
 def object_graph(build):
-    """Which unit takes a symbol that which other unit defines, from the object files of the program."""
-    defined, wanted = {}, collections.defaultdict(set)
+    """Which unit takes a symbol that which other unit defines, from the object files of the program; and how many of
+    these were looked at, and how many are older than their sources."""
+    defined, wanted, looked_at, old = {}, collections.defaultdict(set), 0, 0
     for folder, _, files in os.walk(build):
         for name in files:
             path = os.path.relpath(os.path.join(folder, name), build)
             if not name.endswith(".o") or not path.startswith(("kernels/", "proto-json/", "server/")):
                 continue
             source = unit(path[:-2] if path.endswith(".cu.o") else path)
-            if not any(os.path.exists(source + ending) for ending in (".c", ".cu")):
+            path = os.path.join(build, path)
+            there = [source + ending for ending in (".c", ".cu") if os.path.exists(source + ending)]
+            if not there:
                 continue  # of a file that has gone
-            for line in subprocess.run(["nm", os.path.join(build, path)], capture_output=True, text=True, check=True).stdout.splitlines():
+            if os.path.getmtime(path) < os.path.getmtime(there[0]):
+                old += 1
+                continue
+            looked_at += 1
+            for line in subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout.splitlines():
                 kind, symbol = line[17:].split(" ", 1)
                 if kind in "TDBRVWC":
                     defined[symbol] = source
@@ -123,11 +131,11 @@ def object_graph(build):
     graph = collections.defaultdict(set)
     for source, symbols in wanted.items():
         graph[source] |= {defined[s] for s in symbols if s in defined} - {source}
-    return graph
+    return graph, looked_at, old
 
 
 def main():
-    faults = []
+    faults, calls = [], "no calls"
     graph = collections.defaultdict(set)
     for path in sources():
         own = layer_of(path)
@@ -139,9 +147,9 @@ def main():
                 faults.append(f"{path} includes {header}: {own} may not use {other}")
     shown = [("include", graph)]
     if len(sys.argv) > 1:
-        objects = object_graph(sys.argv[1])
-        if not objects:
-            sys.exit(f"layers: no object files in {sys.argv[1]}: run make first")
+        objects, looked_at, old = object_graph(sys.argv[1])
+        if looked_at or old:
+            calls = f"calls of {looked_at} object files" + (f" ({old} older than their sources are left out)" if old else "")
         shown.append(("call", objects))
         for source, others in sorted(objects.items()):
             own = layer_of(source + ".c")
@@ -156,7 +164,7 @@ def main():
     for fault in faults:
         print(fault)
     files = sum(1 for _ in sources())
-    print(f"layers: {files} files, {len(faults)} faults")
+    print(f"layers: includes of {files} files, {calls}, {len(faults)} faults")
     sys.exit(1 if faults else 0)
 
 

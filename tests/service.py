@@ -26,8 +26,7 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# What the person or the Makefile has set for the tests. The server would take it for options that it does not know, so
-# nothing that is started sees it.
+# What the person or the Makefile has set for the tests. Nothing that is started sees it: an option among it would be the server's.
 SETTINGS = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith('ATTND_')}
 BUILD = SETTINGS.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
 BINARY = SETTINGS.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))

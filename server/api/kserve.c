@@ -389,8 +389,8 @@ static const struct {
         "alone.','properties':{"
         "'caches':{'description':'Ids of POST /v1/caches, one for each row of q, as the string of their JSON: what each row attends to. Where "
         "there is no sequence_id.'},"
-        "'sequence_id':{'description':'A number, or a name of less than 64 bytes; 0 is none. The keys and values of the sequence are in a "
-        "cache of its own.','anyOf':[{'type':'integer','minimum':0},{'type':'string','maxLength':63}]},"
+        "'sequence_id':{'description':'A number, or a name of at most 128 bytes; 0 is none. The keys and values of the sequence are in a "
+        "cache of its own.','anyOf':[{'type':'integer','minimum':0},{'type':'string','maxLength':128}]},"
         "'sequence_start':{'type':'boolean','default':false,'description':'The first request of the sequence, which has k and v.'},"
         "'sequence_end':{'type':'boolean','default':false,'description':'The last one: the cache is deleted when it was answered 200.'}}}" },
     { "InferInput", "{'type':'object','additionalProperties':false,'required':['name','shape','datatype'],'properties':{"

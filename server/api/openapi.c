@@ -492,7 +492,7 @@ static void put_schemas(struct json *j, const proto_limits *limits, const struct
     json_put(j,
              ",'Safetensors':{'type':'string','format':'binary','description':'A safetensors file. Tensors are those "
              "of the JSON form, by the same names. The other members are strings in __metadata__ that hold JSON: "
-             "true, 0.125, [-1,0]. One problem.'}");
+             "true, 0.125, [-1,0]; those that describe a file, such as format, are passed over. One problem.'}");
     put_answer_parts(j);
     for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
         put_request_schemas(j, op, limits);

@@ -383,7 +383,7 @@ static enum config_result refuse_variables(struct reading *r)
         char name[96], hint[192];
         if (strncmp(*variable, CONFIG_PREFIX, strlen(CONFIG_PREFIX)) != 0 || *value == '\0') continue;
         snprintf(name, sizeof name, "%.*s", (int)length, *variable);
-        if (is_variable(name) || config_is_service_link(name, value)) continue;
+        if (is_variable(name) || config_is_service_link(name, value) || config_is_of_the_project(name)) continue;
         suggest(name + strlen(CONFIG_PREFIX), true, hint, sizeof hint);
         return refuse(r->message, r->capacity, "%s is not an option%s (attnd --help lists them)", name, hint);
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto-json/text.h"
+#include "server/base/config.h"
 
 enum { NAME_BYTES = 64 }; /* longer ones are cut, and nobody's */
 
@@ -61,6 +62,15 @@ const struct config_habit *config_habit(const char *name)
     for (const struct config_habit *habit = config_habits; habit->names != NULL; habit++)
         if (text_is_among(habit->names, dashed)) return habit;
     return NULL;
+}
+
+bool config_is_of_the_project(const char *name)
+{
+    static const char *const names[] = { "BINARY", "FAKE", "SHIM",   "BUILD",  "SLOWER",
+                                         "SEEDS",  "PART", "PYTHON", "PUBLISH" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name + strlen(CONFIG_PREFIX), names[i]) == 0) return true;
+    return false;
 }
 
 static bool ends_with(const char *text, const char *end)

@@ -20,4 +20,8 @@ const struct config_habit *config_habit(const char *name);
  * and the environment of the other container, ATTND_ENV_PATH. Such a variable is not meant for us. */
 bool config_is_service_link(const char *name, const char *value);
 
+/* Variables of this project that are no options: those of its Makefile and tests, and of deploy/compose.yaml. A shell
+ * that has one of them set starts a server all the same. */
+bool config_is_of_the_project(const char *name);
+
 #endif

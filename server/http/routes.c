@@ -287,7 +287,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_POST, at, "infer", PORT_MAIN, .token = PORT_MAIN, .model = true, .bodies = infer, \
       .doc = { "kserve", "Attention as a KServe model", "The tensors and options of the model by its operation, which its name says. Stock " \
                "clients of KServe and Triton send this; tensors may be numbers in the JSON or bytes behind it.", \
-               .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), \
+               .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) | ROUTE_ERROR(STORAGE_FULL), \
                .answer = "The results", .media = "application/json", .schema = SCHEMA("InferAnswer") } }
 #define NOT_OFFERED(method, at, handler, ...) \
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
@@ -336,7 +336,7 @@ static const struct route routes[] = {
       .doc = { "attention", "Exact attention, backward: the gradients",
                "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient with "
                "respect to out. Send forward's inputs again, or the context that a forward with save left here.",
-               .body = "BackwardRequest", .errors = ROUTE_ERROR(NOT_FOUND), /* the context */
+               .body = "BackwardRequest", .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE), /* the context */
                .answer = "The gradients", .media = "application/json", .schema = SCHEMA("BackwardAnswer") } },
 
     { ROUTE_POST, "/v1/attention/decode", "decode", PORT_MAIN,

@@ -181,15 +181,21 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
     attn_status status = ATTN_NOT_FOUND;
     pthread_mutex_lock(&contexts->lock);
     struct entry *entry = find(contexts, id);
-    if (entry && entry->state == CONTEXT_READY && entry->job->caller == caller && now_ms < entry->expires_ms) {
-        entry->state = CONTEXT_TAKEN;
-        *job = job_hold(entry->job);
-        *item = entry->item;
-        status = ATTN_OK;
+    if (entry && entry->job->caller == caller) {
+        if (entry->state == CONTEXT_READY && now_ms < entry->expires_ms) {
+            entry->state = CONTEXT_TAKEN;
+            *job = job_hold(entry->job);
+            *item = entry->item;
+            status = ATTN_OK;
+        } else if (entry->state == CONTEXT_TAKEN) status = ATTN_IN_USE;
     }
     pthread_mutex_unlock(&contexts->lock);
-    if (status != ATTN_OK) return attn_fail(err, status, "/context", "context: unknown, expired or already used");
-    return ATTN_OK;
+    if (status == ATTN_NOT_FOUND) attn_fail(err, status, "/context", "context: unknown, expired or already used");
+    if (status == ATTN_IN_USE)
+        attn_fail(err, status, "/context",
+                  "context: another backward uses it and is not answered yet; it can be used again only if that one "
+                  "does not run");
+    return status;
 }
 
 void contexts_finish(struct contexts *contexts, const char *id, bool used)

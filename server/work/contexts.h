@@ -46,7 +46,7 @@ void contexts_drop(struct contexts *contexts, const char *id);
 
 /* Takes a filled one out: *job is a reference for the one who asks. The entry stays, invisible, until
  * contexts_finish(). Errors: NOT_FOUND (unknown, another caller's, expired, used, or not ready),
- * always with the same text. */
+ * always with the same text; IN_USE (the same caller has taken it, and has not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
 /* The backward ran (used: it is gone) or did not (it can be taken again). */

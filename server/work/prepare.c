@@ -56,6 +56,15 @@ static bool is_output(attn_tensor_id id, attn_op op)
     return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
 }
 
+/* Does an item in front of this one have its context? */
+static bool uses_before(const struct job *job, int index)
+{
+    const proto_item *const items = job->call->items;
+    for (int i = 0; i < index; i++)
+        if (job->saved[i] && strcmp(items[i].context, items[index].context) == 0) return true;
+    return false;
+}
+
 /* A backward of something saved: everything but dout, dlse and the wanted gradients comes from there. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
@@ -68,6 +77,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
+    if (status == ATTN_IN_USE && uses_before(job, index)) /* an item of the same request, which will use it up */
+        return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
 
     attn_problem *p = &item->problem;

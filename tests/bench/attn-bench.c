@@ -8,6 +8,7 @@
  *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   32 caches that are forks of one
  *   attn-bench --sweep masks                                      grouped heads, packed lengths, window,
  *                                                                 FlashMask, beside their likes
+ *   attn-bench --op backward --bias --grads dbias                 a bias of random numbers, with its gradient
  *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
  *
@@ -19,6 +20,7 @@
  * NaN before the first run and looked at after the last: a kernel that leaves something unwritten has no time.
  * TFLOP/s counts what a query may see exactly: see attn_flops(). */
 #include <errno.h>
+#include <float.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -37,6 +39,10 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
+/* Gradients of options, which are computed where they are asked for. */
+#define BIT(id)          (UINT64_C(1) << (id))
+#define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
+
 struct options {
     bool forward, backward, json, causal, codec, top_left;
     bool no_lse;   /* a forward gives out alone */
@@ -49,9 +55,13 @@ struct options {
     bool latent;       /* V is the first Dv columns of K, the same memory */
     bool deterministic, alibi, sinks;
     double softcap, scale, dropout;
-    bool biased;    /* a bias of [1, 1, Sq, Sk]: hidden_bias for later keys and for the first `padded`, 0 for others */
-    int64_t padded; /* as the 4-D masks of Hugging Face's models are, with the least float32 for hidden_bias */
+    double keep;       /* a keep_mask of [1, 1, Sq, Sk] that keeps so many keys of 1; 0: none */
+    bool biased;       /* a bias of [1, 1, Sq, Sk] */
+    bool bias_is_mask; /* it is hidden_bias for later keys and for the first `padded`, 0 for others: as the 4-D masks of
+                         * Hugging Face's models are, with the least float32 for hidden_bias; else it is random */
+    int64_t padded;
     double hidden_bias;
+    uint64_t gradients; /* of options, of a backward: bits of dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS } sweep;
     attn_dtype dtype, key_dtype; /* of q, and of k and v */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
@@ -208,9 +218,23 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
 {
     *t = attn_tensor_make(NULL, ATTN_F32, 4, (int64_t[]){ 1, 1, o->Sq, o->Sk });
     give_memory(m, t, b);
-    for (int64_t n = 0; n < o->Sq * o->Sk; n++) {
+    for (int64_t n = 0; n < o->Sq * o->Sk && o->bias_is_mask; n++) {
         const int64_t i = n / o->Sk, j = n % o->Sk;
         ((float *)b->host)[n] = j > i + o->Sk - o->Sq || j < o->padded ? (float)o->hidden_bias : 0;
+    }
+    must(attn_copy(m->stream, b->device, b->host, (size_t)b->bytes, ATTN_TO_DEVICE, &err));
+    must(attn_stream_wait(m->stream, &err));
+}
+
+/* Keys are kept at random, in the same way each time; each row keeps its first. */
+static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
+{
+    uint64_t state = 88172645463325252u;
+    *t = attn_tensor_make(NULL, ATTN_U8, 4, (int64_t[]){ 1, 1, o->Sq, o->Sk });
+    give_memory(m, t, b);
+    for (int64_t n = 0; n < o->Sq * o->Sk; n++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        ((uint8_t *)b->host)[n] = n % o->Sk == 0 || (double)(state >> 11) * 0x1p-53 < o->keep;
     }
     must(attn_copy(m->stream, b->device, b->host, (size_t)b->bytes, ATTN_TO_DEVICE, &err));
     must(attn_stream_wait(m->stream, &err));
@@ -249,6 +273,7 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
     p->dropout_p = o->dropout;
     p->deterministic = o->deterministic;
     if (o->biased) give_bias(m, o, &p->bias, &blocks[ATTN_T_bias]);
+    if (o->keep > 0) give_keep_mask(m, o, &p->keep_mask, &blocks[ATTN_T_keep_mask]);
     if (o->sinks) {
         p->sinks = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->sinks, &blocks[ATTN_T_sinks]);
@@ -280,6 +305,20 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
     if (o->forks) p->prefix_keys = on_device ? blocks[PREFIX_KEYS].device : blocks[PREFIX_KEYS].host;
 }
 
+/* ,"outputs":["out","lse"]: what a call writes. */
+static void put_outputs(const attn_problem *p, attn_op op)
+{
+    const char *before = ",\"outputs\":[";
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        if (!p->tensor[id].rank ||
+            attn_tensors[id].role != (op == ATTN_OP_BACKWARD ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT))
+            continue;
+        printf("%s\"%s\"", before, attn_tensors[id].name);
+        before = ",";
+    }
+    printf("]");
+}
+
 /* Milliseconds of one call. */
 static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
@@ -307,6 +346,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             if (attn_tensors[id].role != (back ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT)) continue;
             if (id == ATTN_T_lse && o->no_lse) continue;
+            if ((OPTION_GRADIENTS & ~o->gradients) >> id & 1) continue;
             if (attn_output(&p, (attn_tensor_id)id, o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype, &p.tensor[id],
                             &err))
                 continue;
@@ -369,19 +409,21 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     use(&p, o, blocks, false);
     tflops = attn_flops(&p) / ms / 1e9;
     gigabytes = (double)reading / ms / 1e6;
-    if (o->json)
+    if (o->json) {
         printf("{\"op\":\"%s\",\"dtype\":\"%s\",\"B\":%lld,\"H\":%lld,\"Hk\":%lld,\"Sq\":%lld,\"Sk\":%lld,\"D\":%lld,"
                "\"Dv\":"
                "%lld,"
                "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"key_dtype\":\"%s\","
                "\"page_size\":%lld,\"backend\":\"%s %s\",\"reps\":%d,"
-               "\"calls\":%d,\"ms\":%.6g,\"host_ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g}\n",
+               "\"calls\":%d,\"ms\":%.6g,\"host_ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
                (long long)o->documents, attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name,
                plans[0].kernel->name, reps, calls, ms, median(queueing, reps), tflops, gigabytes);
-    else
+        put_outputs(&p, op);
+        printf("}\n");
+    } else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->key_dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
@@ -651,8 +693,11 @@ static const char help[] =
     "  --tokens N                   of the sweeps paper and masks (16384; on a CPU 2048 takes a minute)\n"
     "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
     "  --documents N                FlashMask: so many equal documents\n"
-    "  --softcap N  --alibi  --sinks  --scale X  --dropout P   options of the scores\n"
+    "  --softcap X  --alibi  --sinks  --scale X  --dropout P   options of the scores\n"
+    "  --bias                       a float32 bias of random numbers\n"
     "  --bias X  --padded N         a float32 bias: X for later keys and for the first N, 0 for others\n"
+    "  --keep-mask P                a keep_mask that keeps each key with the probability P, above 0 and at most 1\n"
+    "  --grads dsinks,dbias,dalibi_slopes   backward: these gradients too, each of an option that is given\n"
     "  --deterministic              backward: sums of dq in one order\n"
     "  --page-size N                forward: K and V are pools of pages of N keys, which lie in no order\n"
     "  --forks                      with --page-size: all rows have their pages in common, but for the last\n"
@@ -687,6 +732,57 @@ static double real(const char *option, const char *text)
     return x;
 }
 
+static bool is_number(const char *text)
+{
+    char *end;
+    (void)strtod(text, &end);
+    return *text && *end == 0;
+}
+
+/* A real number above `low`, at most `high`. */
+static double between(const char *option, const char *text, double low, double high)
+{
+    char what[128];
+    const double x = real(option, text);
+    if (x > low && x <= high) return x;
+    snprintf(what, sizeof what, "%s is '%.40s', must be above %g and at most %g", option, text, low, high);
+    die(what, NULL);
+    return x;
+}
+
+/* Names of OPTION_GRADIENTS, with commas between them. */
+static uint64_t gradients(const char *text)
+{
+    uint64_t bits = 0;
+    for (const char *at = text;; at++) {
+        const size_t length = strcspn(at, ",");
+        int id = 0;
+        while (id < ATTN_TENSOR_COUNT && !((OPTION_GRADIENTS >> id & 1) && strlen(attn_tensors[id].name) == length &&
+                                           !strncmp(attn_tensors[id].name, at, length)))
+            id++;
+        if (id == ATTN_TENSOR_COUNT) die("--grads must be of dsinks, dbias and dalibi_slopes, not", text);
+        bits |= BIT(id);
+        at += length;
+        if (*at == 0) return bits;
+    }
+}
+
+/* Each gradient is that of an option which is there. */
+static void check_gradients(const struct options *o)
+{
+    const struct {
+        attn_tensor_id id;
+        bool given;
+        const char *option;
+    } of[] = { { ATTN_T_dsinks, o->sinks, "--sinks" },
+               { ATTN_T_dbias, o->biased, "--bias" },
+               { ATTN_T_dalibi_slopes, o->alibi, "--alibi" } };
+    if (o->gradients && !o->backward) die("--grads is of a backward: --op backward", NULL);
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+        if ((o->gradients >> of[i].id & 1) && !of[i].given)
+            die("--grads names a gradient whose option is not given", of[i].option);
+}
+
 int main(int argc, char **argv)
 {
     enum {
@@ -719,6 +815,8 @@ int main(int argc, char **argv)
         SCALE,
         DROPOUT,
         BIAS,
+        KEEP_MASK,
+        GRADS,
         PADDED,
         CODEC,
         JSON,
@@ -753,7 +851,9 @@ int main(int argc, char **argv)
         { "sinks", no_argument, NULL, SINKS },
         { "scale", required_argument, NULL, SCALE },
         { "dropout", required_argument, NULL, DROPOUT },
-        { "bias", required_argument, NULL, BIAS },
+        { "bias", optional_argument, NULL, BIAS },
+        { "keep-mask", required_argument, NULL, KEEP_MASK },
+        { "grads", required_argument, NULL, GRADS },
         { "padded", required_argument, NULL, PADDED },
         { "codec", no_argument, NULL, CODEC },
         { "json", no_argument, NULL, JSON },
@@ -788,11 +888,17 @@ int main(int argc, char **argv)
         case NO_LSE: o.no_lse = true; break;
         case DETERMINISTIC: o.deterministic = true; break;
         case ALIBI: o.alibi = true; break;
-        case SOFTCAP: o.softcap = (double)number("--softcap", optarg, 1, INT32_MAX); break;
+        case SOFTCAP: o.softcap = between("--softcap", optarg, 0, FLT_MAX); break;
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        case BIAS: o.biased = true, o.hidden_bias = real("--bias", optarg); break;
+        case BIAS: /* its number may be the next argument: -3.4e38 is no option */
+            o.biased = true;
+            if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
+            if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);
+            break;
+        case KEEP_MASK: o.keep = between("--keep-mask", optarg, 0, 1); break;
+        case GRADS: o.gradients = gradients(optarg); break;
         case PADDED: o.padded = number("--padded", optarg, 0, INT32_MAX); break;
         case CODEC: o.codec = true; break;
         case JSON: o.json = true; break;
@@ -846,6 +952,8 @@ int main(int argc, char **argv)
     }
     if (optind < argc) die("this is no option", argv[optind]);
     if (!op_given) o.forward = true, o.backward = o.sweep == SWEEP_PAPER || o.sweep == SWEEP_MASKS;
+    if (o.padded && !o.bias_is_mask) die("--padded is of a bias that hides keys: --bias X", NULL);
+    check_gradients(&o);
     if (o.documents && o.causal) die("--documents are not causal", NULL);
     if (o.no_lse && o.dtype != ATTN_F8E4M3 && o.backward) die("a backward needs the lse of its forward", NULL);
     if (!key_dtype_given) o.key_dtype = o.dtype;

@@ -61,6 +61,18 @@ def test_a_bad_variable_is_named(serve):
     assert r.returncode == 64 and 'ATTND_QUEUE_DEPTH' in r.stderr, r
 
 
+def test_variables_of_the_projects_own_makefile_and_tests_do_not_stop_a_server():
+    names = set()
+    for path in ('Makefile', 'tests/setup.sh', 'tests/run_parts.sh', 'tests/deploy/check.sh', 'deploy/compose.yaml'):
+        with open(os.path.join(service.HERE, '..', path)) as f:
+            names |= set(re.findall(r'(?<![A-Z-])(?:\$[({])?(ATTND_[A-Z]+)(?:=|:-)', f.read()))
+    assert {'ATTND_BINARY', 'ATTND_SEEDS', 'ATTND_PART', 'ATTND_PYTHON', 'ATTND_PUBLISH'} <= names, names
+    for name in sorted(names):  # the environment is read first
+        r = run('--queue-depth', '0', env={name: '3'})
+        assert r.stderr.startswith('attnd: --queue-depth: '), (name, r)
+    assert run('--queue-depth', '0', env={'ATTND_BINARYS': '3'}).stderr.startswith('attnd: ATTND_BINARYS is not an option')
+
+
 def test_the_environment_counts_and_flags_count_more(serve):
     server = serve(env={'ATTND_MAX_BODY_BYTES': '2K', 'ATTND_QUEUE_DEPTH': '33'})
     assert server.post('/v1/attention/forward', b' ' * 2049).status == 413

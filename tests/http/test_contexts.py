@@ -232,6 +232,27 @@ def test_a_use_whose_deadline_passes_gives_the_context_back(serve, gate):
     assert eventually(lambda: nothing_is_kept(server)), server.metrics()
 
 
+def test_a_context_that_another_request_uses_is_in_use_and_not_unknown(serve, gate, tokens):
+    server = serve('--token-file', tokens, '--cpu-threads', '1', '--max-batch', '1', env={'ATTN_FAKE_SCRIPT': f'hold={gate}@2'}, binary=service.FAKE)
+    server.page_headers = ALICE
+    context = saved(server, ALICE)
+    body = json.dumps({'context': context, 'dout': DOUT}).encode()
+    with server.raw() as s:
+        s.sendall(request_bytes(BACKWARD, body, headers=['Content-Type: application/json', 'Authorization: Bearer alice']))
+        assert eventually(lambda: server.metric('attnd_contexts', state='taken') == 1)
+        answer = use(server, context, ALICE)
+        assert answer.status == 409 and answer.json()['code'] == 'in-use' and answer.json()['pointer'] == '/context', answer
+        assert answer.json()['title'] == 'Another request uses this' and 'another backward uses it' in answer.json()['detail'], answer
+        assert statuses(server.post(BACKWARD, {'requests': [{'context': context, 'dout': DOUT}]}, ALICE)) == [409]
+        tensors = [{'name': 'dout', 'shape': DOUT['shape'], 'datatype': 'FP32', 'data': [1] * 24}]
+        answer = server.post('/v2/models/attention_backward/infer', {'inputs': tensors, 'parameters': {'context': context}}, ALICE)
+        assert answer.status == 409 and answer.json()['pointer'] == '/parameters/context', answer
+        assert use(server, context, BOB).status == 404, 'another token learns that it is there'
+        os.unlink(gate)
+        assert b' 200 ' in s.recv(100)
+    assert use(server, context, ALICE).status == 404
+
+
 def test_a_use_whose_client_leaves_gives_the_context_back(serve, gate):
     server = fake(serve, f'hold={gate}@2')
     context = saved(server)

@@ -274,6 +274,21 @@ def test_a_sequence_whose_start_failed_has_not_started(serve):
         assert server.get('/v1/caches').json()['count'] == 0
 
 
+def test_the_name_of_a_sequence_may_have_128_bytes_as_triton_takes(server):
+    for name in ('n' * 64, 'n' * 128, 'é' * 64, int('9' * 19)):
+        assert lengths(step(server, name, 2, sequence_start=True)) == [2]
+        assert lengths(step(server, name)) == [3]
+        if isinstance(name, str):
+            answer = step(server, name[:-1])
+            assert answer.status == 404 and f"sequence_id: '{name[:-1]}' has not been started" in answer.json()['error'], answer
+        assert lengths(step(server, name, sequence_end=True)) == [4]
+    for name in ('n' * 129, 'é' * 65):
+        answer = step(server, name, 2, sequence_start=True)
+        assert answer.status == 400 and answer.json()['pointer'] == '/parameters/sequence_id', answer
+        assert 'must be an integer from 0 on, or a string of at most 128 bytes' in answer.json()['error'], answer
+    assert server.get('/v1/caches').json()['count'] == 0
+
+
 def test_without_a_sequence_there_is_none_to_start_or_to_end(server):
     """What `caches` names is not a sequence's: the request that named it would have deleted it."""
     cache = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 4, 'dtype': 'float32'}).json()['id']

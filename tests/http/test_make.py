@@ -62,3 +62,30 @@ def test_run_says_that_cuda_takes_minutes(tmp_path):
         return any(line.startswith('The CUDA kernels take minutes to compile; CUDA=0') for line in make(tmp_path, '-n', 'run', *arguments).splitlines())
     assert said('CUDA=1', 'NVCC=true', 'CUDA_HOME=/nowhere')
     assert not said('CUDA=0')
+
+
+def test_layers_are_read_from_includes_without_compiling(clone):
+    """In a checkout in which nothing was built; then with one object file, which says what its source calls."""
+    def layers(status):
+        env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'B', 'SAN', 'TSAN')}
+        run = subprocess.run(['make', '-s', '-C', clone, '--no-print-directory', 'check-layers', 'CUDA=0'], env=env, capture_output=True, text=True)
+        assert bool(run.returncode) == status, run
+        assert not list((clone / 'build').rglob('*.o')) or (clone / 'build/server/base/clean.o').exists()
+        return run.stdout
+    assert ', no calls, 0 faults' in layers(False)
+    source = clone / 'server/base/clean.c'
+    source.write_text('#include "server/http/tcp.h"\nint clean(void);\nint clean(void) { return tcp_is_mute(0); }\n')
+    assert 'server/base/clean.c includes server/http/tcp.h: server/base may not use server/http' in layers(True)
+    source.write_text('int tcp_is_mute(int);\nint clean(void);\nint clean(void) { return tcp_is_mute(0); }\n')
+    assert ' 0 faults' in layers(False)  # which no include says
+    built = clone / 'build/server'
+    for name in ('base/clean', 'http/tcp'):
+        (built / name).parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(['cc', '-D_GNU_SOURCE', '-I.', '-c', '-o', built / (name + '.o'), f'server/{name}.c'], cwd=clone, check=True)
+    text = layers(True)
+    assert 'server/base/clean calls server/http/tcp: server/base may not use server/http' in text and 'calls of 2 object files, 1 faults' in text, text
+    os.utime(built / 'base/clean.o', (1, 1))
+    assert 'calls of 1 object files (1 older than their sources are left out), 0 faults' in layers(False)
+    source.unlink()
+    (built / 'base/clean.o').unlink()
+    (built / 'http/tcp.o').unlink()

@@ -270,6 +270,9 @@ def decoding():
         again = {}
         step(c, 5, again, sequence_id='a name', sequence_start=True)  # a new one in its place
         step(c, 5, again, sequence_id='a name', sequence_end=True)
+        long = {}
+        step(c, 2, long, sequence_id='n' * 128, sequence_start=True)
+        step(c, 1, long, sequence_id='n' * 128, sequence_end=True)
         refused(lambda: c.infer('attention_decode', given({'q': one['q']}), sequence_id=9, sequence_start=True), 'has k and v', status=400)
         refused(lambda: c.infer('attention_decode', given({'q': one['q']})), 'caches: is missing', status=400)
         made = json.load(urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/caches', json.dumps({'kv_heads': 2, 'head_dim': 16, 'dtype': 'float16'}).encode())))

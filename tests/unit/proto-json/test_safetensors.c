@@ -164,6 +164,51 @@ static void test_options_are_strings_that_hold_json(void **state)
     }
 }
 
+static void test_what_describes_a_file_is_passed_over(void **state)
+{
+    static const char *const members[] = {
+        "\"format\":\"pt\"",
+        "\"format\":\"mlx\",\"total_size\":\"34\",\"total_parameters\":\"17\"",
+        "\"framework\":\"pt\",\"library_name\":\"diffusers\",\"_diffusers_version\":\"0.35\",\"_class_name\":\"X\"",
+        "\"modelspec.title\":\"a \\\"b\\\"\",\"modelspec.sai_model_spec\":\"1.0.0\",\"ss_network_dim\":\"16\"",
+        "\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":\"{\\\"q\\\":{\\\"saved_offsets\\\":[0]}}\",\"workflow\":\"{\"",
+    };
+    char header[1024];
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(members); i++) {
+        snprintf(header, sizeof header, "{\"__metadata__\":{%s,\"causal\":\"true\"},%s}", members[i], QKV);
+        check_same(FORWARD, header, ",\"causal\":true");
+        snprintf(header, sizeof header, "{\"__metadata__\":{%s},%s}", members[i],
+                 QKV "," TENSOR("dout", "F16", "[1,2,2,1]", 34, 42));
+        check_same(BACKWARD, header, "");
+    }
+}
+
+/* Every name of ours, with a value that none of them may have. */
+static void check_member_is_read(attn_op op, const char *name)
+{
+    struct decoded d = { 0 };
+    char header[512], member[64];
+    size_t bytes;
+    snprintf(header, sizeof header, "{\"__metadata__\":{\"%s\":\"?\"},%s}", name,
+             op == BACKWARD ? QKV "," TENSOR("dout", "F16", "[1,2,2,1]", 34, 42) : QKV);
+    snprintf(member, sizeof member, "/%s", name);
+    uint8_t *body = file_of(header, op == BACKWARD ? QKV_BYTES + 8 : QKV_BYTES, &bytes);
+    decode_with(&d, op, NULL, body, bytes);
+    if (d.status == ATTN_OK || strcmp(d.err.member, member) != 0) fail_msg("%s: %s", name, d.err.text);
+    free(body);
+    decoded_clear(&d);
+}
+
+static void test_no_member_of_ours_is_passed_over(void **state)
+{
+    (void)state;
+    for (attn_op op = FORWARD; op <= BACKWARD; op++) {
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) check_member_is_read(op, attn_tensors[id].name);
+        for (const proto_option *o = proto_options; o->name; o++) check_member_is_read(op, o->name);
+    }
+}
+
 /* An id is a word, whatever it looks like. */
 static void test_a_context_of_digits_is_a_word(void **state)
 {
@@ -395,6 +440,12 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
+        /* What is nearly the name of a description is none. */
+        { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats", "unknown member 'formats'" },
+        { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format", "unknown member 'Format'" },
+        { FORWARD, METADATA("\"modelspec\":\"x\""), 34, "/modelspec", "unknown member 'modelspec'" },
+        { FORWARD, METADATA("\"format\":1"), 34, "/format",
+          "format: is 1 in __metadata__, must be a string that holds JSON: \"true\", \"0.125\"" },
         { FORWARD, METADATA("\"is_causal\":\"true\""), 34, "/is_causal",
           "unknown member 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean \"alignment\": "
           "\"top_left\"" },
@@ -654,6 +705,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_the_same_problem_as_json),
         cmocka_unit_test(test_options_are_strings_that_hold_json),
+        cmocka_unit_test(test_what_describes_a_file_is_passed_over),
+        cmocka_unit_test(test_no_member_of_ours_is_passed_over),
         cmocka_unit_test(test_a_context_of_digits_is_a_word),
         cmocka_unit_test(test_every_tensor_gets_a_boundary_of_its_own),
         cmocka_unit_test(test_int64_becomes_int32),

@@ -262,6 +262,11 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_NAME", "/client/attnd", NULL },
         { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
         { "ATTND_ENV_PATH", "/bin", NULL },
+        /* of this project's tests and files */
+        { "ATTND_BINARY", "/x/build/attnd", NULL },
+        { "ATTND_SLOWER", "10", NULL },
+        { "ATTND_PUBLISH", "0.0.0.0:8080", NULL },
+        { "ATTND_BINARYS", "x", "ATTND_BINARYS is not an option (attnd --help lists them)" },
         { "ATTND_NAME", "mine", "ATTND_NAME is not an option (attnd --help lists them)" },
         { "ATTND_PORT_8080_TCP_ADDRESS", "10.0.0.1",
           "ATTND_PORT_8080_TCP_ADDRESS is not an option (attnd --help lists them)" },

@@ -94,7 +94,10 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &second, &item, &err),
-                     ATTN_NOT_FOUND); /* one backward */
+                     ATTN_IN_USE); /* one backward */
+    assert_string_equal(err.member, "/context");
+    assert_string_equal(err.text, "context: another backward uses it and is not answered yet; it can be used again "
+                                  "only if that one does not run");
     contexts_finish(b.contexts, id, true);
     assert_int_equal(count(&b), 0);
     assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads it */
@@ -210,6 +213,9 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
+    struct job *second; /* nobody else learns that it is in use */
+    assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
+    assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_finish(b.contexts, id[0], true);
     job_release(taken);
     caller_release(one);

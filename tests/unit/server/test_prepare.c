@@ -371,9 +371,12 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_in_range((uintptr_t)p->dout.data, (uintptr_t)job->inputs->memory,
                     (uintptr_t)job->inputs->memory + job->inputs_used - 1);
     assert_ptr_equal(p->dq.data, job->outputs.memory);
+    assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_IN_USE,
+                   "context: another backward uses it and is not answered yet; it can be used again only if that one "
+                   "does not run");
+    prepare_finish_contexts(job, true);
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
-    prepare_finish_contexts(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
     assert_true(staging_leased_bytes(b.server.staging) >
                 leased); /* it may still be encoded: the job holds what it used */
