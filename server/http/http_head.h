@@ -16,8 +16,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "server/base/limits.h"
+
 /* The headers that attnd reads. id, name, and a rule:
- *   FRAMING   a second one is refused. libmicrohttpd reads it too, with the white space behind its value, so that stays
+ *   FRAMING   a second one is refused. libmicrohttpd 0.9.75 reads it with the white space behind its value, which 1.0.1
+ *             has taken away: there it is part of the value, and refused
  *   ONCE      a second one is refused
  *   FIRST     of several the first counts
  *   LIST      several are one, in their order, with commas (RFC 9110, 5.3)
@@ -29,12 +32,12 @@
     X(AUTHORIZATION, "Authorization", ONCE)                      \
     X(CONTENT_TYPE, "Content-Type", ONCE)                        \
     X(CONTENT_ENCODING, "Content-Encoding", ONCE)                \
-    X(EXPECT, "Expect", FRAMING)                                 \
+    X(EXPECT, "Expect", ONCE)                                    \
     X(INFERENCE_HEADER, "Inference-Header-Content-Length", ONCE) \
     X(REQUEST_ID, "X-Request-Id", FIRST)                         \
     X(TIMEOUT, "X-Request-Timeout-Ms", ONCE)                     \
     X(TRACEPARENT, "traceparent", FIRST)                         \
-    X(ORIGIN, "Origin", FIRST)                                   \
+    X(ORIGIN, "Origin", ONCE)                                    \
     X(ACCEPT, "Accept", LIST)
 
 enum header_id {
@@ -44,18 +47,18 @@ enum header_id {
         HEADER_COUNT
 };
 
-/* For values that are not as they came: with white space behind them, or in several lines. */
-enum { HTTP_HEAD_ROOM = 2048 };
+enum { HTTP_HEAD_LIST_BYTES = 2048 }; /* of a list in several lines; in one line it may be as long as a head */
 
 struct http_head {
     const char *value[HEADER_COUNT]; /* NUL-ended: borrowed, or in `room`; NULL where not given */
     bool http10;
     bool chunked;
     bool has_length;
-    uint64_t length; /* Content-Length */
-    char fault[128]; /* why not; empty: nothing found so far */
-    size_t used;     /* of room */
-    char room[HTTP_HEAD_ROOM];
+    uint64_t length;                  /* Content-Length */
+    char fault[128];                  /* why not; empty: nothing found so far */
+    size_t used;                      /* of room */
+    char list[HTTP_HEAD_LIST_BYTES];  /* the lines of the one LIST */
+    char room[HTTP_CONNECTION_BYTES]; /* for values with white space behind them */
 };
 
 void http_head_begin(struct http_head *head, const char *version);

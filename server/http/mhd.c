@@ -10,18 +10,20 @@
  *                   STEP_WAIT      resumed: answer
  *   on_completed    the client has it, or left: log line, metrics, everything is freed
  *
- * What libmicrohttpd 0.9.75 demands of us, each measured or read in its source:
+ * What libmicrohttpd demands of us, each measured or read in the sources of 0.9.75 and 1.0.1; make http-other runs the
+ * tests with the one that is not installed:
  * 1. A response queued in the first call closes the connection after it; so refusals wait for the end of the body,
  * unless that is what we want (bad framing, a body over the limit, Expect: 100-continue).
  * 2. In the middle of a body no response can be queued at all: 408 and 413 there are written to the socket, past
  * it.
  * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it
  * panics.
- * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. So it has none:
- * the limits are ours, and they count what it may still hold.
+ * 4. Its own connection limit must never be reached: 0.9.75, refusing a connection there, leaves a mutex locked. So it
+ * has none: the limits are ours, and they count what it may still hold.
  * 5. Bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended, which may end
  * at once: the thread then serves its other connections, and comes back with what is left.
- * 6. Given exactly 128 events at once, it would sleep on them: http_threads.c has an epoll_wait() that does not. */
+ * 6. Given exactly 128 events at once, it would sleep on them: http_threads.c has an epoll_wait() that does not.
+ * 7. What it refuses by itself it answers with a page in HTML, each version in other words: own_answers.c has ours. */
 #include "server/http/mhd.h"
 
 #include <assert.h>
@@ -54,7 +56,7 @@
 #include "server/http/head_rules.h"
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
-#include "server/http/refused_head.h"
+#include "server/http/own_answers.h"
 #include "server/http/routes.h"
 #include "server/http/tls_memory.h"
 #include "server/http/tokens.h"
@@ -64,56 +66,6 @@ enum {
     FIRST_STEP = 64 << 10, /* staging memory leased at first where none was leased ahead */
     EXPECTED_TENSORS = 16, /* of a body, for its size in memory; more of them make it grow */
 };
-
-/* ---- Heads that libmicrohttpd refuses by itself ------------------------------------------------------------------ */
-
-/* A malformed Content-Length is refused before we see the request, with an HTML body and, in 0.9.75, with the
- * response's head sent twice. It says so through its log first, in the thread and at the moment, but not about
- * which connection. A refusal goes to a connection only where that is certain: libmicrohttpd reads a complete head and
- * calls on_request() in one go, so of those whose request line has arrived and whose head has not been handed to us
- * at most one has a complete head (its size is known then) and no answer yet, and that is the one that it works on.
- * None of this is promised: refused_head_self_test() tries it at the start.
- * It gets our problem document, and the socket is shut down under libmicrohttpd's answer. All other refusals (a request
- * line or a header that is none, a head or a chunk that is too long) have libmicrohttpd's own answer. */
-static _Thread_local struct request *heads; /* between on_uri() and the first call of on_request() */
-
-static void heads_add(struct request *request)
-{
-    request->next = heads;
-    if (heads) heads->previous = request;
-    heads = request;
-    request->in_head = true;
-}
-
-static void heads_remove(struct request *request)
-{
-    if (!request->in_head) return;
-    *(request->previous ? &request->previous->next : &heads) = request->next;
-    if (request->next) request->next->previous = request->previous;
-    request->next = request->previous = NULL;
-    request->in_head = false;
-}
-
-static struct request *complete_head(void)
-{
-    for (struct request *request = heads; request; request = request->next)
-        if (MHD_get_connection_info(request->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE) &&
-            !MHD_get_connection_info(request->mhd, MHD_CONNECTION_INFO_HTTP_STATUS))
-            return request;
-    return NULL;
-}
-
-static void refuse_head(unsigned status)
-{
-    struct request *request = complete_head();
-    if (request == NULL || !request->connection->plain || (status != 400 && status != 413 && status != 431)) return;
-    request->http_status = (int)status;
-    connection_cut_with(request->connection,
-                        status == 413   ? PROTO_E_TOO_LARGE
-                        : status == 431 ? PROTO_E_HEAD_TOO_LARGE
-                                        : PROTO_E_INVALID_FRAMING,
-                        NULL);
-}
 
 /* ---- Head -------------------------------------------------------------------------------------------------------- */
 
@@ -206,13 +158,19 @@ static enum MHD_Result answer_now(struct request *request, bool close)
     return answer_queue(request, close || atomic_load(&request->server->phase) != SERVER_READY);
 }
 
-static enum MHD_Result body_done(struct request *request);
+/* libmicrohttpd looks at the expectation after us. 0.9.75 compares it with the white space behind it. It would also
+ * send 100 for a body that does not come, and then not look at what came behind this request. So it finds what we leave
+ * of the value, which lies in its connection's memory. */
+static void settle_expectation(struct request *request, const struct http_head *f)
+{
+    char *const value = (char *)MHD_lookup_connection_value(request->mhd, MHD_HEADER_KIND, "Expect");
+    if (value) value[http_head_has_body(f) ? strlen(f->value[HEADER_EXPECT]) : 0] = '\0';
+}
 
 /* The first call: the headers are there. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
     struct http_head f;
-    heads_remove(request);
     request->times.head_ns = clock_ns();
     http_head_begin(&f, version);
     if (request->bad_line) http_head_fault(&f, "the request line contains a character where it cannot stand");
@@ -221,6 +179,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_identity(request, &f);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
+        request->connection->sending = true; /* whatever that is */
         return answer_now(request, true);
     }
     head_rules_origin(request, &f);
@@ -231,11 +190,12 @@ static enum MHD_Result head(struct request *request, const char *version)
     if (request->failed) {
         request_drop_body(request);
         const bool over = f.has_length && f.length > (uint64_t)request->server->config->max_body_bytes;
-        if (http_head_has_body(&f) && (over || f.value[HEADER_EXPECT])) return answer_now(request, true);
+        if (http_head_has_body(&f) && (over || f.value[HEADER_EXPECT])) {
+            request->connection->sending = true;
+            return answer_now(request, true);
+        }
     }
-    /* libmicrohttpd 0.9.75 would send 100 for the body that does not come, and then not look at what came behind this
-     * request. Answered now, the connection ends with it. */
-    if (f.value[HEADER_EXPECT] && !http_head_has_body(&f)) return body_done(request);
+    settle_expectation(request, &f);
     if (http_head_has_body(&f) && !connection_enter(request->connection, CONNECTION_BODY)) return MHD_NO;
     return MHD_YES;
 }
@@ -483,7 +443,6 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     const size_t arguments = http_head_arguments(uri);
     request->bad_line = !http_head_is_target(uri);
     request->has_query = arguments > 0;
-    heads_add(request);
     /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
     if (arguments > HTTP_ARGUMENTS_MAX) {
         request->http_status = 414;
@@ -556,7 +515,6 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = request->connection;
-    heads_remove(request);
     end_wait(request); /* the connection broke between being resumed and being answered */
     access_log_request(request, how);
     connection->request = NULL;
@@ -587,13 +545,16 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
     struct server *server = http->server;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+        own_answers_begin(thread);
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer
-         * than its buffer). The memory of the head is gone then. */
+        /* libmicrohttpd closes without on_completed() where it refuses a body itself (1.0.1: a chunk's head longer than
+         * its buffer), or a head twice (0.9.75). The memory of the head is gone then. */
         if (connection && connection->request) {
             connection->request->method = connection->request->path = NULL;
+            connection->request->mhd = NULL;
+            own_answers_end(connection);
             complete(connection->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
         if (connection) {
@@ -609,12 +570,6 @@ static void on_log(void *context, const char *format, va_list args)
 {
     char text[256], clean[512];
     (void)context;
-    if (refused_head_is_told(format)) {
-        va_list copy;
-        va_copy(copy, args);
-        refuse_head(va_arg(copy, unsigned));
-        va_end(copy);
-    }
     vsnprintf(text, sizeof text, format, args);
     text[strcspn(text, "\n")] = '\0';
     log_event(LOG_DEBUG, NULL, "libmicrohttpd", "text=" LOG_Q, log_clean(clean, sizeof clean, text));
@@ -693,16 +648,11 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, http->cert };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
     }
-    if (MHD_VERSION < 0x01000000)
+    if (strcmp(MHD_get_version(), "1") < 0) /* the one that runs, not the one whose header this was compiled with */
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, HTTP_CONNECTION_STEP, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
     MHD_set_panic_func(on_panic, NULL);
-    if (kind == PORT_MAIN && http->plain && !refused_head_self_test())
-        log_event(LOG_WARN, NULL, "web_server",
-                  "libmicrohttpd=%s text=\"it does not tell of heads that it refuses as expected: a malformed "
-                  "Content-Length has its own answer, whose head may be there twice\"",
-                  MHD_get_version());
     if (!start_threads(http, flags, more)) {
         const int error = errno;
         http_server_close(http);

@@ -11,11 +11,12 @@
 
 enum { BODY_BYTES = 1024 };
 
-void refusal_send(int fd, proto_error error, const char *detail, const char *request_id, const char *media)
+size_t refusal_text(char text[REFUSAL_BYTES], proto_error error, const char *detail, const char *request_id,
+                    const char *media)
 {
     const int status = proto_errors[error].http;
-    char body[BODY_BYTES], answer[2 * BODY_BYTES], made[REQUEST_ID_BYTES];
-    struct text t = text_in(answer, sizeof answer);
+    char body[BODY_BYTES], made[REQUEST_ID_BYTES];
+    struct text t = text_in(text, REFUSAL_BYTES);
     if (request_id == NULL || *request_id == '\0') {
         request_make_id(made);
         request_id = made;
@@ -30,5 +31,13 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
     text_put_string(&t, "\r\n");
     text_put(&t, body, length);
     assert(t.failure == TEXT_FINE);
-    (void)!send(fd, answer, t.used, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return t.used;
+}
+
+void refusal_send(int fd, proto_error error, const char *detail, const char *request_id, const char *media)
+{
+    char text[REFUSAL_BYTES];
+    const size_t length = refusal_text(text, error, detail, request_id, media);
+    (void)!sendto(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL,
+                  0); /* send() is the web server's: own_answers.c */
 }

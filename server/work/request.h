@@ -148,7 +148,6 @@ struct request {
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
     int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
     size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
-    bool in_head;              /* the head is not complete */
     bool bad_line;             /* the request line is not one */
     bool has_query;            /* '?' stands in its target */
     bool cors;                 /* the page that asks may read the answer */
@@ -171,9 +170,8 @@ struct request {
     /* Another thread checks its body, or something is written into its client's memory: it cannot be handed back before
      * that is over. */
     bool held;
-    struct request *previous,
-        *next; /* all requests whose connections are suspended, in order of arrival; in a head: mhd.c's */
-    struct hangup_watch *watch; /* for hang-up; NULL: not watched (yet) */
+    struct request *previous, *next; /* all requests whose connections are suspended, in order of arrival */
+    struct hangup_watch *watch;      /* for hang-up; NULL: not watched (yet) */
 };
 
 /* In RECEIVING, owned by the calling HTTP thread. NULL when out of memory. */

@@ -12,8 +12,6 @@
  *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not: the start
  *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a socket that listens does not: the end
  *
- *   SHIM_NO_LOGGER=1          libmicrohttpd says nothing to the program through its log
- *
  *   SHIM_THREADS=N            the process may have N threads, as in a cgroup with such a pids.max
  *
  * Of SHIM_NO_CONNECTION and SHIM_NO_POOL only calls that come from libmicrohttpd itself fail. */
@@ -23,7 +21,6 @@
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -156,28 +153,6 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
     const char *most = getenv("SHIM_THREADS");
     if (most && threads_now() >= atoi(most)) return EAGAIN;
     return real(thread, attributes, start_at, context);
-}
-
-struct MHD_Daemon *MHD_start_daemon(unsigned flags, uint16_t port, void *accept, void *accept_context, void *handler,
-                                    void *handler_context, ...);
-
-/* The logger must be the first option. */
-struct MHD_Daemon *MHD_start_daemon(unsigned flags, uint16_t port, void *accept, void *accept_context, void *handler,
-                                    void *handler_context, ...)
-{
-    typedef struct MHD_Daemon *function(unsigned, uint16_t, void *, void *, void *, void *, va_list);
-    enum { EXTERNAL_LOGGER = 13 };
-    function *real = (function *)dlsym(RTLD_NEXT, "MHD_start_daemon_va");
-    va_list options, all;
-    va_start(options, handler_context);
-    va_copy(all, options);
-    const bool logger = va_arg(options, int) == EXTERNAL_LOGGER;
-    for (int i = 0; logger && i < 2; i++) (void)va_arg(options, void *); /* the function and its context */
-    struct MHD_Daemon *daemon = real(flags, port, accept, accept_context, handler, handler_context,
-                                     logger && getenv("SHIM_NO_LOGGER") ? options : all);
-    va_end(all);
-    va_end(options);
-    return daemon;
 }
 
 void MHD_stop_daemon(struct MHD_Daemon *daemon)

@@ -51,6 +51,14 @@ ROWS = [
     ('slash_in_a_name', post('X/y: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('high_byte_in_a_name', post('X\xe9: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('no_colon', post('Nonsense', f'Content-Length: {N}'), {400}, CLOSES),
+    ('space_before_a_name', b'GET /livez HTTP/1.1\r\n X: 1\r\nHost: x\r\n\r\n', {400}, CLOSES),
+    # Request lines that are none: libmicrohttpd 1.0.1 would redirect to a target without the space
+    ('space_in_the_target', request_bytes('/livez now', None, 'GET'), {400}, CLOSES),
+    ('tab_in_the_target', request_bytes('/livez\tnow', None, 'GET'), {400}, CLOSES),
+    ('space_at_the_end_of_the_line', b'GET /livez HTTP/1.1 \r\nHost: x\r\n\r\n', {400}, CLOSES),
+    ('version_of_letters', b'GET /livez HTTP/1.x\r\nHost: x\r\n\r\n', {400}, CLOSES),
+    ('control_character_in_the_target', request_bytes('/livez\x01', None, 'GET'), {400}, CLOSES),
+    ('two_origins', post('Origin: http://localhost', 'Origin: http://elsewhere'), {400}, CLOSES),
     # H3: transfer encodings other than exactly chunked
     ('gzip_chunked', post('Transfer-Encoding: gzip, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('chunked_twice_in_one', post('Transfer-Encoding: chunked, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
@@ -113,8 +121,8 @@ ROWS = [
     ('wrong_method_with_a_body', request_bytes(FORWARD, BODY, 'PUT'), {405}, STAYS),
     ('unknown_method', request_bytes(FORWARD, None, 'BREW'), {405}, STAYS),
     ('connect', b'CONNECT localhost:80 HTTP/1.1\r\nHost: x\r\n\r\n', {400, 404, 405}, None),
-    ('expect_100_without_a_body', request_bytes('/livez', None, 'GET', ['Expect: 100-continue']), {200}, CLOSES),
-    ('expect_100_with_a_body_of_0', request_bytes(FORWARD, b'', headers=['Expect: 100-continue']), {400}, CLOSES),
+    ('expect_100_without_a_body', request_bytes('/livez', None, 'GET', ['Expect: 100-continue']), {200}, STAYS),
+    ('expect_100_with_a_body_of_0', request_bytes(FORWARD, b'', headers=['Expect: 100-continue']), {400}, STAYS),
     ('expect_something', post('Expect: the-unexpected'), {417}, None),
     ('content_type_html', post('Content-Type: text/html'), {415}, STAYS),
     ('content_encoding_gzip_that_is_none', post('Content-Encoding: gzip'), {400}, STAYS),
@@ -147,7 +155,8 @@ def test_row(server, sent, statuses, next_is_served):
             answer = reader.answer(method)
         status = answer and answer.status
         assert status in statuses, f'{status}, expected one of {statuses}: {answer}'
-        if status is not None and status >= 400 and answer.headers.get('content-type') == 'application/problem+json':
+        if status is not None and status >= 400 and status != 505:  # of HTTP/2 libmicrohttpd says so itself
+            assert answer.headers['content-type'] == 'application/problem+json', answer
             problem = answer.json()
             assert problem['status'] == status and problem['request_id'] == answer.headers['x-request-id']
         if next_is_served is STAYS:
@@ -313,12 +322,12 @@ def test_h6_a_chunk_extension(server):
 
 
 def test_h6_a_chunk_extension_of_200_kb(serve):
-    """More than a chunk's head may be. libmicrohttpd 1.0.1 forgets to answer, and to say that the request is over."""
+    """More than a chunk's head may be. libmicrohttpd 0.9.75 says so, 1.0.1 waits for its end."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
         s.sendall(chunked(b'2;' + b'x' * 200000 + b'\r\n{}\r\n0\r\n\r\n'))
         answer = RawReader(s).answer()
-        assert answer is None or answer.status in (400, 408, 413, 431, 500), answer
+        assert answer.status in (408, 413) and answer.json()['status'] == answer.status, answer
         assert RawReader(s).closed()
     assert eventually(lambda: server.inflight() == 0 and server.metric('attnd_staging_bytes', kind='used') == 0), server.metrics()
 
@@ -412,16 +421,39 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
         other.close()
 
 
-def test_a_web_server_that_refuses_heads_in_other_words_is_told_of_at_the_start(serve):
-    """What is done with a malformed Content-Length depends on what libmicrohttpd logs. The one here does so, and one
-    that does not is found out by the self-test."""
-    def says(server):
-        assert eventually(lambda: ' ready ' in server.log())
-        return [line for line in server.log().splitlines() if ' web_server ' in line]
-    assert says(serve()) == []
-    other = serve(env=service.shimmed(NO_LOGGER=1))
-    assert len(says(other)) == 1 and 'it does not tell of heads that it refuses as expected' in says(other)[0]
-    assert other.post('/v1/attention/forward', wire.small_bytes()).status == 200
+def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_id(serve, tmp_path):
+    """libmicrohttpd has a page in HTML for each of these. Over TLS too, and behind an answer that was good."""
+    rows = [(b'GET /a b HTTP/1.1\r\nHost: x\r\n\r\n', 400, 'the request line contains a character where it cannot stand'),
+            (post('Nonsense'), 400, 'The HTTP message is malformed'), (sized('5, 5'), 400, 'Content-Length must be decimal digits'),
+            (post('Transfer-Encoding: gzip', body=b''), 400, 'Transfer-Encoding must be chunked'),
+            (chunked(b'xyz\r\n'), 400, 'The HTTP message is malformed'), (post('X-Long: ' + 'x' * 100000), 431, 'The head of the request is too large')]
+    cert, key = service.self_signed(tmp_path)
+    for server in (serve(), serve('--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))):
+        for sent, status, detail in rows:
+            with server.raw() as plain, (server.tls.wrap_socket(plain, server_hostname='localhost') if server.tls else plain) as s:
+                try:
+                    s.sendall(SMUGGLED + sent + SMUGGLED)
+                except OSError:
+                    pass  # refused at the head, while we were still sending
+                reader = RawReader(s)
+                assert reader.answer().status == 200
+                answer = reader.answer()
+                assert answer.status == status and answer.json()['detail'] == detail, answer
+                assert answer.headers['content-type'] == 'application/problem+json' and answer.headers['connection'] == 'close', answer
+                assert reader.closed()
+            id_ = answer.json()['request_id']
+            line = eventually(lambda: next((line for line in server.log().splitlines() if id_ in line), ''))
+            assert f'status={status}' in line and f"code={answer.json()['code']}" in line, line
+
+
+@pytest.mark.parametrize('name, value', [('Content-Length', str(N)), ('Transfer-Encoding', 'chunked')])
+def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, name, value):
+    """It is none of the value. libmicrohttpd 0.9.75 reads it as if it were, and what it has misread we refuse."""
+    body = BODY if name == 'Content-Length' else b'%x\r\n%s\r\n0\r\n\r\n' % (N, BODY)
+    with server.raw() as s:
+        s.sendall(post(f'{name}: {value} ', body=body))
+        status = RawReader(s).answer().status
+    assert status == (400 if server.get('/v1/info').json()['build']['libmicrohttpd'].startswith('0.') else 200)
 
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
@@ -473,13 +505,17 @@ def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer
             assert answer.status == 200 and len(answer.body) == want
 
 
-def test_what_waits_behind_a_request_that_expects_100_without_a_body_is_not_left_hanging(server):
-    with server.raw() as s:
-        s.sendall(request_bytes('/livez', None, 'GET', ['Expect: 100-continue']) + SMUGGLED)
-        reader = RawReader(s)
-        answer = reader.answer('GET')
-        assert answer.status == 200 and answer.headers['connection'].lower() == 'close', answer
-        assert reader.closed()
+def test_what_waits_behind_a_request_that_expects_100_without_a_body_is_answered_too(server):
+    for first, status in ((request_bytes('/livez', None, 'GET', ['Expect: 100-continue']), 200),
+                          (request_bytes(FORWARD, b'', headers=['Expect: 100-continue']), 400),
+                          (request_bytes(FORWARD, BODY, headers=['Expect: 100-continue']), 200)):
+        with server.raw() as s:
+            s.sendall(first + SMUGGLED + SMUGGLED)
+            reader = RawReader(s)
+            answers = [reader.answer('GET') for _ in range(3)]
+            if answers[0].status == 100:  # it may be told to send what it has sent already
+                answers = answers[1:] + [reader.answer('GET')]
+            assert [a.status for a in answers] == [status, 200, 200], answers
 
 
 def test_a_path_with_a_nul_does_not_pass_the_token(serve, tmp_path):

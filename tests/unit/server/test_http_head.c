@@ -42,6 +42,7 @@ static void test_doubtful_heads_are_refused_by_name(void **state)
         { "HTTP/1.1", "Host:x|Transfer-Encoding:chunked|Transfer-Encoding:chunked",
           "Transfer-Encoding is given twice" },
         { "HTTP/1.1", "Host:x|Authorization:a|Authorization:b", "Authorization is given twice" },
+        { "HTTP/1.1", "Host:x|Origin:a|Origin:b", "Origin is given twice" },
         { "HTTP/1.1", "Host:x|Content-Length:5|Transfer-Encoding:chunked",
           "Content-Length and Transfer-Encoding are both given" },
         { "HTTP/1.1", "Host:x|Transfer-Encoding:gzip, chunked", "Transfer-Encoding must be chunked" },
@@ -79,15 +80,38 @@ static void test_values(void **state)
     assert_string_equal(f.value[HEADER_TRACEPARENT], "1");
     assert_null(f.value[HEADER_ORIGIN]);
 
-    char value[HTTP_HEAD_ROOM + 1];
+    static char value[HTTP_CONNECTION_BYTES + 1];
     http_head_begin(&f, "HTTP/1.1");
     memset(value, 'x', sizeof value - 2);
     strcpy(value + sizeof value - 2, " ");
     http_head_header(&f, "Host", 4, value, sizeof value - 1); /* with its end as long as the room */
-    assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_HEAD_ROOM - 1);
-    http_head_header(&f, "Accept", 6, "a ", 2);
+    assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
+    http_head_header(&f, "Authorization", 13, "a ", 2); /* there is no such head */
     assert_false(http_head_end(&f));
-    assert_string_equal(f.fault, "Accept has white space behind it or several lines, and is too long for that");
+    assert_string_equal(f.fault, "Authorization is too long");
+}
+
+static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void **state)
+{
+    struct http_head f;
+    char text[HTTP_HEAD_LIST_BYTES];
+    (void)state;
+    for (int end = 0; end < 2; end++) { /* white space behind it changes nothing */
+        http_head_begin(&f, "HTTP/1.0");
+        memset(text, 'x', sizeof text);
+        text[sizeof text - 1] = '\0';
+        http_head_header(&f, "Accept", 6, text, sizeof text - 1);
+        assert_true(http_head_end(&f));
+        strcpy(text + sizeof text - 4, end ? " " : "");
+        http_head_begin(&f, "HTTP/1.0");
+        http_head_header(&f, "Accept", 6, text, sizeof text - 4 + (size_t)end);
+        http_head_header(&f, "Accept", 6, "y ", 1 + (size_t)end);
+        assert_true(http_head_end(&f)); /* with its end as long as may be */
+        assert_int_equal(strlen(f.value[HEADER_ACCEPT]), HTTP_HEAD_LIST_BYTES - 1);
+        http_head_header(&f, "Accept", 6, "", 0);
+        assert_false(http_head_end(&f));
+        assert_string_equal(f.fault, "Accept has several lines with more than 2048 bytes");
+    }
 }
 
 static void test_methods(void **state)
@@ -318,6 +342,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_doubtful_heads_are_refused_by_name),
         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_a_list_in_one_line_may_be_long_and_one_in_several_may_not),
         cmocka_unit_test(test_methods),
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_a_content_type_is_a_media_type_in_any_case_and_parameters),

@@ -1,0 +1,166 @@
+/* own_answers.c: see own_answers.h. libgnutls comes with libmicrohttpd and is not linked here, so its functions are
+ * looked up. */
+#include "server/http/own_answers.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "server/http/access_log.h"
+#include "server/http/connections.h"
+#include "server/http/http_head.h"
+#include "server/http/http_threads.h"
+#include "server/http/mhd.h"
+#include "server/http/refusal.h"
+#include "server/work/request.h"
+
+static _Thread_local struct http_thread *this_thread; /* NULL: not one that serves connections */
+
+void own_answers_begin(struct http_thread *thread)
+{
+    this_thread = thread;
+    request_set_role(ROLE_HTTP);
+}
+
+/* What libmicrohttpd refuses with which status, and what it is called here. 505 leaves as it is. */
+enum { MALFORMED = 0 }; /* its row */
+static const struct {
+    int status;
+    proto_error error;
+    const char *detail; /* NULL: the title says it all */
+} refusals[] = {
+    [MALFORMED] = { 400, PROTO_E_INVALID_FRAMING, NULL },
+    { 301, PROTO_E_INVALID_FRAMING, "the request line contains a character where it cannot stand" },
+    { 413, PROTO_E_TOO_LARGE, NULL },
+    { 414, PROTO_E_TARGET_TOO_LONG, NULL },
+    { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
+    { 500, PROTO_E_TOO_LARGE, "the head of a chunk is too long" }, /* its buffer is full, and nothing left for us */
+    { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
+};
+
+/* The row of refusals[] for the head of an answer that begins so; -1: none. */
+static int refusal_of(const char *head, size_t bytes)
+{
+    enum { STATUS_AT = 9, STATUS_ENDS = 12 };
+    if (this_thread == NULL || bytes < STATUS_ENDS || memcmp(head, "HTTP/1.", 7) != 0) return -1;
+    int status = 0;
+    for (int i = STATUS_AT; i < STATUS_ENDS; i++) status = 10 * status + (head[i] - '0');
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
+        if (refusals[i].status == status) return (int)i;
+    return -1;
+}
+
+static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const char *key, size_t key_size,
+                                 const char *value, size_t value_size)
+{
+    (void)kind;
+    http_head_header(context, key, key_size, value, value_size);
+    return MHD_YES;
+}
+
+/* What is wrong with the head, as far as libmicrohttpd has read it. False: nothing that we would refuse. */
+static bool find_fault(const struct request *request, struct http_head *head)
+{
+    http_head_begin(head, "HTTP/1.1");
+    if (request->mhd == NULL || request->step != STEP_HEAD) return false;
+    (void)MHD_get_connection_values_n(request->mhd, MHD_HEADER_KIND, on_header, head);
+    return (head->fault[0] || head->value[HEADER_HOST]) && !http_head_end(head);
+}
+
+/* A request of which not even the line could be read is logged and counted like any other. */
+static struct request *begin_lost_request(struct connection *connection)
+{
+    struct request *request = request_new(this_thread->http->server, this_thread->http, NULL);
+    if (request) request->connection = connection;
+    return request;
+}
+
+static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTES])
+{
+    struct http_head head;
+    const char *detail = refusals[row].detail ? refusals[row].detail : proto_errors[refusals[row].error].title;
+    if (row == MALFORMED && find_fault(request, &head)) detail = head.fault;
+    request_fail(request, refusals[row].error, NULL, "%s", detail);
+    request->http_status = proto_errors[refusals[row].error].http;
+    if (request->id[0] == '\0') request_make_id(request->id);
+    return refusal_text(refusal, refusals[row].error, detail, request->id,
+                        atomic_load(&request->connection->error_media));
+}
+
+/* Fills `refusal` with what is sent instead of the answer that begins so, and returns its length; 0: the answer is
+ * ours, or stays as it is. */
+static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
+{
+    const int row = refusal_of(begin, bytes);
+    if (row < 0) return 0;
+    struct connection *const connection = connections_find(this_thread->http->server->connections, fd);
+    if (connection == NULL || (connection->request && connection->request->step == STEP_ANSWER)) return 0;
+    connection->sending = true;
+    if (connection->request) return refuse(connection->request, row, refusal); /* it is logged at its end */
+    struct request *const lost = begin_lost_request(connection);
+    if (lost == NULL) return refusal_text(refusal, refusals[row].error, refusals[row].detail, NULL, NULL);
+    const size_t length = refuse(lost, row, refusal);
+    access_log_request(lost, MHD_REQUEST_TERMINATED_WITH_ERROR);
+    request_free(lost);
+    return length;
+}
+
+void own_answers_end(struct connection *connection)
+{
+    char refusal[REFUSAL_BYTES];
+    struct request *const request = connection->request;
+    struct pollfd left = { .fd = connection->fd, .events = POLLRDHUP };
+    if (request == NULL || request->step == STEP_WAIT || request->step == STEP_ANSWER || !connection->plain ||
+        connection->sending || atomic_load(&connection->phase) == CONNECTION_CUT || poll(&left, 1, 0) != 0)
+        return;
+    connection->sending = true;
+    const size_t length = refuse(request, MALFORMED, refusal);
+    (void)!sendto(connection->fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
+}
+
+/* ---- In place of the functions of these names -------------------------------------------------------------------- */
+
+/* To libmicrohttpd the client of a refused message has gone: it closes the connection. */
+static ssize_t refused(int fd, const char *refusal, size_t length)
+{
+    (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
+    errno = EPIPE;
+    return -1;
+}
+
+ssize_t send(int fd, const void *bytes, size_t count, int flags)
+{
+    char refusal[REFUSAL_BYTES];
+    const size_t length = replace(fd, bytes, count, refusal);
+    return length > 0 ? refused(fd, refusal, length) : sendto(fd, bytes, count, flags, NULL, 0);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    char refusal[REFUSAL_BYTES];
+    const struct iovec *const first = message->msg_iov;
+    const size_t length = message->msg_iovlen > 0 ? replace(fd, first->iov_base, first->iov_len, refusal) : 0;
+    return length > 0 ? refused(fd, refusal, length) : (ssize_t)syscall(SYS_sendmsg, fd, message, flags);
+}
+
+typedef ssize_t record_send(void *session, const void *bytes, size_t count);
+record_send gnutls_record_send;
+
+ssize_t gnutls_record_send(void *session, const void *bytes, size_t count)
+{
+    enum { GNUTLS_E_PUSH_ERROR = -53 };
+    static _Thread_local void *real, *fd_of; /* int fd_of(void *session) */
+    char refusal[REFUSAL_BYTES];
+    if (real == NULL) real = dlsym(RTLD_NEXT, "gnutls_record_send");
+    if (fd_of == NULL) fd_of = dlsym(RTLD_NEXT, "gnutls_transport_get_int");
+    record_send *const send_on = *(record_send **)&real;
+    if (fd_of == NULL || refusal_of(bytes, count) < 0) return send_on(session, bytes, count);
+    const size_t length = replace((*(int (**)(void *)) & fd_of)(session), bytes, count, refusal);
+    if (length == 0) return send_on(session, bytes, count);
+    (void)send_on(session, refusal, length);
+    return GNUTLS_E_PUSH_ERROR;
+}
