@@ -59,19 +59,25 @@ WARN     := -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing
 HARDEN   := $(if $(SAN)$(TSAN),,-D_FORTIFY_SOURCE=2 -fstack-protector-strong)
 SANFLAGS := $(if $(SAN),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer) $(if $(TSAN),-fsanitize=thread -fno-omit-frame-pointer)
 # What nobody reads at run time is left out: tables for unwinding (C has no exceptions; gdb reads those of -g), and a line
-# for each pointer in a table that the loader adjusts (packed: glibc 2.36, binutils 2.38). A tenth of the program.
+# for each pointer in a table that the loader adjusts (packed: glibc 2.36, binutils 2.38 for x86-64). A tenth of the program.
 SMALL_C  := $(if $(SAN)$(TSAN),,-fno-asynchronous-unwind-tables)
-SMALL_LD := $(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-relocs)
-ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C) $(SANFLAGS) $(CFLAGS)
+SMALL_LD  = $(if $(x86),$(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-relocs))
+# A product and a sum are rounded one by one, as they are written; on x86-64 the basic instructions cannot do otherwise.
+UNFUSED   = $(if $(x86),, -ffp-contract=off)
+ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C)$(UNFUSED) $(SANFLAGS) $(CFLAGS)
 LIBS     := -lmicrohttpd -luv -lcjson -lz -ldl
 ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(SMALL_LD) $(LDFLAGS)
 NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)
 
-# The ending of a file name says which instructions it may use; the others run anywhere x86-64 (or arm64) does.
-x86        := $(filter x86_64,$(shell uname -m))
+# What the compiler builds for decides, which need not be what this machine is: make CC=aarch64-linux-gnu-gcc CUDA=0.
+machine    := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))
+x86        := $(filter x86_64,$(machine))
+arm64      := $(filter aarch64,$(machine))
+
+# The ending of a file name says which instructions it may use; the others run on any x86-64 or arm64.
 ISA_avx2   := $(if $(x86),-mavx2 -mfma -mf16c -mbmi2)
 ISA_avx512 := $(if $(x86),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx2 -mfma -mf16c -mbmi2)
-ISA_bf16   := $(if $(x86),$(ISA_avx512) -mavx512bf16)
+ISA_bf16   := $(if $(x86),$(ISA_avx512) -mavx512bf16)$(if $(arm64),-march=armv8.2-a+bf16)
 ISA_amx    := $(if $(x86),$(ISA_bf16) -mamx-tile -mamx-bf16)
 isa         = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 

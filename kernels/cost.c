@@ -11,7 +11,8 @@
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
- *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20)
+ *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20); neon and neon_bf16 were measured
+ *          nowhere: avx2's rates, and half of its products' where bf16 is multiplied
  *   cuda   one H100 (132 multiprocessors), 2026-11-26; float8, latent and decode from MEASUREMENTS.md */
 #include <float.h>
 #include <math.h>
@@ -76,6 +77,12 @@ static const struct rate rates[] = {
     { "avx512",         ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .25, .0240,  10,  .125, .8, LSE_MOST },
     { "avx2",           ATTN_OP_FORWARD,  ANY,             CPU,      250,  .08, .45, .0160,  10,  .20,  1,  CPU_MOST },
     { "avx2",           ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .60, .0480,  14,  .22,  1,  LSE_MOST },
+    { "neon_bf16",      ATTN_OP_FORWARD,  BFLOAT | FLOAT8, CPU,      250,  .08, .45, .0080,  10,  .20,  1,  CPU_MOST },
+    { "neon_bf16",      ATTN_OP_FORWARD,  ANY,             CPU,      250,  .08, .45, .0160,  10,  .20,  1,  CPU_MOST },
+    { "neon_bf16",      ATTN_OP_BACKWARD, BFLOAT,          CPU,      400,  .08, .60, .0240,  14,  .22,  1,  LSE_MOST },
+    { "neon_bf16",      ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .60, .0480,  14,  .22,  1,  LSE_MOST },
+    { "neon",           ATTN_OP_FORWARD,  ANY,             CPU,      250,  .08, .45, .0160,  10,  .20,  1,  CPU_MOST },
+    { "neon",           ATTN_OP_BACKWARD, ANY,             CPU,      400,  .08, .60, .0480,  14,  .22,  1,  LSE_MOST },
     { "portable",       ATTN_OP_FORWARD,  ANY,             PORTABLE, 500,  .3,  6,   .11,    20,  .5,   3,  CPU_MOST },
     { "portable",       ATTN_OP_BACKWARD, ANY,             PORTABLE, 800,  .3,  7,   .30,    40,  .8,   3,  LSE_MOST },
     { "double",         ATTN_OP_FORWARD,  ANY,             DOUBLE,   500,  1,   9,   .31,    0,   0,    0,  FLT_MAX },

@@ -56,6 +56,9 @@ static const struct variant variants[] = {
       base64_encode_avx512 },                                                               /* Ice Lake, Zen 4 */
     { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 }, /* Haswell, Zen */
 #endif
+#ifdef __aarch64__
+    { "neon", always, base64_decode_neon, NULL, base64_encode_neon },
+#endif
     { "scalar", always, base64_decode_scalar, NULL, base64_encode_scalar },
 };
 enum { VARIANTS = sizeof variants / sizeof variants[0] };

@@ -25,12 +25,12 @@ enum { BASE64_FOREIGN = 0x80 };
 extern const char base64_alphabet[65];
 extern const uint8_t base64_sextet[256];
 
-base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512;
+base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
 /* The same, but the bytes go to memory past the caches, in whole lines, and are there for other threads when the call
  * returns. For streams larger than the caches: an ordinary store first reads the line that it is about to overwrite. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
-base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512;
+base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 
 enum { BASE64_LINE = 64 }; /* bytes of a cache line */
 

@@ -1,7 +1,8 @@
-/* simd.c: which table of simd.h this processor runs.
+/* simd.c: which table of simd.h this processor runs. Each table needs all that the tables before it need.
  *
- * A processor may have instructions whose registers the operating system does not save: XGETBV says which it does.
- * AMX must be asked for as well (simd_amx_permit). Each table needs all that the tables before it need. */
+ * x86-64: a processor may have instructions whose registers the operating system does not save; XGETBV says which it
+ * does. AMX must be asked for as well (simd_amx_permit).
+ * arm64: every processor has NEON; the system says whether this one has bf16 products. */
 #include "kernels/cpu/simd.h"
 
 #include <pthread.h>
@@ -88,6 +89,34 @@ static void assemble(void)
 
 static const struct simd *const tables[] = { &simd_portable, &simd_avx2, &simd_avx512, &with_bf16, &with_amx };
 const char *const simd_names[] = { "portable", "avx2", "avx512", "bf16", "amx", NULL };
+#elif SIMD_ARM64
+#include <sys/auxv.h>
+
+#ifndef HWCAP2_BF16
+#define HWCAP2_BF16 (1 << 14)
+#endif
+
+static int best(void)
+{
+    return getauxval(AT_HWCAP2) & HWCAP2_BF16 ? 2 : 1;
+}
+
+static int preferred(int level)
+{
+    return level;
+}
+
+static struct simd with_bf16; /* neon with a compute type more */
+
+static void assemble(void)
+{
+    with_bf16 = simd_neon;
+    with_bf16.name = "neon_bf16";
+    with_bf16.bf16 = &simd_neon_bf16_type;
+}
+
+static const struct simd *const tables[] = { &simd_portable, &simd_neon, &with_bf16 };
+const char *const simd_names[] = { "portable", "neon", "neon_bf16", NULL };
 #else
 static int best(void)
 {

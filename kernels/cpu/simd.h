@@ -10,6 +10,8 @@
  *     bf16      simd_bf16.c      AVX-512          AVX-512 BF16 dot products, f32 sums
  *     amx       simd_amx.c       AMX tiles        AMX tiles, f32 sums; f32 and f16 as sums of bf16 numbers
  *                                                 (simd_split.h)
+ *     neon      simd_neon.c      NEON (arm64)         none
+ *     neon_bf16 simd_neon_bf16.c NEON                 BFMMLA, f32 sums
  *
  * A compute type (struct simd_type) says how the operands of products are kept: f32, or bf16 with sums in f32.
  * Everything else (scores, softmax, gradients of scores, accumulators) is f32 in both, so that one algorithm serves
@@ -43,10 +45,10 @@
  *                    Rows k .. pad_k(k) - 1 and columns n .. 32 * ceil(n / 32) - 1 are zero. ldb is the distance
  *                    between panels, >= 32 * pad_k(k): simd_ldb(t, k) when the panels lie tight.
  *
- * pad_k(k) rounds up to t->k_multiple (1 for f32, 32 for bf16). Pieces of an operand are operands too: columns from
- * a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0 * 32 with the
- * same ldb, rows of A at A + i0 * lda. So a whole head of K and V can be packed once, by several threads, and read
- * tile by tile.
+ * pad_k(k) rounds up to t->k_multiple (1 for f32; for bf16 32, and 8 on arm64). Pieces of an operand are operands too:
+ * columns from a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0 * 32
+ * with the same ldb, rows of A at A + i0 * lda. So a whole head of K and V can be packed once, by several threads, and
+ * read tile by tile.
  *
  * From X, rows of a strided tensor of any floating dtype ([rows][cols], last axis contiguous):
  *
@@ -243,7 +245,7 @@ struct simd {
 };
 
 /* The best table for this processor, or at most the one that the environment's ATTN_CPU_ISA names (portable, avx2,
- * avx512, bf16, amx; anything else is ignored). Chosen at the first call; thread-safe. */
+ * avx512, bf16, amx; on arm64 neon, neon_bf16; anything else is ignored). Chosen at the first call; thread-safe. */
 const struct simd *simd_get(void);
 
 /* The table of that name, NULL where this build or this processor does not have it. For tests and benchmarks. */

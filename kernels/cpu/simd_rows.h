@@ -273,7 +273,7 @@ VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t
 #pragma GCC unroll 4
         for (int r = 0; r < nq; r++) {
             float s[4];
-            _mm_storeu_ps(s, v_hsum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
+            v4_store(s, v_hsum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
             for (int i = 0; i < keys; i++) S[r * lds + j + i] = s[i];
         }
     }

@@ -71,12 +71,12 @@ VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64
     for (int i = 0; i < count; i++)
         sum[i] = row_exp(dropped, cols, S + i * lds, v_set(c), v_set(base[i]), dropped ? drop + i * lds : NULL,
                          P + i * ldp, ldp);
-    const __m128 all = v_hsum4(sum[0], sum[1], sum[2], sum[3]);
+    const v4 all = v_hsum4(sum[0], sum[1], sum[2], sum[3]);
     if (count == 4) {
-        _mm_storeu_ps(l, _mm_add_ps(_mm_loadu_ps(l), all));
+        v4_store(l, v4_add(v4_load(l), all));
         return;
     }
-    _mm_storeu_ps(sums, all);
+    v4_store(sums, all);
     for (int i = 0; i < count; i++) l[i] += sums[i];
 }
 
@@ -90,7 +90,7 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += 4) {
             vf max[4];
             for (int i = 0; i < 4; i++) max[i] = row_max(S + (r0 + (r + i < block ? r + i : r)) * lds, cols, c < 0);
-            _mm_storeu_ps(base + r, v_hmax4(max[0], max[1], max[2], max[3]));
+            v4_store(base + r, v_hmax4(max[0], max[1], max[2], max[3]));
         }
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;

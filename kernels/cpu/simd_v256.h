@@ -15,6 +15,7 @@ enum { V_LANES = 8, V_DOT_QUERIES = 2 };
 typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256d vd;
+typedef __m128 v4;
 typedef __m256 vm; /* all bits of a lane, or none */
 
 /* A word a line. */
@@ -72,6 +73,10 @@ VEC double v_hsum_d(vd a, vd b)
     return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
+/* Four floats, whatever V_LANES is. */
+VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
+VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
+VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
 /* n <= 8 elements of 1 or 2 bytes, the rest 0. AVX2 masks no loads of that size: they go through memory. */
@@ -104,13 +109,13 @@ VEC bool v_any_nan(vf x)
     return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0;
 }
 
-VEC __m128 v_hsum4(vf a, vf b, vf c, vf d)
+VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
 {
     const __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
 }
 
-VEC __m128 v_hmax4(vf a, vf b, vf c, vf d)
+VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 {
     const __m256 ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
     const __m256 cd = _mm256_max_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));

@@ -22,6 +22,7 @@ enum { V_LANES = 16, V_DOT_QUERIES = 4 };
 typedef __m512 vf;
 typedef __m512i vi;
 typedef __m512d vd;
+typedef __m128 v4;
 typedef __mmask16 vm;
 
 /* A word a line. */
@@ -73,6 +74,10 @@ VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 VEC vd v_fma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
 VEC double v_hsum_d(vd a, vd b) { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
+/* Four floats, whatever V_LANES is. */
+VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
+VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
+VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
 VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0 */
@@ -96,7 +101,7 @@ VEC bool v_any_nan(vf x)
 }
 
 /* The sums of four vectors, in the order of the arguments. Each is summed by the same tree. */
-VEC __m128 v_hsum4(vf a, vf b, vf c, vf d)
+VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -106,7 +111,7 @@ VEC __m128 v_hsum4(vf a, vf b, vf c, vf d)
 }
 
 /* The same for the largest. */
-VEC __m128 v_hmax4(vf a, vf b, vf c, vf d)
+VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));

@@ -1,5 +1,5 @@
-/* simd_variants.h: what simd.c puts its tables together from. On other processors than x86-64 there is the portable one
- * only, and the files of the others are empty. */
+/* simd_variants.h: what simd.c puts its tables together from. x86-64 and arm64 have tables of their own, and the files
+ * of the other one are then empty. On a third kind of processor there is the portable table alone. */
 #ifndef ATTN_CPU_SIMD_VARIANTS_H
 #define ATTN_CPU_SIMD_VARIANTS_H
 
@@ -28,6 +28,14 @@ void simd_amx_leave(void);
 bool simd_amx_permit(void);
 #else
 #define SIMD_X86 0
+#endif
+
+#if defined(__aarch64__)
+#define SIMD_ARM64 1
+extern const struct simd simd_neon;
+extern const struct simd_type simd_neon_bf16_type;
+#else
+#define SIMD_ARM64 0
 #endif
 
 #endif

@@ -1,0 +1,30 @@
+/* simd_neon.c: the table for NEON, 4 floats at a time. */
+#include "kernels/cpu/simd_variants.h"
+
+#if SIMD_ARM64
+#include "kernels/cpu/simd_v128.h"
+#include "kernels/cpu/simd_rows.h"
+#include "kernels/cpu/simd_f32.h"
+#include "kernels/cpu/simd_tiles.h"
+#include "kernels/cpu/simd_gemm.h"
+
+const struct simd simd_neon = {
+    .name = "neon",
+    .f32 = { ATTN_F32, 1, 1, 16, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .score = score,
+    .hide = hide,
+    .dots = dots,
+    .axpys = axpys,
+    .dots_exact = dots_exact,
+    .all_finite = all_finite,
+    .most = most,
+    .row_dots = row_dots,
+    .load = load,
+    .save = save,
+    .store = store,
+    .store_t = store_t,
+    .close = close_rows,
+    .exp2 = exp2_all,
+    .leave = leave,
+};
+#endif

@@ -1,0 +1,153 @@
+/* simd_pairs.h: operands of the compute type bf16, in the words of a vector vocabulary and of these, which simd_bf16.c
+ * (W = 32) and simd_neon_bf16.c (W = 8) define before they include it:
+ *
+ *   vh, W = 2 V_LANES                     a vector of W bf16 numbers
+ *   vh_zero(), vh_load_n(p, n)            the first n <= W, the others 0
+ *   vh_store(p, x), vh_store_half(p, x, high)
+ *   vh_of(low, high)                      two vf rounded to nearest even
+ *   vh_zip(a, b, high)                    elements of the low (high) half of a, each with that of b behind it
+ *   vh_halves(x)                          the same of the two halves of x
+ *   vh_as_f(x), vh_of_f(x)                the pairs as lanes of a vf, for v_transpose(), and back
+ *   vh_flags, vh_flag(x, most, flags)     gathers the elements whose bits but the sign are above `most`
+ *   vh_flagged(flags)
+ *
+ * Pairs along k are the unit: one instruction adds the products of two pairs, or of four, to a lane. Of the operands,
+ *
+ *   A    has rows along k, so that pairs are neighbours as they lie
+ *   B    has the two elements of a pair in one 32-bit lane, 32 lanes (columns) to a line of the panel:
+ *
+ *            line k/2 of a panel:   X[k][0] X[k+1][0] | X[k][1] X[k+1][1] | ... | X[k][31] X[k+1][31]
+ *
+ * pack_b (B = X) interleaves two rows of X; pack_bt (B = X^T) transposes X in units of 32 bits; pack_at (A = X^T)
+ * interleaves, then transposes. k is padded to W. */
+
+enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* of SIMD_TAME in bf16 */ };
+
+/* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
+
+#define OPERAND uint16_t
+enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
+
+/* V_LANES columns of two rows: the low half is the first row. */
+struct pair {
+    vh rows;
+};
+
+VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
+{
+    (void)lda, (void)n; /* the rest is zero and belongs to the row's padding */
+    vh_store(A, vh_of(x[0], x[1]));
+}
+
+VEC int64_t pair_offset(int r, int column)
+{
+    return (int64_t)(r / 2) * 2 * SIMD_PANEL + 2 * column;
+}
+
+VEC struct pair make_pair(vf x0, vf x1)
+{
+    return (struct pair){ vh_of(x0, x1) };
+}
+
+VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
+{
+    (void)n;
+    vh_store_half(A, p.rows, false);
+    if (rows == 2) vh_store_half(A + lda, p.rows, true);
+}
+
+VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
+{
+    (void)ldb, (void)rows; /* a missing second row is zero and belongs to the padding of k */
+    vh_store(B, vh_halves(p.rows));
+}
+
+#include "kernels/cpu/simd_tiles.h"
+
+/* ---- Packing ----------------------------------------------------------------------------------------------------- */
+
+/* Elements c .. c + W - 1 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers those of
+ * SIMD_TAME and more, infinities and NaN. */
+VEC vh get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, vh_flags *bad)
+{
+    const int n = cols - c < W ? cols - c : W;
+    if (r >= rows || n <= 0) return vh_zero();
+    const void *row = simd_row(X, dtype, stride, r);
+    vh x;
+    if (dtype == ATTN_BF16) {
+        x = vh_load_n((const uint16_t *)row + c, n);
+    } else {
+        const vf low = v_get_n(row, dtype, c, n < V_LANES ? n : V_LANES);
+        const vf high = v_get_n(row, dtype, c + V_LANES, n < V_LANES ? 0 : n - V_LANES);
+        x = vh_of(low, high);
+    }
+    *bad = vh_flag(x, TAME_BITS - 1, *bad);
+    return x;
+}
+
+static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
+{
+    const int ahead = simd_ahead(dtype, stride, rows);
+    vh_flags bad = { 0 };
+    for (int r = 0; r < rows; r++) {
+        uint16_t *a = (uint16_t *)A + r * lda;
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
+        for (int c = 0; c < cols; c += W) vh_store(a + c, get_bf16(X, dtype, stride, rows, cols, r, c, &bad));
+    }
+    return !vh_flagged(bad);
+}
+
+static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
+{
+    const int ahead = simd_ahead(dtype, stride, rows);
+    vh_flags bad = { 0 };
+    for (int r = 0; r < simd_round_up(rows, K_MULTIPLE); r += 2) {
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
+        for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c += W) {
+            const vh x0 = get_bf16(X, dtype, stride, rows, cols, r, c, &bad);
+            const vh x1 = get_bf16(X, dtype, stride, rows, cols, r + 1, c, &bad);
+            uint16_t *b = (uint16_t *)B + c / SIMD_PANEL * ldb + pair_offset(r, c % SIMD_PANEL);
+            vh_store(b, vh_zip(x0, x1, false));
+            vh_store(b + W, vh_zip(x0, x1, true));
+        }
+    }
+    return !vh_flagged(bad);
+}
+
+static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
+{
+    const int ahead = simd_ahead(dtype, stride, rows);
+    vh_flags bad = { 0 };
+    vf t[V_LANES];
+    for (int r = 0; r < simd_round_up(rows, SIMD_PANEL); r += V_LANES) {
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
+        for (int c = 0; c < cols; c += W) {
+            for (int i = 0; i < V_LANES; i++) t[i] = vh_as_f(get_bf16(X, dtype, stride, rows, cols, r + i, c, &bad));
+            v_transpose(t);
+            uint16_t *b = (uint16_t *)B + r / SIMD_PANEL * ldb + pair_offset(c, r % SIMD_PANEL);
+            for (int i = 0; i < V_LANES; i++) vh_store(b + i * 2 * SIMD_PANEL, vh_of_f(t[i]));
+        }
+    }
+    return !vh_flagged(bad);
+}
+
+static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
+{
+    vh_flags bad = { 0 };
+    vf t[2][V_LANES];
+    for (int r = 0; r < rows; r += W) {
+        for (int c = 0; c < cols; c += W) {
+            for (int i = 0; i < V_LANES; i++) {
+                const vh x0 = get_bf16(X, dtype, stride, rows, cols, r + 2 * i, c, &bad);
+                const vh x1 = get_bf16(X, dtype, stride, rows, cols, r + 2 * i + 1, c, &bad);
+                t[0][i] = vh_as_f(vh_zip(x0, x1, false));
+                t[1][i] = vh_as_f(vh_zip(x0, x1, true));
+            }
+            v_transpose(t[0]);
+            v_transpose(t[1]);
+            for (int i = 0; i < W && c + i < cols; i++)
+                vh_store((uint16_t *)A + (c + i) * lda + r, vh_of_f(t[i / V_LANES][i % V_LANES]));
+        }
+    }
+    return !vh_flagged(bad);
+}
