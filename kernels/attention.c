@@ -108,7 +108,7 @@ unsigned attn_tensor_ranks(attn_tensor_id id)
     const attn_axes *axes = attn_axes_row(id);
     unsigned ranks = 1u << strlen(axes->plain);
     if (axes->packed[0] != '\0') ranks |= 1u << strlen(axes->packed);
-    if (axes->kind == ATTN_AXES_OPTIONAL) ranks |= ranks >> 1;
+    if (attn_axes_may_lack_one(axes->kind)) ranks |= ranks >> 1;
     return ranks;
 }
 
@@ -148,13 +148,13 @@ static const char *axis_text(char letter, bool packed)
     }
 }
 
-char *attn_axes_put(char *at, const char *letters, bool packed, bool broadcast)
+char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
+    const int rank = (int)strlen(letters);
     *at++ = '[';
-    for (const char *letter = letters; *letter != '\0'; letter++) {
-        const bool last = letter[1] == '\0';
-        if (broadcast && !last) at = stpcpy(at, "1 or ");
-        at = stpcpy(stpcpy(at, axis_text(*letter, packed)), last ? "]" : ", ");
+    for (int a = 0; a < rank; a++) {
+        if (attn_axis_may_be_one(kind, a, rank)) at = stpcpy(at, "1 or ");
+        at = stpcpy(stpcpy(at, axis_text(letters[a], packed)), a == rank - 1 ? "]" : ", ");
     }
     *at = '\0';
     return at;
@@ -165,19 +165,18 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
-    const bool broadcast = axes->kind == ATTN_AXES_BROADCAST;
     char *at = text;
     if ((set->always & ~set->as_q) != 0 &&
         (set->always & (set->always - 1)) == 0) { /* one: where there are more, it follows q */
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
-        at = stpcpy(at, owner == id && !broadcast ? " " : ", ");
+        at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
     }
     if (owner != id) {
         stpcpy(stpcpy(at, attn_tensors[owner].name), "'s shape");
         return text;
     }
-    if (axes->kind == ATTN_AXES_OPTIONAL) at = stpcpy(attn_axes_put(at, axes->plain + 1, false, broadcast), " or ");
-    attn_axes_put(at, axes->plain, false, broadcast);
+    if (attn_axes_may_lack_one(axes->kind)) at = stpcpy(attn_axes_put(at, axes->plain + 1, false, axes->kind), " or ");
+    attn_axes_put(at, axes->plain, false, axes->kind);
     return text;
 }
 
@@ -225,7 +224,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     const bool packed = p->cu_seqlens_q.rank > 0 || p->cu_seqlens_k.rank > 0;
     const char *axes = p->page_table.rank > 0 && info->paged ? info->paged : packed ? info->packed : info->plain;
     int rank = 0;
-    if (info->kind == ATTN_AXES_OPTIONAL && p->tensor[owner].rank > 0 &&
+    if (attn_axes_may_lack_one(info->kind) && p->tensor[owner].rank > 0 &&
         (size_t)p->tensor[owner].rank == strlen(axes) - 1)
         axes++;
     for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us per problem */

@@ -164,6 +164,7 @@ typedef enum attn_axes_kind {
     ATTN_AXES_LAYOUT,    /* bhsd swaps axes 1 and 2 */
     ATTN_AXES_BROADCAST, /* every axis but the last may be 1 */
     ATTN_AXES_OPTIONAL,  /* the first axis may be left out */
+    ATTN_AXES_SPREAD,    /* the same, and every axis may be 1 */
 } attn_axes_kind;
 
 typedef struct attn_axes {
@@ -222,9 +223,9 @@ typedef struct attn_axes {
       "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")     \
     X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                      \
       "FlashMask: for each key the query rows hidden from it")                                                        \
-    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "float8: what q is to be multiplied with")                      \
-    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "float8: what k is to be multiplied with")                      \
-    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "float8: what v is to be multiplied with")                      \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what q is to be multiplied with")                     \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what k is to be multiplied with")                     \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what v is to be multiplied with")                     \
     X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")       \
     X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                   \
       "natural logarithm of the softmax denominator; -inf for such a query")                                          \

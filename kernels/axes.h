@@ -21,9 +21,21 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
 /* The letters of a tensor in this problem's layout and packing, as the client sees them; returns the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
+/* May the first axis be left out? */
+static inline bool attn_axes_may_lack_one(attn_axes_kind kind)
+{
+    return kind == ATTN_AXES_OPTIONAL || kind == ATTN_AXES_SPREAD;
+}
+
+/* May axis `axis` of `rank` be 1 whatever the size of its letter is? */
+static inline bool attn_axis_may_be_one(attn_axes_kind kind, int axis, int rank)
+{
+    return kind == ATTN_AXES_SPREAD || (kind == ATTN_AXES_BROADCAST && axis < rank - 1);
+}
+
 /* "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]": the axes of these letters, written at `at`. Returns where it
  * ends. */
-char *attn_axes_put(char *at, const char *letters, bool packed, bool broadcast);
+char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind);
 
 /* The size that belongs to a letter. */
 int64_t attn_axis_size(const attn_dims *d, char letter);

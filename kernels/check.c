@@ -96,18 +96,19 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     const attn_tensor *t = &p->tensor[id];
     const int rank = attn_axes_of(p, id, letters);
     const attn_axes_kind kind = attn_axes_row(id)->kind;
-    const bool packed = p->cu_seqlens_q.rank > 0, broadcast = kind == ATTN_AXES_BROADCAST;
+    const bool packed = p->cu_seqlens_q.rank > 0;
     const bool paged = p->page_table.rank > 0 && attn_axes_row(id)->paged != NULL;
     if (t->rank == rank) return ATTN_OK;
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
-    if (attn_tensors[id].axes.kind == ATTN_AXES_OPTIONAL) {
-        char *const at = attn_axes_put(must, letters + 1, packed, false);
-        attn_axes_put(stpcpy(at, " or "), letters, packed, false);
+    if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
+        const char *const all = attn_tensors[id].axes.plain; /* of which `letters` may lack the first */
+        attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
-                         attn_tensors[id].name, is, t->rank, rank - 1, rank, must);
+                         attn_tensors[id].name, is, t->rank, (int)strlen(attn_tensors[id].axes.plain) - 1,
+                         (int)strlen(attn_tensors[id].axes.plain), must);
     }
-    attn_axes_put(must, letters, packed, broadcast);
+    attn_axes_put(must, letters, packed, kind);
     return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d%s: %s%s",
                      attn_tensors[id].name, is, t->rank, rank,
                      paged                                ? " with page_table"
@@ -161,13 +162,13 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
 {
     const attn_tensor *t = &p->tensor[id];
     const attn_tensor_id owner = attn_axes_owner(id);
-    const bool broadcast = attn_axes_row(id)->kind == ATTN_AXES_BROADCAST;
+    const attn_axes_kind kind = attn_axes_row(id)->kind;
     char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
     const int rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_axis_size(d, letters[a]);
-        const bool may_be_one = broadcast && a < rank - 1;
-        if (broadcast && owner != id) { /* a gradient: its tensor has been through here already */
+        const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
+        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* a gradient: its tensor has been through here already */
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
@@ -203,13 +204,13 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
                                  "%s: shape[%d] is %lld, must be at most %lld, the keys of k", attn_tensors[id].name, a,
                                  (ll)is, (ll)must);
             }
-            if (letters[a] == 'b' && d->packed)
-                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
-                                 "%s: shape[%d] is %lld, must be %lld, the sequences of cu_seqlens_q",
-                                 attn_tensors[id].name, a, (ll)is, (ll)must);
             return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
-                             "%s: shape[%d] is %lld, must be %s%lld, %s", attn_tensors[id].name, a, (ll)is,
-                             may_be_one ? "1 or " : "", (ll)must, letter_name(letters[a]));
+                             "%s: shape[%d] is %lld, must be %s%lld, %s%s", attn_tensors[id].name, a, (ll)is,
+                             may_be_one ? "1 or " : "", (ll)must,
+                             letters[a] == 'b' && d->packed ? "the sequences of cu_seqlens_q" : letter_name(letters[a]),
+                             kind == ATTN_AXES_SPREAD && rank == 1
+                                 ? "; one dimension is that of the heads, and a scale of each batch row is [B, 1]"
+                                 : "");
         }
     }
     return ATTN_OK;

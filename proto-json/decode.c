@@ -315,10 +315,31 @@ static attn_status envelope(const proto_decoder *d, const struct decode_reader *
     return ATTN_OK;
 }
 
+/* For the tensors that are made here, behind the lifted values. */
+static attn_status make_room(struct format_body *body, struct decode_room *room, attn_error *err)
+{
+    const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");
+    const size_t used = SCAN_ALIGNED(body->memory_bytes);
+    attn_error why = { 0 };
+    room->left = requests ? 0 : decode_room_of(body->root);
+    for (const cJSON *one = requests ? requests->child : NULL; one; one = one->next) room->left += decode_room_of(one);
+    if (room->left == 0) return ATTN_OK;
+    const attn_status status = scan_make_room(body->room, used, room->left, &why);
+    if (status != ATTN_OK) {
+        if (err) *err = why;
+        return status;
+    }
+    body->memory = body->room->base;
+    body->memory_bytes = used + room->left;
+    room->at = body->memory + used;
+    return ATTN_OK;
+}
+
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err)
 {
     struct format_body body = { 0 };
     struct decode_reader r = { .op = decoder->op };
+    struct decode_room room = { 0 };
     char quote[TREE_QUOTE_BYTES];
     proto_call *made = NULL;
     attn_status status = decoder->format->finish(decoder->reader, &body, err);
@@ -334,7 +355,6 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     made->op = decoder->op;
     made->answer = made->format = decoder->format;
     if (body.inputs) memcpy(made->inputs, body.inputs, sizeof made->inputs);
-    made->memory_bytes = body.memory_bytes;
     made->model = body.model;
     made->sequence = body.sequence;
     r.sequence = *body.sequence.id != '\0';
@@ -344,9 +364,12 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
         status = no_memory(err);
         goto out;
     }
+    if ((status = make_room(&body, &room, err)) != ATTN_OK) goto out;
+    r.room = &room;
     r.lifts = body.lifts;
     r.lift_count = body.lift_count;
     r.memory = body.memory;
+    made->memory_bytes = body.memory_bytes;
     if (!cJSON_IsObject(root)) {
         status = attn_fail(err, ATTN_INVALID, "", "the body is %s%s, must be an object with %s%s",
                            tree_string(root) ? "a string, " : "", tree_describe(root, quote),

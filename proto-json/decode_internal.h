@@ -17,6 +17,12 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
+/* The end of the caller's memory, behind what was lifted: for tensors that are made here. */
+struct decode_room {
+    uint8_t *at;
+    size_t left;
+};
+
 /* What all steps of one body share. */
 struct decode_reader {
     proto_op op;
@@ -24,6 +30,7 @@ struct decode_reader {
     int lift_count;
     uint8_t *memory;
     bool sequence; /* stands in the place of caches */
+    struct decode_room *room;
 };
 
 /* ---- decode_tensors.c -------------------------------------------------------------------------------------------- */
@@ -31,6 +38,9 @@ struct decode_reader {
 /* The member of this name: its shape and dtype, and where in `memory` its numbers lie. */
 attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err);
+
+/* How much of decode_room the members of a problem need at most. */
+size_t decode_room_of(const cJSON *problem);
 
 /* For a reader, before the bytes arrive: is the size that a body says of a tensor's bytes what its shape and dtype
  * need? `what`: how it calls that size. A shape that cannot be is not looked at: decode_tensor() refuses it. */

@@ -2,6 +2,8 @@
  * See decode.c. */
 #include "decode_internal.h"
 
+#include <assert.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -296,6 +298,53 @@ static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
                      "%s: data is missing, must be base64 in a string or an array of numbers", name);
 }
 
+/* ---- Tensors that are made here ---------------------------------------------------------------------------------- */
+
+bool proto_may_be_number(attn_tensor_id id)
+{
+    return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
+}
+
+size_t decode_room_of(const cJSON *problem)
+{
+    size_t bytes = 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (proto_may_be_number((attn_tensor_id)id) &&
+            tree_number(cJSON_GetObjectItemCaseSensitive(problem, attn_tensors[id].name)))
+            bytes += SCAN_ALIGNMENT;
+    return bytes;
+}
+
+/* Zeros; decode_room_of() has counted them. */
+static void *take(const struct decode_reader *r, size_t bytes)
+{
+    uint8_t *const at = r->room->at;
+    const size_t whole = SCAN_ALIGNED(bytes);
+    assert(whole <= r->room->left);
+    r->room->at += whole;
+    r->room->left -= whole;
+    return memset(at, 0, whole);
+}
+
+/* One number for all: a tensor [1]. */
+static attn_status number(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
+                          attn_error *err)
+{
+    const char *const name = attn_tensors[id].name;
+    const float x = strtof(tree_number(value), NULL); /* the program never leaves the C locale */
+    char quote[TREE_QUOTE_BYTES];
+    tree_member member;
+    if (!isfinite(x))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, name),
+                         "%s: is %s, must be between -3.4e38 and 3.4e38 (a float32)", name,
+                         tree_describe(value, quote));
+    *t = attn_tensor_make(take(r, sizeof x), ATTN_F32, 1, (const int64_t[]){ 1 });
+    memcpy(t->data, &x, sizeof x);
+    return ATTN_OK;
+}
+
+/* ---- A member that is a tensor ----------------------------------------------------------------------------------- */
+
 attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err)
 {
@@ -307,12 +356,13 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
     const char *word;
     proto_dtype dtype;
     attn_status status;
+    if (proto_may_be_number(id) && tree_number(value)) return number(r, id, value, t, err);
     if (!cJSON_IsObject(value))
         return attn_fail(
             err, ATTN_INVALID, tree_pointer(member, NULL, name),
-            "%s: is %s, must be an object: {\"shape\": [...], \"dtype\": \"%s\", \"data\": base64 or "
+            "%s: is %s, must be %san object: {\"shape\": [...], \"dtype\": \"%s\", \"data\": base64 or "
             "numbers}%s",
-            name, tree_describe(value, quote), first_dtype(id),
+            name, tree_describe(value, quote), proto_may_be_number(id) ? "a number or " : "", first_dtype(id),
             cJSON_IsNull(value) && id != ATTN_T_q && id != ATTN_T_k && id != ATTN_T_v ? decode_value_cure(value) : "");
     for (const cJSON *part = value->child; part; part = part->next) {
         struct text_nearest best = { part->string, NULL, 3 };

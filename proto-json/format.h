@@ -23,6 +23,7 @@ struct format_body {
     int lift_count;
     uint8_t *memory; /* the caller's: where the lifted values are */
     size_t memory_bytes;
+    struct scan_room *room; /* the same memory: more may be asked for */
     /* KServe: for the answer (proto_call). The id is the reader's. */
     const proto_model *model;
     const char *id;

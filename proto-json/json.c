@@ -78,6 +78,7 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     body->root = tree_parse(skeleton, length + 1);
     body->lifts = scan_lifts(r->scan, &body->lift_count);
     body->memory = scan_memory(r->scan, &body->memory_bytes);
+    body->room = scan_room(r->scan);
     return ATTN_OK;
 }
 

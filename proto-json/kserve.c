@@ -204,6 +204,7 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     body->lift_count = r->lift_count;
     body->memory = scan_memory(r->json, &body->memory_bytes);
     body->memory_bytes = r->memory_bytes;
+    body->room = scan_room(r->json);
     body->model = r->model;
     body->id = r->id;
     body->binary = r->binary;

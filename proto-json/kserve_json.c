@@ -558,6 +558,15 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     return ATTN_OK;
 }
 
+/* It becomes a member of the problem as it is. */
+static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
+{
+    cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
+    return value && cJSON_AddItemToObject(r->root, attn_tensors[kserve_tensor_named(value->string)].name, value)
+               ? ATTN_OK
+               : no_memory(r);
+}
+
 /* An option becomes a member of the problem. */
 static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
@@ -565,6 +574,12 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
     const int id = kserve_tensor_named(one->string), length = (int)text_cut(one->string, TREE_NAME_BYTES);
     tree_member pointer;
     tree_pointer(pointer, "parameters", one->string);
+    if (id < ATTN_TENSOR_COUNT && proto_may_be_number((attn_tensor_id)id) &&
+        proto_takes_tensor(r->model->op, (attn_tensor_id)id)) {
+        if (!tree_number(one))
+            return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
+        return add_option(r, parameters, one);
+    }
     if (id < ATTN_TENSOR_COUNT)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);
     if (!o || !proto_is_parameter(o)) {

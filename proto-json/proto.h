@@ -233,6 +233,8 @@ bool proto_is_parameter(const proto_option *option);
 
 /* Does this op take the tensor as an input? */
 bool proto_takes_tensor(proto_op op, attn_tensor_id id);
+/* May one number stand in the place of the tensor, as if it were an option? */
+bool proto_may_be_number(attn_tensor_id id);
 /* May `outputs` of this op name it, and does it when nothing is said? */
 bool proto_gives_tensor(proto_op op, attn_tensor_id id, bool *by_default);
 

@@ -216,7 +216,13 @@ static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
     cJSON *value = NULL;
+    bool number = false;
     while (o->name && strcmp(o->name, name)) o++;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) number |= !strcmp(attn_tensors[id].name, name);
+    if (number) {
+        const attn_status status = parse(r, text, &value);
+        if (status != ATTN_OK) return status;
+    }
     if (o->name && !(is_word(o->type) && *text != '"')) {
         const attn_status status = parse(r, o->type == PROTO_TYPE_BOOL ? json_of_bool(text) : text, &value);
         if (status != ATTN_OK) return status;
@@ -276,7 +282,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            if (!strcmp(attn_tensors[id].name, one->string))
+            if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
                                  one->string);
         if (is_foreign(one->string)) continue;
@@ -487,6 +493,7 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     body->lifts = r->lifts;
     body->lift_count = r->count;
     body->memory = r->room.base;
+    body->room = &r->room;
     if (r->count) body->memory_bytes = r->lifts[r->count - 1].offset + r->lifts[r->count - 1].bytes;
     return ATTN_OK;
 }

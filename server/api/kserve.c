@@ -194,6 +194,9 @@ char *kserve_config(const proto_model *model, size_t *length)
     for (const proto_option *o = proto_options; o->name; o++)
         if ((o->ops >> model->op & 1) && proto_is_parameter(o))
             text_printf(&option, "%s%s", option.used ? "," : "", o->name);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (proto_takes_tensor(model->op, (attn_tensor_id)id) && proto_may_be_number((attn_tensor_id)id))
+            text_printf(&option, ",%s", attn_tensors[id].name);
     json_put(&j, "{'name':'%s','platform':'attnd','backend':'attnd','max_batch_size':0,", model->name);
     put_tensors(&j, model, true);
     if (model->op == PROTO_OP_DECODE)

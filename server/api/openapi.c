@@ -185,7 +185,11 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
     json_comma(j);
-    json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'", attn_tensors[id].name);
+    if (proto_may_be_number(id))
+        json_put(
+            j, "'%s':{'oneOf':[{'$ref':'#/components/schemas/Tensor'},{'type':'number'}],'description':'a number, or ",
+            attn_tensors[id].name);
+    else json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'", attn_tensors[id].name);
     for (size_t i = 0; i < ARRAY_SIZE(of_caches); i++)
         if (of_caches[i].op == op && of_caches[i].id == id) {
             json_put(j, "%s'}", of_caches[i].says);

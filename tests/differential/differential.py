@@ -163,7 +163,12 @@ class Case:
             extreme = self.beyond_float32(x, packed)
         if dtype == 'float8_e4m3fn' and chance(0.7):
             for n in ('q_scale', 'k_scale', 'v_scale'):
-                self.add(n, 0.5 + r.random((B, Hk)), 'float32')
+                scale = 0.5 + r.random((B, Hk))
+                shape = ((B, Hk), (1, Hk), (B, 1), (Hk,), (1,), ())[self.more.integers(6) if B else 0]
+                scale = scale[:shape[0] if len(shape) == 2 else 1, :shape[-1] if shape else 1].reshape(shape)
+                self.add(n, scale, 'float32')
+                if shape == ():
+                    self.members[n] = float(self.problem[n])
         for n in 'qkv':
             self.problem[n] = wire.rounded(x[n], dtype)
         if chance(0.3):

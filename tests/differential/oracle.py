@@ -95,7 +95,8 @@ class Head:
         self.rows = (slice(q0, q0 + Sq), h) if packed else (b, slice(0, Sq), h)
         self.keys = (slice(k0, k0 + Sk), hk) if packed else (b, slice(0, Sk), hk)
         self.lse_at = (h, slice(q0, q0 + Sq)) if packed else (b, h)
-        factor = [p[n][b, hk] if n in p else 1.0 for n in ('q_scale', 'k_scale', 'v_scale')]
+        N = len(p['cu_seqlens_q']) - 1 if packed else len(p['q'])
+        factor = [np.broadcast_to(p[n], (N, Hk))[b, hk] if n in p else 1.0 for n in ('q_scale', 'k_scale', 'v_scale')]
         self.q, self.k, self.v = p['q'][self.rows] * factor[0], p['k'][self.keys] * factor[1], p['v'][self.keys] * factor[2]
         self.sees = sees = visible(p, b, h, Sq, Sk)
         D = p['q'].shape[-1]

@@ -124,6 +124,7 @@ struct spec {
     int page_size; /* 0 none; k and v are pools of pages of so many slots. Sk is a multiple of it, seqlens_k is given */
     bool fp8_keys; /* k and v are float8_e4m3fn whatever q is; forward */
     bool fp8_scales;
+    int scale_axes;          /* 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
     double fp8_scale;        /* their size; 0: around 1 */
     bool dlse, give_forward; /* backward */
     bool no_dout;            /* dout is all zeros */
@@ -191,6 +192,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(page_size, "%d");
     SHOW(fp8_keys, "%d");
     SHOW(fp8_scales, "%d");
+    SHOW(scale_axes, "%d");
     SHOW(fp8_scale, "%.17g");
     SHOW(dlse, "%d");
     SHOW(give_forward, "%d");
@@ -594,7 +596,9 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
     if (s->fp8_scales)
         for (attn_tensor_id id = s->dtype == ATTN_F8E4M3 ? ATTN_T_q_scale : ATTN_T_k_scale; id <= ATTN_T_v_scale;
              id++) {
-            fixture_add(f, id, ATTN_F32, 2, (int64_t[]){ s->B, s->Hk });
+            const int axes = s->scale_axes;
+            const int64_t shape[] = { axes == 1 || axes == 4 ? 1 : axes == 3 ? s->Hk : s->B, axes == 2 ? 1 : s->Hk };
+            fixture_add(f, id, ATTN_F32, axes >= 3 ? 1 : 2, shape);
             for (int64_t n = tensor_elements(&f->p.tensor[id]), i = 0; i < n; i++)
                 tensor_set(&f->p.tensor[id], i, s->fp8_scale != 0 ? s->fp8_scale : 0.5 + rng_uniform(&r));
         }

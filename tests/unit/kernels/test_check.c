@@ -525,7 +525,7 @@ static void test_fp8(void **state)
          p.q_scale = TENSOR(scales, ATTN_F32, 2, 2));
     SAYS(forward, INVALID, "/v_scale", "v_scale: v has dtype float16, scales are for float8_e4m3fn",
          p.v_scale = TENSOR(scales, ATTN_F32, 2, 2));
-    SAYS(fp8, INVALID, "/k_scale/shape/1", "k_scale: shape[1] is 8, must be 2, the heads of k",
+    SAYS(fp8, INVALID, "/k_scale/shape/1", "k_scale: shape[1] is 8, must be 1 or 2, the heads of k",
          p.k_scale = TENSOR(zeros, ATTN_F32, 2, 8));
     SAYS(fp8, INVALID, "/k_scale/data", "k_scale: [1, 0] is inf, must be finite", scales[2] = INFINITY;
          p.q_scale = p.v_scale = TENSOR(zeros, ATTN_F32, 2, 2));
@@ -533,6 +533,27 @@ static void test_fp8(void **state)
     SAYS(backward, UNSUPPORTED, "/q/dtype",
          "q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16",
          p.q.dtype = p.k.dtype = p.v.dtype = ATTN_F8E4M3);
+}
+
+static void test_a_float8_scale_is_of_every_head_and_row_or_of_all(void **state)
+{
+    (void)state;
+    PASSES(fp8, p.q_scale = TENSOR(scales, ATTN_F32, 1));
+    PASSES(fp8, p.k_scale = TENSOR(scales, ATTN_F32, 2));
+    PASSES(fp8, p.v_scale = TENSOR(scales, ATTN_F32, 2, 1));
+    PASSES(fp8, p.q_scale = TENSOR(scales, ATTN_F32, 1, 2); p.k_scale = TENSOR(scales, ATTN_F32, 1, 1));
+    SAYS(fp8, INVALID, "/q_scale/shape/0",
+         "q_scale: shape[0] is 3, must be 1 or 2, the heads of k; one dimension is that of the heads, and a scale of "
+         "each batch row is [B, 1]",
+         p.q_scale = TENSOR(zeros, ATTN_F32, 3));
+    SAYS(fp8, INVALID, "/q_scale/shape/0", "q_scale: shape[0] is 3, must be 1 or 2, the batch of q",
+         p.q_scale = TENSOR(zeros, ATTN_F32, 3, 2));
+    SAYS(fp8, INVALID, "/q_scale/shape",
+         "q_scale: shape [2, 2, 1] has 3 dimensions, must have 1 or 2: [1 or Hk] or [1 or B, 1 or Hk]",
+         p.q_scale = TENSOR(zeros, ATTN_F32, 2, 2, 1));
+    SAYS(fp8, INVALID, "/v_scale/data", "v_scale: [0] is nan, must be finite", scales[0] = NAN;
+         p.q_scale = p.k_scale = TENSOR(zeros, ATTN_F32, 1); p.v_scale = TENSOR(scales, ATTN_F32, 1));
+    scales[0] = 0;
 }
 
 static void test_results_and_gradients(void **state)
@@ -738,9 +759,9 @@ static void test_a_shape_as_a_client_reads_it(void **state)
         { ATTN_T_seqlens_k, "int32 [B]" },
         { ATTN_T_page_table, "int32 [B, most]" },
         { ATTN_T_mask_startend_rows, "int32 [B, 1 or Hk or H, Sk, n]" },
-        { ATTN_T_q_scale, "float32 [B, Hk]" },
-        { ATTN_T_k_scale, "float32 [B, Hk]" },
-        { ATTN_T_v_scale, "float32 [B, Hk]" },
+        { ATTN_T_q_scale, "float32 [1 or Hk] or [1 or B, 1 or Hk]" },
+        { ATTN_T_k_scale, "float32 [1 or Hk] or [1 or B, 1 or Hk]" },
+        { ATTN_T_v_scale, "float32 [1 or Hk] or [1 or B, 1 or Hk]" },
         { ATTN_T_out, "[B, Sq, H, Dv]" },
         { ATTN_T_lse, "float32 [B, H, Sq]" },
         { ATTN_T_dout, "out's shape" },
@@ -777,6 +798,7 @@ int main(void)
         cmocka_unit_test(test_keys_in_float8),
         cmocka_unit_test(test_a_mask_of_the_last_keys),
         cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_a_float8_scale_is_of_every_head_and_row_or_of_all),
         cmocka_unit_test(test_results_and_gradients),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_options),

@@ -370,7 +370,10 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
         assert_int_equal(member != NULL, proto_takes_tensor(ATTN_OP_BACKWARD, id));
         if (member == NULL) continue;
         ranks |= attn_tensor_ranks(id);
-        assert_string_equal(cJSON_GetObjectItem(member, "$ref")->valuestring, "#/components/schemas/Tensor");
+        const cJSON *forms = cJSON_GetObjectItem(member, "oneOf"), *one = forms ? forms->child : member;
+        assert_string_equal(cJSON_GetObjectItem(one, "$ref")->valuestring, "#/components/schemas/Tensor");
+        assert_int_equal(forms != NULL, proto_may_be_number(id));
+        if (forms) assert_string_equal(cJSON_GetObjectItem(one->next, "type")->valuestring, "number");
         const char *text = cJSON_GetObjectItem(member, "description")->valuestring;
         print_message("%s: %s\n", attn_tensors[t].name, text);
         assert_non_null(strstr(text, attn_tensor_shape(id, shape)));
