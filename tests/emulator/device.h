@@ -181,6 +181,10 @@ static inline int __ffs(uint32_t x)
 {
     return __builtin_ffs((int)x);
 }
+static inline int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
 static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which)
 {
     const uint64_t bytes = (uint64_t)y << 32 | x;

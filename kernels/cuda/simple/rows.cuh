@@ -158,10 +158,14 @@ again:
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
+/* In saved.rest: the row sees one key. The number is too small to change an exponent. */
+const float ONE_KEY = FLT_MIN;
+
 /* Backward's forward results, recomputed in the workspace or given. */
 struct saved {
     float *lse, *delta;
-    float *rest;   /* 0, or of an lse of LSE_MOST and more, which is the largest score: the logarithm of what is left */
+    float *rest;   /* 0 or ONE_KEY, or of an lse of LSE_MOST and more, which is the largest score: the logarithm of what
+                      is left */
     float *far;    /* where dalibi_slopes is wanted: sums of dZ distance, for simple_gradients() */
     attn_view out; /* by the same strides of meaning as every out */
 };
@@ -222,6 +226,32 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
+/* Does query i see one key alone? The whole warp calls it. Most rows of a mask see the keys about their own place: two
+ * of these are looked at first. */
+DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
+{
+    const attn_geometry &g = a.g;
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    const bool masked = g.view[ATTN_T_bias].data || g.view[ATTN_T_keep_mask].data ||
+                        g.view[ATTN_T_mask_startend_rows].data;
+    int seen = 0;
+    if (keys.hi - keys.lo <= 1 || !masked) return keys.hi - keys.lo == 1;
+    const int64_t own = attn_clamp64(i + attn_align(&g, &x.s), keys.lo + 1, keys.hi - 1);
+    if (visible_by_mask(a, x, i, own) && visible_by_mask(a, x, i, own - 1)) return false;
+    for (int64_t j = keys.lo; j < keys.hi && seen < 2; j += 32) {
+        const int64_t mine = j + threadIdx.x % 32;
+        seen += __popc(__ballot_sync(0xffffffff, mine < keys.hi && visible_by_mask(a, x, i, mine)));
+    }
+    return seen == 1;
+}
+
+/* How far the score of a row's one key is from its lse where both are the same but for rounding. Float32 tiles compute
+ * exponents in base 2 and with P's 15 bits added, so that small scores round as those of 15 do. */
+DEVICE float one_key_slack(float lse)
+{
+    return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
+}
+
 /* P and dZ of a visible pair; dS = dZ * derivative. The whole warp calls it. */
 struct pair_gradient {
     float p, drop, dz, ds;
@@ -234,6 +264,7 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
     float derivative;
     const float z = score_of_rows(a, x, i, j, q, k, &derivative);
     y.p = z == -CUDART_INF_F || lse == -CUDART_INF_F ? 0 : expf(z - lse - rest);
+    if (rest == ONE_KEY && fabsf(z - lse) <= one_key_slack(lse)) y.p = 1;
     y.drop = dropout(a, x, i, j);
     y.dz = y.p == 0 ? 0 : y.p * (y.drop == 0 ? -delta : y.drop * dout_v - delta);
     y.ds = y.dz * derivative;

@@ -108,8 +108,15 @@ __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved
     s.rest[lse_at(a, r.x, r.i)] = parts.y;
 }
 
+/* Marks the warp's row if it sees one key. Finds its row by itself, too. */
+__device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
+{
+    const row r = query_row(a, warp_index());
+    if (sees_one_key(a, r.x, r.i) && threadIdx.x % 32 == 0) s.rest[lse_at(a, r.x, r.i)] = ONE_KEY;
+}
+
 /* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. As many blocks a
- * multiprocessor as without lse_of_row_in_parts(), which is seldom called: reading needs many loads on their way. */
+ * multiprocessor as without the two functions above: reading needs many loads on their way. */
 __global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
 {
@@ -131,9 +138,9 @@ __global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
         s.rest[at] = 0;
         s.delta[at] = lse == -CUDART_INF_F ? 0 : delta;
     }
-    if (fabsf(lse) < ATTN_LSE_MOST) return;
     __syncwarp();
-    lse_of_row_in_parts(a, s);
+    if (fabsf(lse) < ATTN_LSE_MOST) mark_one_key(a, s);
+    else lse_of_row_in_parts(a, s);
 }
 
 __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cuda_args a, int64_t first, saved s)

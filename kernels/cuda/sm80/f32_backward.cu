@@ -77,6 +77,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: rows are keys */
     float lse2[BM], delta[BM];
+    uint32_t one_key[BM / 32]; /* a bit a query: does it see one key? */
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
 };
 
@@ -224,6 +225,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             const float lse = i < Sq ? s.lse[at] : -CUDART_INF_F;
             sm.lse2[threadIdx.x] = lse_in_base_2(lse) - P_BITS;
             sm.delta[threadIdx.x] = i < Sq ? s.delta[at] : 0;
+            const uint32_t one_key = __ballot_sync(0xffffffff, i < Sq && s.rest[at] == ONE_KEY);
+            if (lane == 0) sm.one_key[warp] = one_key;
         }
     };
     int h = hk * (int)g.group, row_tile = first;
@@ -272,6 +275,18 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 S[nt][e] = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
+        }
+#pragma unroll
+        for (int word = 0; word < BM / 32; word++) {
+            const uint32_t one_key = sm.one_key[word];
+            if (one_key == 0) continue;
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int query = nt * 8 + lane % 4 * 2 + e % 2;
+                    if (nt / 4 == word && one_key >> query % 32 & 1) S[nt][e] = of_one_key(S[nt][e], sm.lse2[query]);
+                }
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 

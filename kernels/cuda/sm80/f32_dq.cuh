@@ -60,6 +60,14 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
+/* p is 2^P_BITS P of a row that sees one key, whose lse in base 2 less P_BITS is lse2. P is 1 where the score is lse but
+ * for rounding. */
+DEVICE float of_one_key(float p, float lse2)
+{
+    const float lse = (lse2 + P_BITS) * LN2, off = (log2f(p) - P_BITS) * LN2;
+    return fabsf(off) <= one_key_slack(lse) ? 1 / P_UNIT : p;
+}
+
 /* e such that dS 2^e is at most about 2^14, where |dS| <= bound. */
 DEVICE int exponent_for(float bound)
 {
@@ -152,12 +160,14 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
+    bool one_key[2]; /* does the row see one key? */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
         const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
         lse2[half] = lse_in_base_2(lse) - P_BITS;
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
+        one_key[half] = i < x.s.Sq && s.rest[lse_at(a, x, i)] == ONE_KEY;
         if (SCORE_MODS && lane % 4 == 0) sm.options[warp].lse2[half * 8 + lane / 4] = lse2[half];
         top_delta = fmaxf(top_delta, fabsf(delta[half]));
     }
@@ -206,7 +216,8 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float p = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -lse2[e / 2]));
+                float p = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -lse2[e / 2]));
+                if (one_key[e / 2]) p = of_one_key(p, lse2[e / 2]);
                 float factor = dp_unit, cap = 1;
                 if (SCORE_MODS) {
                     const int r = e / 2 * 8 + lane / 4;

@@ -2415,6 +2415,61 @@ static void test_one_key_has_a_probability_of_one(void **state)
     }
 }
 
+/* The ways in which a row sees one key alone. */
+enum one_key { ALONE, WINDOWED, KEPT, BIASED, FLASHMASKED, ONE_KEYS };
+
+static void show_one_key(struct fixture *f, int64_t key)
+{
+    for (int64_t n = 0; f->p.keep_mask.rank && n < tensor_elements(&f->p.keep_mask); n++)
+        tensor_set(&f->p.keep_mask, n, n % f->p.keep_mask.shape[3] == key);
+    for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
+        tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
+    for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
+        const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key; /* hidden from lts on, and before ute */
+        tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
+    }
+}
+
+/* dv of a key that rows see alone is their number to the bit where dout is 1: in tiles, in tiles whose dq has a kernel
+ * of its own, and row by row. */
+static void test_one_key_has_p_1_to_the_last_bit(void **state)
+{
+    static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(head_sizes) * ONE_KEYS * 4; n++) {
+        const enum one_key how = (enum one_key)(n / 4 % ONE_KEYS);
+        const int64_t Sk = how == ALONE ? 1 : 70, key = how == ALONE ? 0 : (int64_t)(n * 13 % 70), Sq = 50;
+        const bool given = n % 2;
+        struct spec s = SPEC(BACK, SIZES(Sq, Sk, head_sizes[n / 4 / ONE_KEYS]), HEADS(4, 2), .q_amp = 30, .any_order = n / 2 % 2,
+                             .give_forward = given, .data_seed = 5 + n);
+        struct fixture f;
+        if (!is_ours()) continue;
+        if (how == WINDOWED) s.window_left = s.window_right = 0;
+        if (how == KEPT) s.keep_mask = 1 + (int)n % 8, s.keep = 1;
+        if (how == BIASED) s.bias = 1 + (int)n % 8;
+        if (how == FLASHMASKED) s.mask_bounds = 2;
+        fixture_make(&f, &s);
+        show_one_key(&f, key);
+        for (int64_t e = 0; e < tensor_elements(&f.p.dout); e++) tensor_set(&f.p.dout, e, 1);
+        if (!given || is_by_rows(&f.p, ATTN_OP_FORWARD) == is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
+            if (given) {
+                f.p.op = ATTN_OP_FORWARD;
+                fixture_run(&bench, &f);
+                f.p.op = ATTN_OP_BACKWARD;
+            }
+            fixture_run(&bench, &f);
+            for (int64_t e = 0; e < tensor_elements(&f.p.dv); e++) {
+                const int64_t j = e / s.Dv / s.Hk, seen = how == WINDOWED ? j >= Sk - Sq : j == key ? Sq : 0;
+                if (tensor_get(&f.p.dv, e) != (double)(seen * (s.H / s.Hk)))
+                    fail_msg("D %lld, kind %d, %s: dv is %.9g, not %lld", (long long)s.D, (int)how,
+                             given ? "out and lse given" : "no out", tensor_get(&f.p.dv, e),
+                             (long long)(seen * (s.H / s.Hk)));
+            }
+        }
+        fixture_clear(&f);
+    }
+}
+
 /* Work that is queued in steps has the same bits as work that is queued at once. */
 static void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
@@ -2507,6 +2562,7 @@ int main(void)
     const struct CMUnitTest lists[] = {
         cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),
         cmocka_unit_test(test_one_key_has_a_probability_of_one),
+        cmocka_unit_test(test_one_key_has_p_1_to_the_last_bit),
         cmocka_unit_test(test_work_in_steps_has_the_bits_of_work_at_once),
         cmocka_unit_test(test_work_that_sees_no_keys_between_other_work),
         cmocka_unit_test(test_float8_without_lse_agrees_with_the_reference),
