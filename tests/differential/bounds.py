@@ -1,4 +1,4 @@
-"""How far the gradients of a right kernel may be from float64, by an analysis of its rounding errors.
+"""How far lse and the gradients of a right kernel may be from float64, by an analysis of its rounding errors.
 
 The limits of kernels/README.md are shares of a tensor's largest number. They say nothing where sums cancel: what is left is
 then smaller than the roundings of what was added. This page derives what is left of those.
@@ -36,6 +36,13 @@ With g_ij = M_ij (dout_i . v_j) - delta_i, from dZ = P g and dS = dZ (1 - tanh^2
     dsink    sum_i ((p + r)_i t_i)^2 + (r_i delta_i)^2, where p = exp(sink - lse) and r is its error, as of P
 
 are sigma^2. Sums in float32 and the last rounding of a result are not in it: differential.py has terms for these.
+
+lse is off by sum_j P_ij e_ij, with e_ij the error of a score. One after the other, D products p_d that come in no particular
+order have partial sums S_k whose squares add up to D (S^2 / 3 + sum p_d^2 / 6), and each is rounded to 2^-24 of itself. softcap
+takes from that error what it takes from a gradient:
+
+    e^2 = 2^-48 ((1 - tanh^2)^2 scale^2 D (S^2 / 3 + sum p_d^2 / 6) + 4 (|scale S| + |bias| + slope distance)^2)
+    SIGMAS sum_j P_ij e_ij                                                        bounds lse
 """
 import numpy as np
 
@@ -58,13 +65,35 @@ def blur_of_scores(p, x, b, h, exact):
     parts = np.zeros_like(x.z) if exact else np.abs(x.q) @ np.abs(x.k).T * abs(x.scale)
     if p.get('softcap', 0) > 0:
         parts = np.minimum(parts, 8 * p['softcap'])
+    return BLUR * (parts + added(p, x, b, h))
+
+
+def added(p, x, b, h):
+    """|bias| + slope distance."""
+    parts = np.zeros_like(x.z)
     if 'bias' in p:
         bias = np.abs(oracle.of_head(p['bias'], b, h, x.z.shape[1]))
         parts = parts + np.where(bias < DROWNS, bias, 0)
     if 'alibi_slopes' in p:
         m = p['alibi_slopes']
         parts = parts + np.abs(m[b, h] if m.ndim == 2 else m[h]) * x.distance
-    return BLUR * parts
+    return parts
+
+
+def of_lse(p, exact):
+    """SIGMAS sigma of each lse."""
+    bound = np.zeros_like(oracle.empty_answer(p)[1])
+    for b, h, x in oracle.heads(p):
+        if exact:
+            products = rounded = np.zeros_like(x.z)
+        else:
+            products = np.abs(x.scale * (x.q @ x.k.T))
+            rounded = x.scale ** 2 * x.q.shape[1] * ((x.q @ x.k.T) ** 2 / 3 + x.q ** 2 @ (x.k ** 2).T / 6) * np.square(x.slope)
+        if p.get('softcap', 0) > 0:
+            products = np.minimum(products, 8 * p['softcap'])
+        e = 2.0 ** -24 * np.sqrt(rounded + 4 * (products + added(p, x, b, h)) ** 2)
+        bound[x.lse_at] = SIGMAS * (x.P * np.where(x.sees, e, 0)).sum(1)
+    return bound
 
 
 class Errors:

@@ -10,8 +10,8 @@ kernels/README.md, Accuracy, as tests/unit/testing.h has them: an answer may dif
     max(limit |truth|, bound) + noise
 
 in its largest entry and as a whole (Frobenius norm). `limit` of out and lse grows where scores are so large that float32
-holds them no better. `bound` is what roundings before a gradient's last sum can come to (bounds.py), where that sum cancels or
-scores are large; out and lse have none. `noise` covers sums in float32.
+holds them no better. `bound` is what the roundings of a right kernel can come to (bounds.py), in sums that cancel and in scores
+that are large; out has none. `noise` covers sums in float32.
 """
 import argparse
 import base64
@@ -272,14 +272,19 @@ def largest(x):
     return float(np.max(x[np.isfinite(x)], initial=0))
 
 
+def blur_of(case, size):
+    """What float32 holds of the largest score; `size` is that of its products."""
+    p = case.problem
+    if case.exact and not p.get('softcap'):
+        size = 0
+    bias = 0 if case.levels else largest(p.get('bias', 0))
+    return 2.4e-7 * (size + bias + largest(p.get('alibi_slopes', 0)) * max(p['q'].shape[-3], p['k'].shape[-3]))
+
+
 def tolerances(case, size):
     """{name: (relative, absolute)}, without bounds.py."""
     p, limit, as_out = case.problem, LIMITS[case.dtype], LIMITS[case.out_dtype]
     Sq, Sk = p['q'].shape[-3], p['k'].shape[-3]
-    if case.exact and not p.get('softcap'):
-        size = 0
-    scores = size + (0 if case.levels else largest(p.get('bias', 0))) + largest(p.get('alibi_slopes', 0)) * max(Sq, Sk)
-    blur = 2.4e-7 * scores
     scale = abs(p['scale']) if 'scale' in p else 1 / np.sqrt(p['q'].shape[-1])
     keep = 1 / (1 - p.get('dropout_p', 0))
     q, k, v = (largest(p[n]) * largest(p.get(n + '_scale', 1)) for n in 'qkv')
@@ -288,8 +293,8 @@ def tolerances(case, size):
     dz = dout * v * np.sqrt(p['v'].shape[-1]) * keep + dlse
     noise = limit[3]
     return {
-        'out': (max(limit[0], as_out[0]) + blur, noise * v * keep + as_out[4]),
-        'lse': (2.4e-7 if case.levels or case.extreme == 'sinks' else 0, 2e-5 + blur),
+        'out': (max(limit[0], as_out[0]) + blur_of(case, size), noise * v * keep + as_out[4]),
+        'lse': (2.4e-7 if case.levels or case.extreme == 'sinks' else 0, 2e-5),
         'dq': (limit[1], noise * scale * k * dz + limit[4]),
         'dk': (limit[1], noise * scale * q * dz * group + limit[4]),
         'dv': (limit[1], noise * dout * keep + limit[4]),
@@ -393,7 +398,7 @@ def check(case, ask):
         if not case.back:
             want, size = oracle.forward(p)
             got, _ = post('/v1/attention/forward', case.members)
-            bound = {}
+            bound = {'lse': np.maximum(blur_of(case, size), bounds.of_lse(p, case.exact))}
         else:
             members = dict(case.members)
             exact, size = oracle.forward(p)

@@ -79,6 +79,11 @@ def test_gradients_that_cancel_are_held_to_the_roundings_of_what_was_added(serve
     assert differential.check(case, differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
+def test_an_lse_is_held_to_the_roundings_of_products_that_are_added_one_after_the_other(server):
+    """256 products, and scores of 255: lse is 3.6e-4 off."""
+    assert differential.check(differential.Case(201, 4095), differential.client(f'http://127.0.0.1:{server.port}')) == ''
+
+
 def test_dropout_leaves_no_gradient_to_a_row_of_one_key_in_bfloat16(server):
     assert differential.check(differential.Case(101, 5388), differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
