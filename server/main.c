@@ -1,7 +1,8 @@
 /* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
  *
  * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread cannot be had; 70 the last device failed;
- * 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong. Whatever is refused is
+ * 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong, or cannot be read;
+ * 128 + N under --supervise: signal N ended the server five times in a row. Whatever is refused is
  * refused with one line on standard error, before anything is served. */
 #include <fcntl.h>
 #include <malloc.h>
@@ -178,6 +179,11 @@ static int serve(const struct config *config, struct listener *listeners, int co
     if (server.regions && server.pinned)
         regions_pin_for(server.regions, devices_copier(server.devices), config->staging_bytes);
     if (front_start(&front, &err) != ATTN_OK) goto out;
+    if (config->staging_bytes > config->memory_bytes)
+        log_event(LOG_WARN, NULL, "beyond_memory",
+                  "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
+                  "is, and the system ends the process then; the default is half the memory\"",
+                  (long long)config->staging_bytes, (long long)config->memory_bytes);
     /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
@@ -225,6 +231,7 @@ int main(int argc, char **argv)
     switch (config_load(&config, argc, argv)) {
     case CONFIG_RUN: break;
     case CONFIG_EXIT_OK: return 0;
+    case CONFIG_BAD_FILE: return EXIT_CONFIG;
     default: return EXIT_USAGE_ERROR;
     }
     signal(SIGPIPE, SIG_IGN); /* a client that left is an error of send(), not the end of the server; */

@@ -7,6 +7,7 @@
 
 #include <cjson/cJSON.h>
 #include <microhttpd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -194,6 +195,21 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     json_raw(j, "}");
 }
 
+/* Refusals by their reason, those that there were: "rejected_queue_full". The page at / shows them as they come. */
+static void put_refusals(struct json *j)
+{
+    for (int error = 0; error <= PROTO_ERROR_COUNT; error++) {
+        const char *const reason = error < PROTO_ERROR_COUNT ? proto_errors[error].code : "connections";
+        const double count = metrics_sum(METRIC_REJECTED, reason);
+        char name[METRICS_LABEL_BYTES];
+        if (count == 0) continue;
+        snprintf(name, sizeof name, "%s", reason);
+        for (char *dash = name; (dash = strchr(dash, '-')) != NULL;) *dash = '_';
+        json_comma(j);
+        json_put(j, "'rejected_%s':%g", name, count);
+    }
+}
+
 static void put_counters(struct json *j)
 {
     static const struct {
@@ -212,6 +228,7 @@ static void put_counters(struct json *j)
     for (size_t i = 0; i < ARRAY_SIZE(counters); i++) {
         json_comma(j);
         json_put(j, "'%s':%g", counters[i].name, metrics_sum(counters[i].id, NULL));
+        if (counters[i].id == METRIC_REJECTED) put_refusals(j);
     }
     json_put(j, ",'log_lines_dropped':%g}", (double)log_dropped());
 }

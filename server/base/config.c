@@ -138,6 +138,35 @@ static bool address_ok(const char *text)
     return true;
 }
 
+/* "; write 127.0.0.1:9000" for an address that lacks a part or has one too many; "" where none is near. */
+static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
+{
+    static const struct {
+        const char *begins;          /* is taken away */
+        const char *before, *behind; /* are put around the rest */
+    } cures[] = {
+        { "", "127.0.0.1:", "" }, /* 9000 */
+        { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
+        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 */
+        { "", "[", "]:8080" },     { "/", "unix:/", "" },
+    };
+    const char *const colon = strrchr(value, ':');
+    char address[CONFIG_HINT_BYTES];
+    *hint = '\0';
+    snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
+    bool found = address_ok(address); /* ::1:8080 */
+    for (size_t i = 0; i < ARRAY_SIZE(cures) && !found; i++) {
+        const size_t cut = strlen(cures[i].begins);
+        if (strncmp(value, cures[i].begins, cut) != 0 || (cut == 0 && strncmp(value, "unix:", 5) == 0)) continue;
+        const size_t length = strlen(value + cut), slash = length > 0 && value[cut + length - 1] == '/';
+        snprintf(address, sizeof address, "%s%.*s%s", cures[i].before, (int)(length - slash), value + cut,
+                 cures[i].behind);
+        found = address_ok(address);
+    }
+    if (found) snprintf(hint, CONFIG_HINT_BYTES, "; write %.120s", address);
+    return hint;
+}
+
 static bool devices_ok(const char *text)
 {
     if (word_in("auto|all|cpu|reference|paper", text)) return true;
@@ -225,7 +254,7 @@ static enum config_result set_value(struct reading *r, const struct config_optio
     const size_t n = r->capacity;
     void *member = (char *)r->config + o->offset;
     int64_t number = 0;
-    char low[24], high[24], list[96];
+    char low[24], high[24], list[96], hint[CONFIG_HINT_BYTES];
     switch (o->type) {
     case TYPE_INT:
     case TYPE_INT64:
@@ -237,8 +266,9 @@ static enum config_result set_value(struct reading *r, const struct config_optio
         return CONFIG_RUN;
     case TYPE_SIZE:
         if (!parse_size(value, &number) || number < o->min || number > o->max)
-            return refuse(m, n, "%s: '%s' is not a size from %s to %s (bytes, or with K, M or G)", name, value,
-                          config_size_text(o->min, low), config_size_text(o->max, high));
+            return refuse(m, n, "%s: '%s' is not a size from %s to %s (bytes, or with K, M or G)%s", name, value,
+                          config_size_text(o->min, low), config_size_text(o->max, high),
+                          config_size_hint(value, o->min, o->max, hint));
         *(int64_t *)member = number;
         return CONFIG_RUN;
     case TYPE_SWITCH:
@@ -258,8 +288,9 @@ static enum config_result set_value(struct reading *r, const struct config_optio
         if (!address_ok(value))
             return refuse(
                 m, n,
-                "%s: '%s' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most %zu bytes",
-                name, value, sizeof(((struct sockaddr_un *)0)->sun_path) - 1);
+                "%s: '%s' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most %zu "
+                "bytes%s",
+                name, value, sizeof(((struct sockaddr_un *)0)->sun_path) - 1, address_hint(value, hint));
         if (o->type == TYPE_LISTEN) return add_to_list(r, o, name, value, "addresses");
         break;
     case TYPE_SHM:
@@ -275,7 +306,10 @@ static enum config_result set_value(struct reading *r, const struct config_optio
                           name, value, CONFIG_MAX_DEVICES - 1);
         break;
     case TYPE_FILE:
-        if (access(value, R_OK) != 0) return refuse(m, n, "%s: '%s' cannot be read: %s", name, value, strerror(errno));
+        if (access(value, R_OK) != 0) {
+            (void)refuse(m, n, "%s: '%s' cannot be read: %s", name, value, strerror(errno));
+            return CONFIG_BAD_FILE;
+        }
         break;
     case TYPE_ORIGIN:
         if (!origin_ok(value))
@@ -461,6 +495,7 @@ static enum config_result settle(struct reading *r)
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
     c->cores = machine.cores;
+    c->memory_bytes = machine.memory_bytes;
 
     if (c->staging_bytes == 0) {
         c->staging_bytes = machine.memory_bytes / 2 / MIB * MIB;
@@ -557,7 +592,7 @@ enum config_result config_load(struct config *config, int argc, char **argv)
 {
     char message[512];
     const enum config_result result = config_read(config, argc, argv, message, sizeof message);
-    if (result == CONFIG_BAD) fprintf(stderr, "attnd: %s\n", message);
+    if (result == CONFIG_BAD || result == CONFIG_BAD_FILE) fprintf(stderr, "attnd: %s\n", message);
     if (result == CONFIG_EXIT_OK) find_text(argc, argv)(stdout);
     return result;
 }

@@ -18,6 +18,7 @@ struct config {
     const char *metrics_listen;    /* NULL: /metrics is on the main port only */
     const char *devices;           /* "auto", "all", "cpu", "0,1" */
     int http_threads, cpu_threads; /* 0 in the table means by the cores; resolved here */
+    int64_t memory_bytes;          /* of the machine, or what the cgroup allows */
     int cores;                     /* that this process may keep busy: of the affinity mask, at most its quota */
     int64_t max_body_bytes;        /* at most staging_bytes */
     int64_t staging_bytes;         /* resolved: half the memory unless given */
@@ -62,14 +63,14 @@ static inline int64_t config_connection_bytes(const struct config *config)
 #define CONFIG_PREFIX            "ATTND_"
 #define CONFIG_INHERITED_SOCKETS CONFIG_PREFIX "INHERITED_SOCKETS"
 
-enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD };
+enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD, CONFIG_BAD_FILE };
 
 /* argv over environment over defaults; an empty environment variable counts as unset. CONFIG_EXIT_OK after --help
  * or --version (printed to stdout). CONFIG_BAD after one clear line on stderr naming the option, the value and what
- * is allowed: exit with 64. */
+ * is allowed: exit with 64. CONFIG_BAD_FILE: the same of a file that an option names and that cannot be read: 78. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
-/* The same without printing: CONFIG_BAD leaves its line (no newline) in `message`. CONFIG_EXIT_OK: see
+/* The same without printing: CONFIG_BAD and CONFIG_BAD_FILE leave their line (no newline) in `message`. CONFIG_EXIT_OK: see
  * config_help() and argv. */
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
 

@@ -1,11 +1,14 @@
 /* config_habits.c: see config_habits.h. */
 #include "server/base/config_habits.h"
 
+#include <ctype.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto-json/text.h"
-#include "server/base/config.h"
+#include "server/base/config_internal.h"
 
 enum { NAME_BYTES = 64 }; /* longer ones are cut, and nobody's */
 
@@ -62,6 +65,31 @@ const struct config_habit *config_habit(const char *name)
     for (const struct config_habit *habit = config_habits; habit->names != NULL; habit++)
         if (text_is_among(habit->names, dashed)) return habit;
     return NULL;
+}
+
+const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES])
+{
+    static const struct {
+        const char *names;  /* in small letters */
+        int64_t unit, step; /* a broken number of the unit is rounded to whole steps */
+    } units[] = {
+        { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },
+        { "g gb gib gi", GIB, MIB }, { "t tb tib ti", 1024 * GIB, GIB },
+    };
+    char *end, text[24];
+    const double number = strtod(value, &end);
+    *hint = '\0';
+    if (end == value || !isdigit((unsigned char)*value)) return hint;
+    end += strspn(end, " ");
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (!text_is_among(units[i].names, *end ? end : "b")) continue;
+        const double steps = number * (double)(units[i].unit / units[i].step);
+        if (!(steps < (double)(INT64_MAX / units[i].step))) return hint;
+        const int64_t bytes = (int64_t)(steps + 0.5) * units[i].step;
+        if (bytes >= min && bytes <= max)
+            snprintf(hint, CONFIG_HINT_BYTES, "; write %s", config_size_text(bytes, text));
+    }
+    return hint;
 }
 
 bool config_is_of_the_project(const char *name)

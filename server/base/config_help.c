@@ -121,24 +121,26 @@ static const char man_head[] =
     "Each option can be given as \\-\\-name VALUE, as \\-\\-name=VALUE or in the environment; flags win.\n"
     "Sizes take the suffixes K, M and G, powers of 1024.\n";
 
-static const char man_tail[] = ".SH SIGNALS\n"
-                               ".TP\n"
-                               ".B SIGTERM, SIGINT\n"
-                               "No connection is accepted any more; what was accepted is answered, for at most "
-                               "\\-\\-drain\\-ms. At a second one what still "
-                               "waits is answered 503.\n"
-                               ".TP\n"
-                               ".B SIGHUP\n"
-                               "The file of tokens and the certificate are read again.\n"
-                               ".SH EXIT STATUS\n"
-                               ".TP\n.B 0\nStopped by a signal, and drained.\n"
-                               ".TP\n.B 64\nAn option is wrong.\n"
-                               ".TP\n.B 69\nAn address or a device cannot be had.\n"
-                               ".TP\n.B 70\nThe last device failed.\n"
-                               ".TP\n.B 71\nTold to stop, it did not end by itself.\n"
-                               ".TP\n.B 78\nA file that an option names is wrong.\n"
-                               ".SH EXAMPLES\n"
-                               ".nf\n";
+static const char man_tail[] =
+    ".SH SIGNALS\n"
+    ".TP\n"
+    ".B SIGTERM, SIGINT\n"
+    "No connection is accepted any more; what was accepted is answered, for at most "
+    "\\-\\-drain\\-ms. At a second one what still "
+    "waits is answered 503.\n"
+    ".TP\n"
+    ".B SIGHUP\n"
+    "The file of tokens and the certificate are read again.\n"
+    ".SH EXIT STATUS\n"
+    ".TP\n.B 0\nStopped by a signal, and drained.\n"
+    ".TP\n.B 64\nAn option is wrong.\n"
+    ".TP\n.B 69\nAn address or a device cannot be had.\n"
+    ".TP\n.B 70\nThe last device failed.\n"
+    ".TP\n.B 71\nTold to stop, it did not end by itself.\n"
+    ".TP\n.B 78\nA file that an option names is wrong, or cannot be read.\n"
+    ".TP\n.B 128 + N\nUnder \\-\\-supervise: signal N ended the server five times in a row.\n"
+    ".SH EXAMPLES\n"
+    ".nf\n";
 
 void config_help_man(FILE *to)
 {

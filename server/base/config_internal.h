@@ -54,4 +54,8 @@ extern const size_t config_option_count; /* at most CONFIG_OPTIONS_MAX */
 /* 1048576 -> "1M". Whole multiples only, so that it reads back as the same number. */
 const char *config_size_text(int64_t bytes, char text[24]);
 
+/* "; write 1536M" for a text that is no size, and means one in that range: 1.5G, 512MiB, 1T. Else "". Returns hint. */
+enum { CONFIG_HINT_BYTES = 160 };
+const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
+
 #endif

@@ -31,7 +31,7 @@ const struct config_option config_options[] = {
     { "staging-bytes", "ATTND_STAGING_BYTES", TYPE_SIZE, "SIZE", AT(staging_bytes), 0, MIB, 16384 * GIB,
       .shown = "half the memory, at most 64G",
       .help = "Host memory for the tensors of all requests together; a request that finds none is answered 503. Memory is "
-              "what the machine has or the cgroup allows." },
+              "what the machine has or the cgroup allows; more than that is warned of." },
     { "device-bytes", "ATTND_DEVICE_BYTES", TYPE_SIZE, "SIZE", AT(device_bytes), 0, MIB, 16384 * GIB,
       .shown = "a share of the device's",
       .help = "Memory to use on each device; /v1/info shows what the default came to. A request that can never have enough is "

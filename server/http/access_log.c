@@ -12,8 +12,8 @@
 #include "server/http/connections.h"
 #include "server/http/routes.h"
 
-/* Good requests, perhaps, that were turned away: what attnd_rejected_total counts. */
-static bool is_refusal(proto_error error)
+/* Good requests, perhaps, that were turned away: alerts look for an increase of these. */
+static bool is_watched(proto_error error)
 {
     switch (error) {
     case PROTO_E_UNAUTHORIZED:
@@ -26,6 +26,18 @@ static bool is_refusal(proto_error error)
     case PROTO_E_STORAGE_FULL: return true;
     default: return false;
     }
+}
+
+/* Why a request was refused; PROTO_ERROR_COUNT: it was not. One that was cut has a status, and no document of ours.
+ * (503 is also what a probe is answered.) */
+static proto_error refusal_of(const struct request *request, int status)
+{
+    if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
+    if (request->failed) return request->error;
+    for (int error = 0; error < PROTO_ERROR_COUNT; error++) /* 400 without a document is one of framing */
+        if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
+            return (proto_error)error;
+    return PROTO_ERROR_COUNT;
 }
 
 enum {
@@ -104,8 +116,8 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns); /* it never had an answer */
-    if (request->failed && status != 499 && is_refusal(request->error))
-        metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
+    const proto_error refusal = refusal_of(request, status);
+    if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);
     text_put_three(&status_text, (unsigned)status);
     metrics_add(METRIC_REQUESTS, endpoint, label, 1);
     metrics_observe(METRIC_REQUEST_SECONDS, endpoint, seconds);
@@ -125,7 +137,7 @@ void access_log_begin(void)
     int count;
     const struct route *routes = routes_all(&count);
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
-        if (is_refusal((proto_error)error)) metrics_add(METRIC_REJECTED, proto_errors[error].code, NULL, 0);
+        if (is_watched((proto_error)error)) metrics_add(METRIC_REJECTED, proto_errors[error].code, NULL, 0);
     metrics_add(METRIC_REJECTED, "connections", NULL, 0);
     for (int i = 0; i < count; i++) {
         if (routes[i].bodies == NULL) continue;

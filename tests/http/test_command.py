@@ -1,7 +1,10 @@
 """The program as a command: --help, the option table, bad options, the environment, healthcheck."""
 import os
 import re
+import signal
+import socket
 import subprocess
+import time
 
 import pytest
 
@@ -37,13 +40,14 @@ def test_the_document_and_help_list_the_same_options():
 
 
 BAD = [
+    (['--listen', '9000'], '; write 127.0.0.1:9000'), (['--listen', ':9000'], '; write 127.0.0.1:9000'), (['--staging-bytes', '1.5G'], '; write 1536M'),
     (['--queue-depth', '0'], "--queue-depth: '0' is not a whole number from 1 to 1048576"),
     (['--queue-depth', 'many'], "--queue-depth: 'many' is not a whole number from 1 to 1048576"),
     (['--queue-depth=1.5'], "--queue-depth: '1.5' is not a whole number from 1 to 1048576"),
     (['--max-body-bytes', '12Q'], "--max-body-bytes: '12Q' is not a size from 1K to 1024G (bytes, or with K, M or G)"),
     (['--log-format', 'xml'], "--log-format: 'xml' is not one of: text json"),
     (['--devices', 'tpu'], '--devices: '), (['--listen', 'nowhere'], "--listen: 'nowhere'"), (['--listen', '127.0.0.1:99999'], '--listen: '),
-    (['--token-file', '/does/not/exist'], '--token-file: '), (['--cors-origin', 'example.org'], '--cors-origin: '),
+    (['--cors-origin', 'example.org'], '--cors-origin: '),
     (['--quue-depth', '1'], '--quue-depth'), (['serve'], 'serve'), (['--queue-depth'], '--queue-depth'), (['--timeout-ms', '-5'], '--timeout-ms: '),
     (['--timeout-ms', '99999999999999999999'], '--timeout-ms: '),
 ]
@@ -54,6 +58,67 @@ def test_a_bad_option_is_refused_in_one_line_with_its_range(args, says):
     r = run(*args)
     assert r.returncode == 64 and not r.stdout, r
     assert len(r.stderr.strip().splitlines()) == 1 and says in r.stderr, r.stderr
+
+
+def ended(*args, env=None):
+    """One line on standard error; the exit status."""
+    r = run('--listen', '127.0.0.1:0', *args, env=env)
+    assert r.stderr.count('attnd: ') == 1 and not r.stdout, r
+    return r.returncode
+
+
+def test_status_64_is_an_option_that_is_wrong():
+    assert ended('--queue-depth', '0') == 64
+    assert ended(env={'ATTND_QUEUE_DEPTH': '0'}) == 64
+    assert ended(env={'ATTND_QEUE_DEPTH': '1'}) == 64
+    assert ended('--devices', 'cpu', '--device-bytes', '64M', '--kv-bytes', '1G') == 64  # each is fine by itself
+
+
+@pytest.mark.parametrize('supervised', [(), ('--supervise',)])
+def test_status_69_is_an_address_that_cannot_be_had(supervised):
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        assert ended('--listen', f'127.0.0.1:{taken.getsockname()[1]}', *supervised) == 69
+    assert ended('--listen', 'no-such-host.invalid:0', *supervised) == 69
+    assert ended('--listen', 'unix:/no/such/folder/attnd.sock', *supervised) == 69
+
+
+@pytest.mark.parametrize('supervised', [(), ('--supervise',)])
+def test_status_78_is_a_file_that_is_wrong(tmp_path, supervised):
+    for name, text in (('empty', ''), ('text', 'no certificate\n'), ('spaces', 'two words\n'), ('long', 'x' * 5000 + '\n')):
+        (tmp_path / name).write_text(text)
+    missing = ['--token-file', '/nope'], ['--tls-cert', '/nope', '--tls-key', tmp_path / 'text'], ['--tls-cert', tmp_path / 'text', '--tls-key', '/nope']
+    wrong = ['--token-file', tmp_path / 'empty'], ['--token-file', tmp_path / 'spaces'], ['--token-file', tmp_path / 'long'], ['--token-file', tmp_path], \
+        ['--tls-cert', tmp_path / 'text', '--tls-key', tmp_path / 'text'], ['--tls-cert', tmp_path / 'empty', '--tls-key', tmp_path / 'empty']
+    for args in (*missing, *wrong):
+        r = run('--listen', '127.0.0.1:0', '--devices', 'cpu', *args, *supervised)
+        assert r.returncode == 78 and sum(line.startswith('attnd: ') for line in r.stderr.splitlines()) == 1, (args, r)
+    assert ended(env={'ATTND_TOKEN_FILE': '/nope'}) == 78
+
+
+def test_a_server_that_dies_again_and_again_ends_with_128_and_the_signal(serve):
+    """It is killed five times in a row, each time before it has lived for two seconds; the pauses between are 0, 1, 2, 4 s."""
+    server = serve('--supervise')
+    supervisor, server.process = server.process, None
+    last = None
+    while supervisor.poll() is None:
+        pids = [int(line.rsplit('pid=', 1)[1]) for line in server.log().splitlines() if 'what=started pid=' in line]
+        if pids and pids[-1] != last:
+            last = pids[-1]
+            os.kill(last, signal.SIGKILL)
+        time.sleep(0.02)
+    assert supervisor.returncode == 128 + signal.SIGKILL, server.log()
+
+
+def test_more_staging_memory_than_there_is_is_warned_of(serve):
+    def warned(*options):
+        server = serve(*options)
+        assert service.eventually(lambda: ' ready ' in server.log())
+        return [line for line in server.log().splitlines() if ' beyond_memory ' in line]
+    assert warned() == warned('--staging-bytes', '1G') == []
+    line, = warned('--staging-bytes', '16384G')
+    assert 'WARN beyond_memory option=--staging-bytes bytes=17592186044416 machine_bytes=' in line and 'text="requests may take more' in line, line
 
 
 def test_a_bad_variable_is_named(serve):

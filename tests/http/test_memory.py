@@ -3,6 +3,7 @@ and each token has its share."""
 import http.client
 import json
 import mmap
+import os
 import struct
 import threading
 
@@ -388,3 +389,67 @@ def test_scratch_memory_of_the_cpu_is_counted(serve):
     answer = server.post('/v1/attention/backward', x)
     assert answer.status == 413 and answer.json()['detail'].endswith('the limit is 1048576 (--device-bytes)'), answer
     assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+# ---- What deploy/README.md says of sizing ----------------------------------------------------------------------------
+
+def sized(op, B, Sq, Sk, dtype='float16'):
+    """Tensors of a request by name, and the bytes of what comes back. H 8, D 64."""
+    shapes = {'q': (B, Sq, 8, 64), 'k': (B, Sk, 8, 64), 'v': (B, Sk, 8, 64)}
+    back = {n: shapes[n] for n in 'qkv'}
+    if op == 'backward':
+        shapes['dout'] = shapes['q']
+    tensors = {n: np.zeros(shape, dtype) for n, shape in shapes.items()}
+    size = np.dtype(dtype).itemsize
+    outputs = sum(size * int(np.prod(s)) for s in back.values()) if op == 'backward' else tensors['q'].nbytes + 4 * B * 8 * Sq
+    return tensors, outputs
+
+
+def as_json(op, tensors):
+    return f'/v1/attention/{op}', json.dumps({n: wire.tensor(a, a.dtype.name) for n, a in tensors.items()}).encode(), {}
+
+
+def as_numbers(op, tensors):
+    return f'/v1/attention/{op}', json.dumps({n: {'shape': list(a.shape), 'dtype': a.dtype.name, 'data': [0.125] * a.size} for n, a in tensors.items()}).encode(), {}
+
+
+def as_safetensors(op, tensors):
+    at, header = 0, {}
+    for n, a in tensors.items():
+        header[n] = {'dtype': {'float16': 'F16', 'float32': 'F32'}[a.dtype.name], 'shape': list(a.shape), 'data_offsets': [at, at + a.nbytes]}
+        at += a.nbytes
+    head = json.dumps(header).encode()
+    return f'/v1/attention/{op}', len(head).to_bytes(8, 'little') + head + b''.join(a.tobytes() for a in tensors.values()), {'Content-Type': 'application/x-safetensors'}
+
+
+def as_kserve(op, tensors):
+    inputs = [{'name': n, 'shape': list(a.shape), 'datatype': {'float16': 'FP16', 'float32': 'FP32'}[a.dtype.name], 'parameters': {'binary_data_size': a.nbytes}} for n, a in tensors.items()]
+    head = json.dumps({'inputs': inputs, 'parameters': {'binary_data_output': True}}).encode()
+    return f'/v2/models/attention_{op}/infer', head + b''.join(a.tobytes() for a in tensors.values()), {'Inference-Header-Content-Length': str(len(head))}
+
+
+@pytest.mark.parametrize('write', [as_json, as_numbers, as_safetensors, as_kserve])
+@pytest.mark.parametrize('op, B, Sq, Sk, row', [('forward', 2, 1024, 1024, 'forward, B 2, 1024 x 1024'), ('backward', 2, 1024, 1024, 'backward of it'),
+                                                ('forward', 1, 4096, 128, 'forward, B 1, Sq 4096 over Sk 128'), ('backward', 1, 300, 3000, None)])
+def test_a_request_holds_what_the_guide_of_sizing_says_by_its_tensors(fake, gate, write, op, B, Sq, Sk, row):
+    tensors, outputs = sized(op, B, Sq, Sk)
+    path, body, headers = write(op, tensors)
+    inputs = sum(a.nbytes for a in tensors.values())
+    if write is as_numbers:
+        inputs = max(inputs, len(body) * 3 // 4)
+    server = fake(f'hold={gate.path}@1', '--max-seconds', 1000)
+    with server.raw() as s:
+        s.sendall(request_bytes(path, body, headers=[f'{n}: {v}' for n, v in headers.items()]))
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
+        held = server.metric('attnd_staging_bytes', kind='used')
+        gate.open()
+    small = 64 << 10  # the text beside the tensors, and room for each tensor's boundary
+    assert held <= 1.5 * inputs + 1.125 * outputs + small, (held, inputs, outputs)
+    if outputs <= inputs / 3:
+        assert held <= 1.5 * inputs + small
+    assert held >= sum(a.nbytes for a in tensors.values()) + outputs
+    if row and write is not as_numbers:
+        with open(os.path.join(service.HERE, '../deploy/README.md')) as f:
+            line, = [line for line in f if line.startswith('| ' + row)]
+        said = line.split('|')[5 if write is as_json else 6]
+        assert abs(held / len(body) - float(said)) < 0.011, (held / len(body), line)

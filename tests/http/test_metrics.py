@@ -190,3 +190,28 @@ def test_process_metrics(server):
 def test_build_info(server):
     (series,) = [k for k in server.metrics() if k.startswith('attnd_build_info')]
     assert server.get('/v1/info').json()['version'] in series
+
+
+def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
+    """In /metrics, in /v1/info, and on the page at /, which shows all counters of that."""
+    (tmp_path / 'tokens').write_text('alice\n')
+    server = serve('--token-file', tmp_path / 'tokens', '--max-body-bytes', '64K')
+    alice = {'Authorization': 'Bearer alice'}
+    server.page_headers = alice
+
+    def by_reason():
+        counters = server.get('/v1/info', alice).json()['counters']
+        return {name[len('rejected_'):].replace('_', '-'): n for name, n in counters.items() if name.startswith('rejected_')}
+    assert by_reason() == {} and server.get('/v1/info', alice).json()['counters']['rejected'] == 0
+    asked = [('POST', FORWARD, b'{}', alice), ('POST', FORWARD, b'{', alice), ('POST', FORWARD, b'{}', {}), ('GET', '/nothing', None, alice), ('GET', FORWARD, None, alice),
+             ('POST', FORWARD, b' ' * 70000, alice), ('POST', FORWARD, b'x', {**alice, 'Content-Type': 'image/png'}), ('GET', '/readyz', None, {})]
+    for method, path, body, headers in asked:
+        server.ask(method, path, body, headers)
+    with server.raw() as s:  # one that libmicrohttpd refuses by itself
+        s.sendall(b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n')
+        s.recv(1000)
+    want = {'invalid-request': 2, 'unauthorized': 1, 'not-found': 1, 'method-not-allowed': 1, 'too-large': 1, 'unsupported-media-type': 1, 'invalid-framing': 1}
+    assert eventually(lambda: by_reason() == want), by_reason()
+    assert server.get('/v1/info', alice).json()['counters']['rejected'] == sum(want.values())
+    for code, count in want.items():
+        assert server.metric('attnd_rejected_total', reason=code) == count

@@ -150,11 +150,23 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         { "--queue-depth", "--queue-depth: a value is missing (N)" },
         { "--http-threads=257", "--http-threads: '257' is not a whole number from 0 to 256" },
         { "--batch-window-us=2000000", "--batch-window-us: '2000000' is not a whole number from 0 to 1000000" },
-        { "--max-body-bytes=1T", "--max-body-bytes: '1T' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
+        { "--max-body-bytes=1T",
+          "--max-body-bytes: '1T' is not a size from 1K to 1024G (bytes, or with K, M or G); write 1024G" },
         { "--max-body-bytes=9223372036854775807G",
           "--max-body-bytes: '9223372036854775807G' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
         { "--max-body-bytes=1.5G",
-          "--max-body-bytes: '1.5G' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
+          "--max-body-bytes: '1.5G' is not a size from 1K to 1024G (bytes, or with K, M or G); write 1536M" },
+#define NO_SIZE(value) "--kv-bytes: '" value "' is not a size from 0 to 16384G (bytes, or with K, M or G)"
+        { "--kv-bytes=1GiB", NO_SIZE("1GiB") "; write 1G" },
+        { "--kv-bytes=512MB", NO_SIZE("512MB") "; write 512M" },
+        { "--kv-bytes=2T", NO_SIZE("2T") "; write 2048G" },
+        { "--kv-bytes=0.3m", NO_SIZE("0.3m") "; write 307K" },
+        { "--kv-bytes=1e9", NO_SIZE("1e9") "; write 1000000000" },
+        { "--kv-bytes=17000G", NO_SIZE("17000G") },
+        { "--kv-bytes=-1G", NO_SIZE("-1G") },
+        { "--kv-bytes=inf", NO_SIZE("inf") },
+        { "--kv-bytes=1e300G", NO_SIZE("1e300G") },
+        { "--kv-bytes=half", NO_SIZE("half") },
         { "--max-body-bytes=512", "--max-body-bytes: '512' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
         { "--staging-bytes=64K", "--staging-bytes: '64K' is not a size from 1M to 16384G (bytes, or with K, M or G)" },
         { "--log-format=xml", "--log-format: 'xml' is not one of: text json" },
@@ -166,7 +178,6 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         { "--devices=0,0",
           "--devices: '0,0' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
         { "--devices=0,", "--devices: '0,' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
-        { "--token-file=/no/such", "--token-file: '/no/such' cannot be read: No such file or directory" },
         { "--tls-cert=/dev/null", "--tls-cert: needs --tls-key too" },
         { "--tls-key=/dev/null", "--tls-key: needs --tls-cert too" },
         { "--cors-origin=example.org",
@@ -174,19 +185,24 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         { "--cors-origin=https://example.org/",
           "--cors-origin: 'https://example.org/' is not an origin such as https://example.org, or *" },
         { "--cors-origin=* --token-file=/dev/null", "--cors-origin: '*' cannot go with --token-file, name the origin" },
-        { "--listen=8080", "--listen: '8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
-                           "of at most 107 bytes" },
-        { "--listen=:8080", "--listen: ':8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
-                            "of at most 107 bytes" },
-        { "--listen=::1:8080", "--listen: '::1:8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or "
-                               "unix:PATH of at most 107 bytes" },
-        { "--listen=1.2.3:80", "--listen: '1.2.3:80' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or "
-                               "unix:PATH of at most 107 bytes" },
-        { "--listen=a:65536",
-          "--listen: 'a:65536' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
-          "of at most 107 bytes" },
-        { "--listen=unix:", "--listen: 'unix:' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
-                            "of at most 107 bytes" },
+#define NO_ADDRESS(value)                                                                                           \
+    "--listen: '" value "' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most 107 " \
+    "bytes"
+        { "--listen=9000", NO_ADDRESS("9000") "; write 127.0.0.1:9000" },
+        { "--listen=:9000", NO_ADDRESS(":9000") "; write 127.0.0.1:9000" },
+        { "--listen=*:80", NO_ADDRESS("*:80") "; write 0.0.0.0:80" },
+        { "--listen=0.0.0.0", NO_ADDRESS("0.0.0.0") "; write 0.0.0.0:8080" },
+        { "--listen=::1", NO_ADDRESS("::1") "; write [::1]:8080" },
+        { "--listen=::1:80", NO_ADDRESS("::1:80") "; write [::1]:80" },
+        { "--listen=http://localhost:80/", NO_ADDRESS("http://localhost:80/") "; write localhost:80" },
+        { "--listen=/run/attnd.sock", NO_ADDRESS("/run/attnd.sock") "; write unix:/run/attnd.sock" },
+        { "--listen=1.2.3:80", NO_ADDRESS("1.2.3:80") },
+        { "--listen=a:65536", NO_ADDRESS("a:65536") },
+        { "--listen=99999", NO_ADDRESS("99999") },
+        { "--listen=unix:", NO_ADDRESS("unix:") },
+        { "--metrics-listen=9001",
+          "--metrics-listen: '9001' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most "
+          "107 bytes; write 127.0.0.1:9001" },
         { "--listen=a:1 --listen=a:1", "--listen: 'a:1' is given twice" },
         { "--listen=a:1 --metrics-listen=a:1", "--metrics-listen: 'a:1' is a --listen address already" },
         { "--listen=a:1 --listen=a:2 --listen=a:3 --listen=a:4 --listen=a:5 --listen=a:6 --listen=a:7 --listen=a:8 "
@@ -230,6 +246,20 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         print_message("%s\n", cases[i].args);
         assert_int_equal(read_text(&c, cases[i].args, message), CONFIG_BAD);
         assert_string_equal(message, cases[i].says);
+    }
+}
+
+static void test_a_file_that_cannot_be_read_is_no_wrong_option(void **state)
+{
+    static const char *const flags[] = { "--token-file", "--tls-cert", "--tls-key" };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(flags); i++) {
+        struct config c;
+        char message[512], args[64], says[128];
+        snprintf(args, sizeof args, "%s=/no/such", flags[i]);
+        snprintf(says, sizeof says, "%s: '/no/such' cannot be read: No such file or directory", flags[i]);
+        assert_int_equal(read_text(&c, args, message), CONFIG_BAD_FILE);
+        assert_string_equal(message, says);
     }
 }
 
@@ -427,6 +457,7 @@ int main(void)
         TEST(test_both_ways_to_write_a_value),
         TEST(test_listen_addresses_add_up_and_replace_the_level_below),
         TEST(test_every_refusal_names_option_value_and_rule),
+        TEST(test_a_file_that_cannot_be_read_is_no_wrong_option),
         TEST(test_a_variable_that_is_no_option_is_refused_like_one),
         TEST(test_a_habit_names_an_option_that_exists),
         TEST(test_a_refusal_names_the_variable_that_holds_the_value),
