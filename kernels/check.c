@@ -435,8 +435,8 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
         return attn_fail(err, ATTN_INVALID, "/keep_mask_at_end",
                          "keep_mask_at_end: is true, but keep_mask is not given");
     if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* NaN too */
-        return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1",
-                         p->dropout_p);
+        return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1%s",
+                         p->dropout_p, p->dropout_p > 1 ? "; it is no percentage" : "");
     return ATTN_OK;
 }
 
@@ -707,11 +707,31 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
              as_bhsd ? "[B, H, S, D]" : "[B, S, H, D]", as_bhsd ? "missing" : "meant");
 }
 
+/* The shape of k was refused. Where it would be valid with its last two axes exchanged, or with q in its place, the
+ * message says so. */
+static void suspect_k(const attn_problem *p, attn_error *err)
+{
+    attn_problem transposed = *p, exchanged = *p;
+    attn_tensor *const k = &transposed.k;
+    if (err == NULL || err->status != ATTN_INVALID || strncmp(err->member, "/k/shape/", strlen("/k/shape/")) != 0)
+        return;
+    k->shape[k->rank - 1] = p->k.shape[k->rank - 2];
+    k->shape[k->rank - 2] = p->k.shape[k->rank - 1];
+    exchanged.q = p->k, exchanged.k = p->q;
+    const char *const cure = check_shapes(&transposed, NULL) == ATTN_OK
+                                 ? "with its last two axes exchanged it would fit; k is sent as it is, not transposed"
+                             : check_shapes(&exchanged, NULL) == ATTN_OK ? "did q and k change places?"
+                                                                         : NULL;
+    const size_t used = strlen(err->text);
+    if (cure) snprintf(err->text + used, sizeof err->text - used, "; %s", cure);
+}
+
 attn_status attn_check(const attn_problem *p, attn_error *err)
 {
     attn_status status = check_shapes(p, err);
     if (status != ATTN_OK) {
         suspect_layout(p, err);
+        suspect_k(p, err);
         return status;
     }
     const attn_dims d = attn_dims_of(p);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decode_internal.h"
 #include "habits.h"
 #include "proto.h"
 #include "scan.h"
@@ -19,39 +20,45 @@ struct member {
     bool required;
     size_t offset; /* in what it is read into; of TYPE_SCALES a float * and an int behind it */
     int64_t minimum, maximum;
+    const char *rule; /* in words; NULL: the limits say it */
 };
 
 #define AT(field) offsetof(proto_cache, field)
 static const struct member create[] = {
-    { "kv_heads", TYPE_INTEGER, true, AT(kv_heads), 1, PROTO_CACHE_HEADS },
-    { "head_dim", TYPE_INTEGER, true, AT(head_dim), 1, ATTN_MAX_HEAD_DIM },
-    { "head_dim_v", TYPE_INTEGER, false, AT(head_dim_v), 1, ATTN_MAX_HEAD_DIM },
-    { "dtype", TYPE_DTYPE, true, AT(dtype), 0, 0 },
-    { "page_size", TYPE_INTEGER, false, AT(page_size), 1, TREE_INTEGER_MAX },
-    { "latent", TYPE_BOOL, false, AT(latent), 0, 0 },
-    { "k_scale", TYPE_SCALES, false, AT(k_scale), 0, 0 },
-    { "v_scale", TYPE_SCALES, false, AT(v_scale), 0, 0 },
-    { "ttl_s", TYPE_INTEGER, false, AT(ttl_s), 1, PROTO_CACHE_TTL_MOST_S },
+    { "kv_heads", TYPE_INTEGER, true, AT(kv_heads), 1, PROTO_CACHE_HEADS, NULL },
+    { "head_dim", TYPE_INTEGER, true, AT(head_dim), 1, ATTN_MAX_HEAD_DIM, NULL },
+    { "head_dim_v", TYPE_INTEGER, false, AT(head_dim_v), 1, ATTN_MAX_HEAD_DIM, NULL },
+    { "dtype", TYPE_DTYPE, true, AT(dtype), 0, 0, NULL },
+    { "page_size", TYPE_INTEGER, false, AT(page_size), 1, TREE_INTEGER_MAX, "64 or 128" },
+    { "latent", TYPE_BOOL, false, AT(latent), 0, 0, NULL },
+    { "k_scale", TYPE_SCALES, false, AT(k_scale), 0, 0, NULL },
+    { "v_scale", TYPE_SCALES, false, AT(v_scale), 0, 0, NULL },
+    { "ttl_s", TYPE_INTEGER, false, AT(ttl_s), 1, PROTO_CACHE_TTL_MOST_S, NULL },
     { .name = NULL },
 };
 #undef AT
-static const struct member length_needed[] = { { "length", TYPE_INTEGER, true, 0, 0, TREE_INTEGER_MAX },
+static const struct member length_needed[] = { { "length", TYPE_INTEGER, true, 0, 0, TREE_INTEGER_MAX, NULL },
                                                { .name = NULL } };
-static const struct member length_if_given[] = { { "length", TYPE_INTEGER, false, 0, 0, TREE_INTEGER_MAX },
+static const struct member length_if_given[] = { { "length", TYPE_INTEGER, false, 0, 0, TREE_INTEGER_MAX, NULL },
                                                  { .name = NULL } };
 
-static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0, 0 }, { .name = NULL } };
+static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0, 0, NULL }, { .name = NULL } };
 
 struct body {
     const struct member *members;
     const char *example;
-    const char *place; /* of habits; "": none */
+    const char *place;  /* of habits; "": none */
+    const char *listed; /* its members, in words */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
-                                       HABIT_CACHE };
-static const struct body new_length = { length_needed, "{\"length\": 128}", "" };
-static const struct body maybe_length = { length_if_given, "{\"length\": 128}", "" };
-static const struct body of_index = { index_members, "{\"ready\": true}", "" };
+                                       HABIT_CACHE,
+                                       " (a cache has kv_heads, head_dim, head_dim_v, dtype, page_size, latent, "
+                                       "k_scale, v_scale and ttl_s)" };
+#define LENGTH_ALONE "{\"length\": 128}", HABIT_LENGTH, " (the only member is length)"
+static const struct body new_length = { length_needed, LENGTH_ALONE };
+static const struct body maybe_length = { length_if_given, LENGTH_ALONE };
+#undef LENGTH_ALONE
+static const struct body of_index = { index_members, "{\"ready\": true}", "", " (the only member is ready)" };
 
 _Static_assert(offsetof(proto_cache, k_scales) == offsetof(proto_cache, k_scale) + sizeof(float *) &&
                    offsetof(proto_cache, v_scales) == offsetof(proto_cache, v_scale) + sizeof(float *),
@@ -61,8 +68,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
 {
     char quote[TREE_QUOTE_BYTES];
     tree_member pointer;
-    return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, name), "%s: is %s, must be %s", name,
-                     tree_describe(value, quote), rule);
+    return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, name), "%s: is %s, must be %s%s", name,
+                     tree_describe(value, quote), rule, decode_value_cure(value));
 }
 
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
@@ -94,12 +101,14 @@ static attn_status read_scales(const char *name, const cJSON *value, float **sca
 
 static attn_status read_member(const struct member *member, const cJSON *value, char *into, attn_error *err)
 {
-    char rule[160], list[ATTN_DTYPE_LIST_BYTES];
+    char rule[160], list[ATTN_DTYPE_LIST_BYTES], quote[TREE_QUOTE_BYTES], cure[TREE_CURE_BYTES];
+    tree_member pointer;
     const char *text;
     switch (member->type) {
     case TYPE_INTEGER:
         if (tree_integer(value, member->minimum, member->maximum, (int64_t *)(into + member->offset))) return ATTN_OK;
-        if (member->maximum == TREE_INTEGER_MAX)
+        if (member->rule) snprintf(rule, sizeof rule, "%s", member->rule);
+        else if (member->maximum == TREE_INTEGER_MAX)
             snprintf(rule, sizeof rule, "an integer from %lld to 2^53", (long long)member->minimum);
         else
             snprintf(rule, sizeof rule, "an integer from %lld to %lld", (long long)member->minimum,
@@ -114,7 +123,9 @@ static attn_status read_member(const struct member *member, const cJSON *value, 
         if (text && attn_dtype_parse(text, (attn_dtype *)(into + member->offset)) &&
             (ATTN_DTYPES_FORWARD >> *(attn_dtype *)(into + member->offset) & 1))
             return ATTN_OK;
-        return wrong(member->name, value, attn_dtype_list(ATTN_DTYPES_FORWARD, list), err);
+        return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, member->name), "%s: is %s, must be %s%s",
+                         member->name, tree_describe(value, quote), attn_dtype_list(ATTN_DTYPES_FORWARD, list),
+                         decode_dtype_cure(ATTN_T_k, true, value, cure));
     case TYPE_SCALES:
         return read_scales(member->name, value, (float **)(into + member->offset),
                            (int *)(into + member->offset + sizeof(float *)), err);
@@ -138,7 +149,7 @@ static attn_status read_object(const struct body *body, const cJSON *root, char 
         if (!member->name) {
             struct text_nearest best = { one->string, NULL, 3 };
             for (member = body->members; member->name; member++) text_consider(&best, member->name);
-            return tree_unknown(body->place, NULL, &best, err);
+            return tree_unknown(body->place, NULL, &best, body->listed, err);
         }
         if ((status = read_member(member, one, into, err)) != ATTN_OK) return status;
     }

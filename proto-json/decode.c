@@ -27,6 +27,7 @@
 
 #include "format.h"
 #include "habits.h"
+#include "hints.h"
 #include "text.h"
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */
@@ -66,12 +67,14 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     struct text_nearest best = { name, NULL, 3 };
     tree_member member;
     bool by_default;
+    char listed[64];
+    const char *const cure = habit_of(proto_op_name(op), name);
     tree_pointer(member, NULL, name);
     if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
         return attn_fail(err, ATTN_INVALID, member, "%s: is computed here and cannot be given", name);
     if (other < PROTO_OP_COUNT)
-        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s", name, proto_op_name(other),
-                         proto_op_path(other));
+        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s%s%s", name, proto_op_name(other),
+                         proto_op_path(other), cure ? "; " : "", cure ? cure : "");
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
                          "requests: must be the only member of the body"); /* reached inside an item */
@@ -79,7 +82,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
         if (o->ops >> op & 1) text_consider(&best, o->name);
-    return tree_unknown(proto_op_name(op), NULL, &best, err);
+    snprintf(listed, sizeof listed, " (/docs lists the members of %s)", proto_op_name(op));
+    return tree_unknown(proto_op_name(op), NULL, &best, listed, err);
 }
 
 /* With `context` the problem comes from what was saved: only what a backward adds may stand beside it. */
@@ -179,6 +183,7 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
         status = proto_output(p, (attn_tensor_id)id, item->out_dtype, err);
         if (status != ATTN_OK) return status;
     }
+    item->hints = hints_of(item);
     return ATTN_OK;
 }
 

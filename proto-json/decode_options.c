@@ -24,7 +24,7 @@ static const char *const encodings[] = { "base64", "array", NULL };
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
     /* name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
-    { "layout", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.layout), 0, 0, 0, layouts, "\"bshd\"",
+    { "layout", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.layout), AT(has_layout), 0, 0, layouts, "\"bshd\"",
       "order of the axes of q, k, v, out and their gradients" },
     { "scale", PROTO_TYPE_NUMBER, SCORES, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
       "multiplies q . k; 1/sqrt(D) where it is not given" },
@@ -157,8 +157,11 @@ static attn_status wrong(const char *name, const char *step, const cJSON *value,
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
-    return wrong_word(name, step, value, rule,
-                      step || tree_number(value) ? decode_integer_cure(value) : decode_value_cure(value), err);
+    const char *const text = tree_number(value);
+    if (!step && text && text_is_among("0 -1", text)) /* what other programs write for none */
+        return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
+    return wrong_word(name, step, value, rule, step || text ? decode_integer_cure(value) : decode_value_cure(value),
+                      err);
 }
 
 static attn_status integer(const proto_option *o, const char *step, const cJSON *value, int64_t *to,
@@ -195,7 +198,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
         list_add(&list, o->choices[i], !o->choices[i + 1]);
         text_consider(&best, o->choices[i]);
     }
-    if (!text) return wrong(o->name, NULL, value, rule, err);
+    if (cJSON_IsArray(value)) return wrong_word(o->name, NULL, value, rule, "; write it as one string", err);
+    if (!text || !*text) return wrong(o->name, NULL, value, rule, err);
     return wrong_word(o->name, NULL, value, rule, tree_cure(o->name, &best, cure), err);
 }
 
@@ -233,8 +237,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
         mask |= UINT64_C(1) << id;
     }
     if (!mask)
-        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name), "%s: is empty, must name %s", o->name,
-                         rule);
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name),
+                         "%s: is empty, must name %s; leave it out for the default", o->name, rule);
     *to = mask;
     return ATTN_OK;
 }
@@ -289,6 +293,7 @@ static attn_status identifiers(const proto_option *o, const cJSON *value, proto_
 static const char *unit_of(const char *name)
 {
     const size_t length = strlen(name);
+    if (!strcmp(name, "priority")) return ", where 1 runs first and 0 is the default";
     return length > 3 && !strcmp(name + length - 3, "_ms") ? ", in milliseconds" : "";
 }
 
@@ -321,8 +326,8 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
         if (cJSON_GetArraySize(value) != 2) {
             tree_member member;
             return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name),
-                             "%s: has %d element%s, must have 2: [left, right]", o->name, cJSON_GetArraySize(value),
-                             cJSON_GetArraySize(value) == 1 ? "" : "s");
+                             "%s: has %d element%s, must have 2: [left, right]" UNBOUNDED, o->name,
+                             cJSON_GetArraySize(value), cJSON_GetArraySize(value) == 1 ? "" : "s");
         }
         status = integer(o, "0", value->child, to, UNBOUNDED, err);
         if (status == ATTN_OK) status = integer(o, "1", value->child->next, (int64_t *)to + 1, UNBOUNDED, err);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base64.h"
 #include "habits.h"
 #include "text.h"
 
@@ -22,11 +23,15 @@ const char *decode_value_cure(const cJSON *value)
     const char *const text = tree_string(value);
     char *end;
     if (cJSON_IsNull(value)) return "; leave it out where it is not wanted";
+    if (cJSON_IsArray(value) && cJSON_GetArraySize(value) == 1) return ", without brackets";
     if (!text) return "";
     if (!strcmp(text, "true") || !strcmp(text, "false")) return ", without quotes";
     if (!strcasecmp(text, "true") || !strcasecmp(text, "false")) return ", in small letters (in JSON without quotes)";
+    if (!*text) return "; leave it out where it is not wanted";
+    if (text_is_among("auto default none null random", text)) return "; leave it out for the default";
     if (!strchr("-0123456789", *text)) return "";
     (void)strtod(text, &end); /* the program never leaves the C locale */
+    if (end != text && *end == '/') return "; JSON has no fractions, 1/8 is 0.125";
     if (end == text || strspn(end, UNITS) != strlen(end)) return "";
     return *end == '\0' ? ", without quotes" : ", without quotes and unit";
 }
@@ -79,7 +84,7 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     for (int a = 0; a < rank; a++, size = size->next)
         if (!tree_integer(size, 0, TREE_INTEGER_MAX, &t->shape[a])) {
             snprintf(member, sizeof member, "/%s/shape/%d", name, a);
-            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to 2^53%s",
+            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to 2^31 - 1%s",
                              name, a, tree_describe(size, quote), size_cure(size));
         }
     t->rank = rank;
@@ -96,6 +101,16 @@ static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
     for (int a = 0; a < lift->rank; a++)
         if (lift->shape[a] != t->shape[a]) return false;
     return true;
+}
+
+/* What else there is to say of brackets that do not agree with the shape. */
+static const char *nesting_cure(const scan_lift *lift, const attn_tensor *t)
+{
+    const bool four = lift->rank == 4 && t->rank == 4;
+    return four && lift->shape[0] == t->shape[0] && lift->shape[1] == t->shape[2] && lift->shape[2] == t->shape[1] &&
+                   lift->shape[3] == t->shape[3]
+               ? "; if the data are [B, H, S, D], write their shape, and \"layout\": \"bhsd\""
+               : "";
 }
 
 /* Of what dtype so many bytes would be right for so many elements; NULL: of none. */
@@ -139,7 +154,10 @@ static const char *length_cure(attn_tensor_id id, const scan_lift *lift, const u
 {
     const char *const file = lift->bytes ? habit_bytes(bytes, lift->bytes) : NULL;
     const bool text = lift->kind == SCAN_BASE64;
+    const uint64_t needed = elements * dtype->bytes;
     if (text && lift->bytes == 0) snprintf(cure, TREE_CURE_BYTES, "; the string is empty");
+    else if (text && lift->bytes == BASE64_ENCODED(needed) && habit_is_base64(bytes, lift->bytes))
+        snprintf(cure, TREE_CURE_BYTES, "; the bytes are base64 again: was it encoded twice?");
     else if (file) snprintf(cure, TREE_CURE_BYTES, "; %s", file);
     else if (text && habit_is_hex(bytes, lift->bytes)) snprintf(cure, TREE_CURE_BYTES, "; %s", habit_hex);
     else (void)bytes_cure(id, dtype, lift->bytes, elements, cure);
@@ -183,8 +201,10 @@ static attn_status data(const struct decode_reader *r, attn_tensor_id id, const 
     if (!cJSON_IsNumber(value)) /* the only numbers in a skeleton are indices of lifted values */
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
-                         tree_describe(value, quote), cJSON_IsObject(value) ? "; " : "",
-                         cJSON_IsObject(value) ? habit_typed_array : "");
+                         tree_describe(value, quote), cJSON_IsObject(value) || cJSON_IsNull(value) ? "; " : "",
+                         cJSON_IsObject(value) ? habit_typed_array
+                         : cJSON_IsNull(value) ? "JSON.stringify() writes null for undefined and NaN"
+                                               : "");
     lift = &r->lifts[(int)value->valuedouble];
     switch (lift->fault) {
     case SCAN_FINE: break;
@@ -216,8 +236,9 @@ static attn_status data(const struct decode_reader *r, attn_tensor_id id, const 
                              ? "; are these its bytes? They are sent in base64"
                              : "");
     if (lift->kind == SCAN_ARRAY && !nesting_fits(lift, t))
-        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: data is nested as %s, shape is %s",
-                         name, shape_text(lift->rank, lift->shape, is), shape_text(t->rank, t->shape, must));
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data is nested as %s, shape is %s%s", name, shape_text(lift->rank, lift->shape, is),
+                         shape_text(t->rank, t->shape, must), nesting_cure(lift, t));
     if (lift->kind == SCAN_ARRAY && (!lift->typed || lift->dtype != t->dtype))
         return attn_fail(err, ATTN_INTERNAL, tree_pointer(member, name, "data"), "%s: data was not converted to %s",
                          name, attn_dtype_name(t->dtype));
@@ -248,11 +269,16 @@ attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dt
                      bytes_cure(id, dtype, (uint64_t)size, (uint64_t)elements, cure));
 }
 
-/* Names of dtypes that nobody takes here, but that mean something. */
-static bool is_dtype(const char *name)
+/* Names of dtypes that nobody takes here, but that mean something; of fewer than 8 bits, or with scales between the
+ * numbers, for which there is no conversion to do: */
+static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
+                                             "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
+static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
+                                            "e5m2",  "e4m3", "e8m0", "qint", "quint",   "i16",    "u16", "u32", "u64" };
+
+static bool begins_like(const char *name, const char *const *begins, size_t count)
 {
-    static const char *const begins[] = { "float", "int", "uint", "bool", "complex", "bfloat" };
-    for (size_t i = 0; i < COUNT(begins); i++)
+    for (size_t i = 0; i < count; i++)
         if (!strncasecmp(name, begins[i], strlen(begins[i]))) return true;
     return false;
 }
@@ -268,16 +294,23 @@ const char *decode_dtype_cure(attn_tensor_id id, bool given, const cJSON *value,
     const char *const word = tree_string(value);
     char name[HABIT_DTYPE_BYTES];
     proto_dtype dtype;
-    const bool known = word && proto_dtype_parse(habit_dtype(word, name), &dtype);
+    const bool four_bits = word && !strcmp(word, "F4"); /* in safetensors; NumPy's f4 has four bytes */
+    const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
+    const bool known = word && proto_dtype_parse(habit_dtype(word, name), &dtype) && !four_bits;
     const char *const habit = word ? habit_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
     *cure = '\0';
     if (!word) return cure;
     if (given && habit_big_endian(word))
         snprintf(cure, TREE_CURE_BYTES, "; its bytes must be little-endian, x.astype(x.dtype.newbyteorder('<'))");
     else if (known && proto_dtype_takes(id, &dtype)) snprintf(cure, TREE_CURE_BYTES, "; write %s", dtype.name);
+    else if (!given && (known || begins_like(name, other_dtypes, COUNT(other_dtypes))))
+        snprintf(cure, TREE_CURE_BYTES, "; convert what comes back");
     else if (!given) return cure;
     else if (habit) snprintf(cure, TREE_CURE_BYTES, "; %s", habit);
-    else if (known || is_dtype(name)) snprintf(cure, TREE_CURE_BYTES, "; convert it to %s", first_dtype(id));
+    else if (floating && (four_bits || begins_like(name, packed_dtypes, COUNT(packed_dtypes))))
+        snprintf(cure, TREE_CURE_BYTES, "; dequantise it to float16 or bfloat16");
+    else if (known || begins_like(name, other_dtypes, COUNT(other_dtypes)))
+        snprintf(cure, TREE_CURE_BYTES, "; convert it to %s", first_dtype(id));
     return cure;
 }
 
@@ -371,7 +404,7 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
         while (i < COUNT(names) && strcmp(part->string, names[i])) i++;
         if (i == COUNT(names)) {
             for (i = 0; i < COUNT(names); i++) text_consider(&best, names[i]);
-            return tree_unknown(HABIT_TENSOR, name, &best, err);
+            return tree_unknown(HABIT_TENSOR, name, &best, " (a tensor has shape, dtype and data)", err);
         }
         members[i] = part;
     }

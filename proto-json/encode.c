@@ -24,6 +24,7 @@
 #include "base64.h"
 #include "encode.h"
 #include "format.h"
+#include "hints.h"
 #include "numbers.h"
 #include "text.h"
 
@@ -202,6 +203,10 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     if (item->problem.q.rank > 0) { /* an append has no queries */
         FACT("sizes");
         put_sizes(&t, item, result);
+    }
+    if (item->hints) {
+        FACT("hints");
+        hints_put(&t, item->hints);
     }
     FACT("backend");
     put_plain(&t, result->backend);

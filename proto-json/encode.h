@@ -18,7 +18,7 @@ void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as 
 
 /* What an answer says beside its tensors, in order: names, and values as JSON. Returns how many. */
 enum {
-    ENCODE_FACTS = 7,
+    ENCODE_FACTS = 8,
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64, /* the lengths of so many caches */
 };
 struct encode_fact {

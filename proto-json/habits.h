@@ -10,7 +10,10 @@
 
 /* Where a word was written. A member of a problem: the operation's name, proto_op_name(), for each takes others. */
 #define HABIT_CACHE  "cache"  /* a member of a cache that is to be made */
+#define HABIT_LENGTH "length" /* a member of what is said of a fork or of a truncation */
 #define HABIT_TENSOR "tensor" /* a member of a tensor */
+#define HABIT_INPUT  "input"  /* the same of KServe's inputs */
+#define HABIT_KSERVE "kserve" /* a member of KServe's request */
 #define HABIT_DTYPE  "dtype"  /* a dtype; the cure is its name here */
 /* Other places have the name of the option whose value, or of the tensor whose dtype, the word is. */
 
@@ -21,7 +24,8 @@ struct habit {
 };
 extern const struct habit habits[]; /* places is NULL after the last */
 
-/* What to do about a word that is not known at that place, in any case: "write 'causal'". NULL: nobody's habit. */
+/* What to do about a word that is not known at that place: "write 'causal'". NULL: nobody's habit. Neither case nor
+ * underscores count: isCausal is is_causal. */
 const char *habit_of(const char *place, const char *word);
 
 /* A dtype of another program: "torch.bfloat16" is bfloat16, "<f4" and "float" are float32, "double" is float64. */
@@ -37,6 +41,8 @@ const char *habit_text(const char *head, uint64_t position, char found);
 /* Were the bytes made of text that was all hexadecimal digits, as base64 is not by chance? A "0x" may stand in front.
  * Of many bytes the first are looked at. */
 bool habit_is_hex(const uint8_t *bytes, size_t count);
+/* Are they the text of base64 themselves? */
+bool habit_is_base64(const uint8_t *bytes, size_t count);
 extern const char habit_hex[];         /* what to do about it */
 extern const char habit_typed_array[]; /* and about one that JSON.stringify() has made an object of */
 

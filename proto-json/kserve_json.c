@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "decode_internal.h"
+#include "habits.h"
 #include "text.h"
 #include "tree.h"
 
@@ -48,16 +49,30 @@ static void name_output(char where[WHERE_BYTES], int index, const char *colon, c
     text_put_string(&t, part);
 }
 
-/* A member that only other servers have, or nobody. `where` is NULL at the top. */
-static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *where, const char *name,
-                           const char *const *known)
+/* " (there are a, b and c)" */
+enum { LISTED_BYTES = 240 };
+static const char *list_names(const char *const *names, char listed[LISTED_BYTES])
+{
+    struct text t = text_in(listed, LISTED_BYTES);
+    for (int i = 0; names[i]; i++) {
+        text_put_string(&t, i == 0 ? " (there are " : names[i + 1] ? ", " : " and ");
+        text_put_string(&t, names[i]);
+    }
+    text_put_char(&t, ')');
+    return listed;
+}
+
+/* A member that only other servers have, or nobody. `where` is NULL at the top; `place`: of habits. */
+static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
+                           const char *name, const char *const *known)
 {
     const int length = (int)text_cut(name, TREE_NAME_BYTES);
     struct text_nearest best = { name, NULL, 3 };
-    char cure[TREE_CURE_BYTES];
-    for (; *known; known++) text_consider(&best, *known);
+    char cure[TREE_CURE_BYTES], listed[LISTED_BYTES];
+    for (const char *const *one = known; *one; one++) text_consider(&best, *one);
     return attn_fail(&r->error, ATTN_INVALID, pointer, "%s%sunknown member '%.*s%s'%s", where ? where : "",
-                     where ? ": " : "", length, name, name[length] ? "..." : "", tree_cure("", &best, cure));
+                     where ? ": " : "", length, name, name[length] ? "..." : "",
+                     *tree_cure(place, &best, cure) ? cure : list_names(known, listed));
 }
 
 static attn_status must_be(struct kserve_reader *r, const char *pointer, const char *what, const cJSON *value,
@@ -112,6 +127,21 @@ static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
 static const char *const input_members[] = { "name", "shape", "datatype", "parameters", "data", NULL };
 static const char *const input_parameters[] = { BINARY_SIZE, FP8, REGION, REGION_AT, REGION_SIZE, NULL };
 static const char shared_memory[] = "shared_memory_";
+
+/* Of an operation: " (its inputs are q, k, v, ...)" */
+static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
+{
+    struct text t = text_in(listed, LISTED_BYTES);
+    const char *before = " (its inputs are ";
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        if (!proto_takes_tensor(op, (attn_tensor_id)id)) continue;
+        text_put_string(&t, before);
+        text_put_string(&t, attn_tensors[id].name);
+        before = ", ";
+    }
+    text_put_char(&t, ')');
+    return listed;
+}
 
 int kserve_tensor_named(const char *name)
 {
@@ -181,7 +211,8 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     if (!cJSON_IsObject(parameters)) return must_be(r, pointer, where, parameters, "an object");
     for (const cJSON *one = parameters->child; one; one = one->next) {
         if (tree_repeated(parameters, one)) return tree_twice(name, one->string, &r->error);
-        if (!is_one_of(one->string, input_parameters)) return unknown(r, pointer, where, one->string, input_parameters);
+        if (!is_one_of(one->string, input_parameters))
+            return unknown(r, pointer, HABIT_INPUT, where, one->string, input_parameters);
         name_part(where, name, one->string);
         if (!strcmp(one->string, FP8)) {
             if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "true or false");
@@ -266,14 +297,17 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
         char cure[TREE_CURE_BYTES];
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
             if (proto_takes_tensor(r->model->op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
+        char listed[LISTED_BYTES];
         return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index,
                          r->model->name, length, name, name[length] ? "..." : "",
-                         tree_cure(proto_op_name(r->model->op), &best, cure));
+                         *tree_cure(proto_op_name(r->model->op), &best, cure) ? cure
+                                                                              : list_inputs(r->model->op, listed));
     }
     slot->name = attn_tensors[id].name;
     for (const cJSON *one = input->child; one; one = one->next) {
         if (tree_repeated(input, one)) return tree_twice(slot->name, one->string, &r->error);
-        if (!is_one_of(one->string, input_members)) return unknown(r, pointer, slot->name, one->string, input_members);
+        if (!is_one_of(one->string, input_members))
+            return unknown(r, pointer, HABIT_INPUT, slot->name, one->string, input_members);
     }
     cJSON *const parameters = cJSON_DetachItemFromObjectCaseSensitive(input, "parameters");
     status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8, &place);
@@ -392,7 +426,7 @@ static attn_status read_output_parameters(struct kserve_reader *r, int index, co
         if (!strcmp(one->string, "classification"))
             return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: nothing is classified here", where);
         if (!is_one_of(one->string, output_parameters))
-            return unknown(r, pointer, where, one->string, output_parameters);
+            return unknown(r, pointer, "", where, one->string, output_parameters);
         if (tree_repeated(parameters, one))
             return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: member '%s' is given twice", where, one->string);
         if (is_place(one->string)) {
@@ -437,7 +471,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         for (const cJSON *part = one->child; part; part = part->next) {
             if (tree_repeated(one, part)) return tree_twice(where, part->string, &r->error);
             if (!is_one_of(part->string, output_members))
-                return unknown(r, pointer, where, part->string, output_members);
+                return unknown(r, pointer, "", where, part->string, output_members);
         }
         const attn_status status = read_output_parameters(r, index, cJSON_GetObjectItemCaseSensitive(one, "parameters"),
                                                           &binary, &place);
@@ -588,7 +622,8 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
         for (const proto_option *known = proto_options; known->name; known++)
             if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
         if (o) snprintf(cure, sizeof cure, "; outputs, and how they are written, are said in the request's outputs");
-        else tree_cure(proto_op_name(r->model->op), &best, cure);
+        else if (!*tree_cure(proto_op_name(r->model->op), &best, cure))
+            snprintf(cure, sizeof cure, " (GET /v2/models/%s/config lists them)", r->model->name);
         return attn_fail(&r->error, ATTN_INVALID, pointer, "unknown parameter '%.*s%s'%s", length, one->string,
                          one->string[length] ? "..." : "", cure);
     }
@@ -654,6 +689,24 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
+/* A member that the JSON does not have: a tensor or an option is told its place. */
+static attn_status unknown_member(struct kserve_reader *r, const char *name)
+{
+    static const char *const reserved[] = { "timeout",        "binary_data_output", "sequence_id",
+                                            "sequence_start", "sequence_end",       NULL };
+    const proto_option *const o = kserve_option_named(name);
+    tree_member pointer;
+    tree_pointer(pointer, NULL, name);
+    if (kserve_tensor_named(name) < ATTN_TENSOR_COUNT)
+        return attn_fail(&r->error, ATTN_INVALID, pointer,
+                         "unknown member '%s'; a tensor goes into inputs: {\"inputs\": [{\"name\": \"%s\", ...}]}",
+                         name, name);
+    if ((o && proto_is_parameter(o)) || is_one_of(name, reserved))
+        return attn_fail(&r->error, ATTN_INVALID, pointer,
+                         "unknown member '%s'; it goes into parameters: {\"parameters\": {\"%s\": ...}}", name, name);
+    return unknown(r, pointer, HABIT_KSERVE, NULL, name, members);
+}
+
 /* The tree of the body becomes that of a JSON body. */
 static attn_status translate(struct kserve_reader *r)
 {
@@ -664,10 +717,8 @@ static attn_status translate(struct kserve_reader *r)
         return attn_fail(&r->error, ATTN_INVALID, "", "the JSON is %s, must be an object with inputs",
                          tree_describe(r->source, quote));
     for (const cJSON *one = r->source->child; one; one = one->next) {
-        tree_member pointer;
         if (tree_repeated(r->source, one)) return tree_twice(NULL, one->string, &r->error);
-        if (!is_one_of(one->string, members))
-            return unknown(r, tree_pointer(pointer, NULL, one->string), NULL, one->string, members);
+        if (!is_one_of(one->string, members)) return unknown_member(r, one->string);
     }
     cJSON *const inputs = cJSON_GetObjectItemCaseSensitive(r->source, "inputs");
     const cJSON *const outputs = cJSON_GetObjectItemCaseSensitive(r->source, "outputs");

@@ -170,6 +170,8 @@ typedef struct proto_item {
     attn_dtype out_dtype; /* of `out`, as asked or by default */
     bool has_out_dtype;   /* it was asked for */
     bool has_seed;        /* problem.seed was given; the caller draws one for a forward with dropout that has none */
+    bool has_layout;      /* layout was named */
+    unsigned hints;       /* what looks wrong in a valid problem: hints.h */
     uint64_t outputs;     /* bit attn_tensor_id: wanted in the answer */
     proto_encoding encoding;
     int64_t verify_rows;                 /* 0: none, PROTO_VERIFY_ALL */

@@ -196,6 +196,36 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
+/* Behind what joins the words of a name: cu_seqlens_q, cu-seqlens-q and "cu seqlens q" are cuSeqlensQ. */
+static const char *behind_joints(const char *at, const char *end)
+{
+    while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
+    return at;
+}
+
+/* Are they one name, whatever joins its words, and in any case? */
+static bool is_same_name(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+{
+    const char *const a_end = a + a_bytes, *const b_end = b + b_bytes;
+    size_t letters = 0;
+    for (;; a++, b++, letters++) {
+        a = behind_joints(a, a_end), b = behind_joints(b, b_end);
+        if (a == a_end || b == b_end) return a == a_end && b == b_end && letters > 0;
+        if (small(*a) != small(*b)) return false;
+    }
+}
+
+bool text_has_word(const char *words, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *at = words; *at != '\0'; at += *at == ' ') {
+        const size_t one = strcspn(at, " ");
+        if (is_same_name(at, one, word, length)) return true;
+        at += one;
+    }
+    return false;
+}
+
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
@@ -221,7 +251,8 @@ int text_distance(const char *a, const char *b)
 
 void text_consider(struct text_nearest *nearest, const char *name)
 {
-    const int distance = text_distance(nearest->unknown, name);
+    const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
+    const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 2 * distance >= (int)strlen(name))
         return; /* too short to be alike by so much */
     nearest->name = name;

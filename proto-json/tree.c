@@ -430,14 +430,15 @@ const char *tree_pointer(tree_member out, const char *outer, const char *name)
     return out;
 }
 
-attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, attn_error *err)
+attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
+                         attn_error *err)
 {
     tree_member member;
     char cure[TREE_CURE_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
     return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, best->unknown), "%s%sunknown member '%.*s%s'%s",
                      outer ? outer : "", outer ? ": " : "", length, best->unknown, best->unknown[length] ? "..." : "",
-                     tree_cure(place, best, cure));
+                     *tree_cure(place, best, cure) ? cure : listed);
 }
 
 bool tree_repeated(const cJSON *object, const cJSON *member)

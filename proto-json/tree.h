@@ -58,8 +58,10 @@ const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
 enum { TREE_NAME_BYTES = 48 }; /* of a client's name in a message */
 
-/* A name that `outer` (NULL: the body) does not have; `place`: of a habit. */
-attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, attn_error *err);
+/* A name that `outer` (NULL: the body) does not have; `place`: of a habit; `listed`: where the names are that it has,
+ * or these names. */
+attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
+                         attn_error *err);
 /* Was this name seen in the object before? And then: */
 bool tree_repeated(const cJSON *object, const cJSON *member);
 attn_status tree_twice(const char *outer, const char *name, attn_error *err);

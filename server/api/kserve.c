@@ -421,7 +421,7 @@ static const struct {
         "-Infinity without quotes, which KServe clients read.'}}}" },
     { "InferAnswer", OBJECT("'model_name','model_version','parameters','outputs'", "'id':" STRING ",'model_name':" STRING
         ",'model_version':" STRING ",'parameters':{'type':'object','description':'sizes, backend, timing_us, and where there is any seed, "
-        "verification, context, lengths. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
+        "verification, context, lengths, hints. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
 };
 /* clang-format on */
 

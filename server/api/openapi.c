@@ -344,7 +344,7 @@ static void put_answer_schemas(struct json *j, proto_op op)
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
     json_comma(j);
-    json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},"
+    json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},"
                 "'backend':{'type':'string','description':'Which device and kernel computed it.'},"
                 "'timing_us':{'$ref':'#/components/schemas/Timing'},"
                 "'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,"
@@ -375,7 +375,8 @@ static void put_cache_schemas(struct json *j, proto_op op)
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
     json_comma(j);
-    if (computes) json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},");
+    if (computes)
+        json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
     json_put(j,
              "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':'integer',"
              "'minimum':0}},'backend':{'type':'string','description':'Which device and kernel did it.'},"
@@ -396,7 +397,10 @@ static void put_answer_parts(struct json *j)
     }
     json_put(
         j,
-        "}},'Sizes':{'type':'object','additionalProperties':false,'description':"
+        "}},'Hints':{'type':'array','description':'What looks wrong in a valid request, in sentences for people; left "
+        "out "
+        "where nothing "
+        "does.','items':{'type':'string'}},'Sizes':{'type':'object','additionalProperties':false,'description':"
         "'The sizes that the server has read from the shapes. A wrong layout shows here: H and Hk are heads. B, Sq "
         "and Sk; where rows are packed sequences, total_q and total_k; of caches the longest is Sk.','properties':{");
     for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {

@@ -33,9 +33,9 @@ static const char mark[] = "@VERSION@";
 static const struct {
     const char *text, *csp;
 } pages[PAGE_COUNT] = {
-    [PAGE_INDEX] = { page_index, CSP("/kDzXXp1ar2KeDkZESKSmqp2N4qruHgD3AJYUICoMw8=",
+    [PAGE_INDEX] = { page_index, CSP("G0H3/YdeeOivcsoilZ/DvN7gW158erniP49o3x0v494=",
                                      "Vm0VVsLya5VhyoPrBbExbGEvyMOgLVNhSCE/+eMD55c=") },
-    [PAGE_DOCS] = { page_docs, CSP("GOWMk8PbkhOn2uxHjkuhpIu340zuFhWVPP5jRoDb+XA=",
+    [PAGE_DOCS] = { page_docs, CSP("DS1Iy+P31rYfzppZFWYAyOVo9UmPdMCfMQ+V6HX+3yc=",
                                    "4GeM39mKb6qRjXwy16u9ZGF8A94cpFQIe+fV+eK64PE=") },
 };
 

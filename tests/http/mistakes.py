@@ -6,7 +6,8 @@ prints every mistake with its answer, of the server at URL, or of servers that i
 who has never seen this project: does each say what came, what is wanted, and what to write instead?
 
 A row is a name, a request, the status, the code of the problem, and what `detail` must hold: what came, what is wanted,
-the cure. A row with status 200 is no mistake any more: what was written is understood. test_mistakes.py runs them all.
+the cure. A row with status 200 is no mistake any more: what was written is understood; or it is valid and most likely
+not meant, and `hints` of the answer must hold these words. test_mistakes.py runs them all.
 """
 import base64
 import gzip
@@ -75,7 +76,7 @@ def row(name, body, status, says, code='invalid-request', method='POST', path=FO
 
 def member(name, value, *says, base=GOOD, **more):
     """A member that is not one here."""
-    row(f'member {name}', {**base, name: value}, 400, (f"'{name}'", *says), **more)
+    row(f'member {name}', {**base, name: value}, 400, (name, *says), **more)
 
 
 def data(name, text, *says, **more):
@@ -184,6 +185,74 @@ row('dout in a forward', {**GOOD, 'dout': GOOD['q']}, 400, ('dout: belongs to ba
 row('no dout in a backward', GOOD, 400, ('dout: is required', 'gradient of the loss with respect to out'), path=BACKWARD)
 row('nothing in the body', {}, 400, ('q: is required', 'q, k and v'))
 
+# ---- Names that have no place here, and where the names are listed ----------------------------------------------------
+
+member('frobnicate', 1, '(/docs lists the members of forward)')
+row('member frobnicate of a backward', {**BACK, 'frobnicate': 1}, 400, ('(/docs lists the members of backward)',), path=BACKWARD)
+decoding('frobnicate', 1, '(/docs lists the members of decode)')
+making('frobnicate', 1, 'a cache has kv_heads, head_dim, head_dim_v, dtype, page_size, latent, k_scale, v_scale and ttl_s')
+row('member frobnicate of a fork', {'frobnicate': 1}, 400, ("'frobnicate'", 'the only member is length'), path=f'/v1/caches/{"0" * 40}/fork')
+row('member size of a truncation', {'size': 3}, 400, ("'size'", "write 'length'"), path=f'/v1/caches/{"0" * 40}/truncate')
+row('member frobnicate of a tensor', {**GOOD, 'q': tensor(Q, frobnicate=1)}, 400, ("q: unknown member 'frobnicate'", 'a tensor has shape, dtype and data'))
+for name, cure in (('softmaxScale', "write 'scale'"), ('cuSeqlensQ', "'cu_seqlens_q'"), ('keepMaskAtEnd', "'keep_mask_at_end'"), ('dropout-p', "'dropout_p'"),
+                   ('windowSize', '[left, right]'), ('local_window', '[W - 1, 0]'), ('q_cu_seqlens', "write 'cu_seqlens_q'"), ('seqstart_k', "write 'cu_seqlens_k'"), ('lengths', "write 'seqlens_k'"),
+                   ('kv_seq_lens', "write 'seqlens_k'"), ('kv_len', 'the shapes of k and v say it'), ('q_len', 'the shape of q says it'), ('num_attention_heads', 'the shape of q says it'),
+                   ('n_rep', 'the heads of q and of k'), ('document_ids', "'cu_seqlens_q' and 'cu_seqlens_k'"), ('left_padding', "'keep_mask' [B, 1, 1, Sk]"), ('leftpad_k', "'keep_mask' [B, 1, 1, Sk]"),
+                   ('tgt_mask', "'keep_mask'"), ('mask_mod', "'keep_mask'"), ('prefix_len', "as 'keep_mask'"), ('relative_bias', "write 'bias'"), ('pse', "write 'bias'"), ('logit_softcap', "write 'softcap'"),
+                   ('random_seed', "write 'seed'"), ('attn_pdrop', "write 'dropout_p'"), ('learnable_sink', "write 'sinks'"), ('num_sinks', 'are logits'), ('tau', "write 'scale'"), ('is_decoder', "write 'causal'"),
+                   ('hidden_states', "'q', 'k' and 'v'"), ('in_proj_weight', 'no weights'), ('xq', "write 'q'"), ('eps', 'nothing is normalised'), ('rope_theta', 'not rotated'), ('top_k', 'exact'),
+                   ('q_offset', "'alignment' is top_left"), ('pack_gqa', 'the server decides'), ('allow_tf32', 'the server decides'), ('op', 'the path says it'), ('version', '/v1'), ('api_key', 'Authorization: Bearer'),
+                   ('deadline', "write 'timeout_ms'"), ('output_format', 'the header Accept'), ('requires_grad', BACKWARD), ('dq', BACKWARD), ('q_shape', 'an object with shape, dtype and data'),
+                   ('average_attn_weights', 'never formed'), ('deterministic', 'always gives the same bits'), ('input_ids', 'no models')):
+    member(name, 1, cure)
+for name, cure in (('gradOutput', "write 'dout'"), ('dy', "write 'dout'"), ('o', "write 'out'"), ('stats', "write 'lse'"), ('requires_grad', 'answers dq, dk and dv')):
+    row(f'member {name} of a backward', {**BACK, name: 1}, 400, (f"'{name}'", cure), path=BACKWARD)
+for name, cure in (('sequence_id', '"caches"'), ('kv_len', "'caches'"), ('gradOutput', BACKWARD), ('mask_mod', "write 'keep_mask'")):
+    decoding(name, 1, cure)
+for name, cure in (('cu_seqlens_q', 'knows its length'), ('dropout_p', 'drops nothing'), ('bias', "'keep_mask' and 'alibi_slopes'"), ('layout', '[B, Sq, H, D]'), ('save', 'no gradient')):
+    row(f'{name} in a decode', {**STEP, name: 1}, 400, (f'{name}: belongs to forward', cure), path=DECODE)
+making('kv_lora_rank', 512, "write 'latent'", 'kv_lora_rank + qk_rope_head_dim')
+making('num_layers', 32, 'one for each')
+making('sliding_window', 128, DECODE)
+row('dtype half of a cache', {**CACHE, 'dtype': 'half'}, 400, ("dtype: is 'half'", 'write float16'), path=CACHES)
+row('page_size -1', {**CACHE, 'page_size': -1}, 400, ('page_size: is -1, must be 64 or 128',), path=CACHES)
+row('kv_heads in quotes', {**CACHE, 'kv_heads': '8'}, 400, ("kv_heads: is '8'", 'without quotes'), path=CACHES)
+
+# ---- Valid, and most likely not meant ----------------------------------------------------------------------------------
+
+
+def hint(name, *says, base=GOOD, **members):
+    row(f'hint {name}', {**base, **members}, 200, says)
+
+
+hint('scale 0, as a struct of Go has it', 'scale is 0', '1/sqrt(D)', scale=0)
+hint('scale sqrt(D)', 'scale is sqrt(D)', scale=8**0.5)
+hint('window [0, 0], as a struct of Go has it', 'window [0, 0]', 'leave window out', window=[0, 0])
+hint('keep_mask of zeros', 'keep_mask is 0 everywhere', keep_mask=tensor(np.zeros((1, 1, SQ, SK), 'uint8')))
+hint('keep_mask of PyTorch, True where hidden', 'only where j > i', keep_mask=tensor(np.triu(np.ones((1, 1, SK, SK), 'uint8'), 1)), q=tensor(array(B, SK, H, D)))
+hint('a mask of 0 and 1 as bias', 'bias holds only 0 and 1', 'keep_mask', bias=tensor(np.tri(SQ, SK, dtype='float32')[None, None]))
+hint('bhsd without layout', 'more heads than queries', 'layout is bhsd', base={n: tensor(array(1, 8, 128, D)) for n in 'qkv'})
+
+# ---- KServe ------------------------------------------------------------------------------------------------------------
+
+
+def kserve(name, body, *says):
+    row(f'KServe {name}', body, 400, says, path='/v2/models/attention_forward/infer')
+
+
+IN = [{'name': n, 'shape': [1, 1, 1, 1], 'datatype': 'FP32', 'data': [1]} for n in 'qkv']
+kserve('q at the top', GOOD, "unknown member 'q'", '{"inputs": [{"name": "q"')
+kserve('causal outside of parameters', {'inputs': IN, 'causal': True}, "unknown member 'causal'", '{"parameters": {"causal"')
+kserve('timeout outside of parameters', {'inputs': IN, 'timeout': 1}, "unknown member 'timeout'", '"parameters"')
+kserve('version 1', {'instances': []}, "unknown member 'instances'", 'version 2', "'inputs'")
+kserve('a name that is none', {'frobnicate': 1}, 'there are id, parameters, inputs, outputs')
+kserve('INPUT__0', {'inputs': [{**IN[0], 'name': 'INPUT__0'}]}, "no input 'INPUT__0'", 'its inputs are q, k, v, alibi_slopes')
+kserve('dtype', {'inputs': [{'name': 'q', 'shape': [1], 'dtype': 'FP32'}]}, "unknown member 'dtype'", "write 'datatype'")
+kserve('an input with a name that is none', {'inputs': [{**IN[0], 'frobnicate': 1}]}, 'there are name, shape, datatype, parameters and data')
+kserve('a parameter that is none', {'inputs': IN, 'parameters': {'frobnicate': 1}}, "unknown parameter 'frobnicate'", '/v2/models/attention_forward/config lists them')
+kserve('is_causal', {'inputs': IN, 'parameters': {'is_causal': True}}, "unknown parameter 'is_causal'", "write 'causal'")
+kserve('OUTPUT__0', {'inputs': IN, 'outputs': [{'name': 'OUTPUT__0'}]}, "'OUTPUT__0'", 'must be out or lse')
+
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
 
 HALVES = {name: tensor(x.astype('float16')) for name, x in (('q', Q), ('k', K), ('v', V))}
@@ -208,6 +277,12 @@ row('dtype float64', {**GOOD, 'q': tensor(Q.astype('float64'))}, 400,
     ("q: dtype is 'float64'", 'must be float32, float16, bfloat16 or float8_e4m3fn', 'convert'))
 dtype('', 'float8_e5m2', 'must be float32', 'float8_e4m3fn')
 dtype('', 'int8', 'must be float32', 'convert')
+dtype('', 'uint16', 'must be float32', 'the bits of bfloat16', 'write that')
+dtype('', 'fp4', 'must be float32', 'dequantise')
+dtype('', 'F4', 'must be float32', 'dequantise')
+dtype('', 'nvfp4', 'must be float32', 'dequantise')
+dtype('', 'tf32', 'must be float32', 'write float32')
+dtype('', 'e5m2', 'must be float32', 'convert')
 row('dtype int64 of q', {**GOOD, 'q': tensor(Q.astype('int64'))}, 400, ("q: dtype is 'int64'", 'must be float32, float16'))
 row('dtype k unlike q', {**GOOD, 'k': HALVES['k']}, 400, ('k: dtype is float16', "must be float32 as q's"))
 row('dtype of a number', {**GOOD, 'q': tensor(Q, dtype=4)}, 400, ('q: dtype is 4', 'must be float32'))
@@ -240,6 +315,12 @@ row('keep_mask of rank 2', {**GOOD, 'keep_mask': tensor(np.ones((SQ, SK), 'uint8
 shape('of a string', '2,3,4,8', "is '2,3,4,8'", 'must be an array of integers', '[1, 128, 8, 64]')
 shape('of strings', ['2', '3', '4', '8'], "shape[0] is '2'", 'must be an integer', 'without quotes')
 shape('of floats', [2.0, 3.0, 4.0, 8.0], 'shape[0] is 2.0', 'must be an integer', 'without point')
+shape('with 2^53 + 2', [2**53 + 2, 3, 4, 8], 'shape[0] is 9007199254740994', 'from 0 to 2^31 - 1')
+row('shape with an exponent', TEXT.replace('[2, 3, 4, 8]', '[2, 3e0, 4, 8]', 1), 400, ('shape[1] is 3e0', 'without point and exponent'))
+row('k transposed', {**GOOD, 'k': tensor(np.ascontiguousarray(K.swapaxes(2, 3)))}, 400, ('k: shape[2] is 8', 'last two axes exchanged it would fit'))
+row('q and k in each other\'s place', {'q': tensor(array(B, SK, HK, D)), 'k': tensor(array(B, SK, H, D)), 'v': GOOD['v']}, 400, ('must divide the 2 heads of q', 'did q and k change places?'))
+row('12 heads for 32, as many keys as queries', {'q': tensor(array(1, 128, 32, 16)), 'k': tensor(array(1, 128, 12, 16)), 'v': tensor(array(1, 128, 12, 16))}, 400,
+    ('k: shape[2] is 12, must divide the 32 heads of q',))
 shape('with -1', [-1, 3, 4, 8], 'shape[0] is -1', 'must be an integer', 'no size can be left open')
 shape('as it is printed', 'torch.Size([2, 3, 4, 8])', 'must be an array of integers', '[1, 128, 8, 64]')
 row('shape times bytes', {**GOOD, 'q': tensor(Q, shape=[2, 3, 4, 16])}, 400, ('q: data has 768 bytes', '[2, 3, 4, 16] of float32 needs 1536', '768 would be right for float16', "is that the array's dtype?"))
@@ -281,6 +362,10 @@ data('as gzip in base64', base64.b64encode(gzip.compress(Q.tobytes())).decode(),
 row('a list for a tensor', {**GOOD, 'q': Q.tolist()}, 400, ('q: is an array', 'must be an object', '"shape"', '"dtype"', '"data"'))
 row('base64 for a tensor', {**GOOD, 'q': b64(Q)}, 400, ("q: is 'AAAA", 'must be an object', '"shape"'))
 row('a long list for a tensor', {**GOOD, 'q': np.zeros((1, 40, 64, 64), 'int').tolist()}, 413, ('values outside tensor data', '"data"'), code='too-large')
+data('encoded twice', base64.b64encode(b64(Q).encode()).decode(), 'base64 again', 'encoded twice?')
+data('with a prefix', 'base64:' + b64(Q), 'a prefix', 'behind the colon')
+data('as zlib in base64', base64.b64encode(zlib.compress(Q.tobytes())).decode(), 'zlib', 'uncompressed')
+data('nested as bhsd', Q.transpose(0, 2, 1, 3).tolist(), 'nested as [2, 4, 3, 8]', '"layout": "bhsd"')
 data('too few numbers', [1, 2, 3], '3 numbers', 'needs 192')
 data('numbers as strings', [str(x) for x in Q.flatten()], 'data at byte', 'without quotes')
 data('null among the numbers', [None] + Q.flatten().tolist()[1:], 'null', '"NaN"')
@@ -330,6 +415,22 @@ option('timeout_ms', '5s', "is '5s'", 'must be an integer from 1', 'in milliseco
 option('seed', 42.0, 'is 42.0', 'must be an integer from 0', 'without point')
 option('outputs', ['out', 'attn_weights'], "[1] is 'attn_weights'", 'must be out or lse', 'never formed')
 row('an option beside requests', {'requests': [GOOD], 'causal': True}, 400, ('causal: cannot stand beside requests', 'each of the problems'))
+option('scale', 'auto', "is 'auto'", 'must be a number', 'leave it out')
+option('scale', '1/8', "is '1/8'", 'must be a number', 'no fractions')
+option('scale', [0.1], 'is an array', 'must be a number', 'without brackets')
+option('alignment', 'pytorch', "is 'pytorch'", "write 'top_left'")
+option('alignment', 'flash_attn', "is 'flash_attn'", "write 'bottom_right'")
+option('encoding', 'raw', "is 'raw'", 'must be base64 or array', 'Accept')
+option('encoding', 'hex', "is 'hex'", "write 'base64'")
+option('encoding', '', "is ''", 'leave it out')
+option('layout', 'torch', "is 'torch'", "write 'bhsd'")
+option('layout', 'b s h d', "is 'b s h d'", "'bshd'")
+option('layout', ['b', 's', 'h', 'd'], 'is an array', 'one string')
+option('priority', 'high', "is 'high'", '1 runs first')
+option('timeout_ms', 0, 'is 0', 'must be an integer from 1', 'leave it out')
+option('seed', -1, 'is -1', 'must be an integer from 0', 'leave it out')
+option('outputs', [], 'is empty', 'leave it out')
+option('outputs', ['dq'], "[0] is 'dq'", BACKWARD)
 option('verify', True, 'is true', 'must be an integer', 'the number of rows', '"all"')
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
@@ -346,6 +447,7 @@ text('a variable in single quotes', '{"q": $Q, "k": $K, "v": $V}', "found '$'", 
 text('single quotes of a shell', f"'{TEXT}'", "found '''", 'Windows', '--data-binary @')
 text('[object Object]', '[object Object]', "found 'o'", 'JSON.stringify()')
 text('percent-encoded', '%7B%22q%22%3A', "found '%'", 'percent-encoding', '--data-binary')
+text('an .npz file', (lambda f: (np.savez(f, q=Q), f.getvalue())[1])(io.BytesIO()), "found 'P'", 'a zip file', '.npz')
 text('a file name', 'request.json', "found 'r'", '--data-binary @')
 text('a tuple', TEXT[:-1] + ', "window": (1, 0)}', "found '('", '[...]')
 text('a fraction', TEXT[:-1] + ', "scale": 1/8}', "found '/'", 'no fractions')
@@ -444,7 +546,8 @@ def falls_short(mistake, answer):
     if answer.status != mistake.status:
         return f'status {answer.status}, not {mistake.status}'
     if mistake.status == 200:
-        return None
+        missing = [words for words in mistake.says if words not in ' '.join(answer.json().get('hints', []))]
+        return f'hints do not say {missing}' if missing else None
     problem = answer.json()
     if problem['code'] != mistake.code:
         return f'code {problem["code"]}, not {mistake.code}'

@@ -11,7 +11,8 @@ from test_json import BASE64, CU, FORWARD, GOOD, MEMBERS, SYNTAX, T, TENSORS, X,
 OBJECT = 'must be an object: {"shape": [...], "dtype": "float32", "data": base64 or numbers}'
 DTYPES = 'must be float32, float16, bfloat16 or float8_e4m3fn'
 EDGE = 'must be an integer from -1 to 2^53, where -1 is unbounded'
-SIZE = 'must be an integer from 0 to 2^53'
+SIZE = 'must be an integer from 0 to 2^31 - 1'
+ROWS = 'must be an integer from 0 to 2^53, the number of rows, or "all"'
 DATA = 'must be base64 in a string or an array of numbers'
 UNFINISHED = 'before the value is complete (was it cut off?)'
 NO_POINT = 'it is written without point and exponent'
@@ -80,7 +81,7 @@ WORDS = {
     'dtype_of_a_number': (400, '/q/dtype', f'q: dtype is 4, {DTYPES}'),
     'shape_of_a_number': (400, '/q/shape', 'q: shape is 1, must be an array of integers, such as [1, 128, 8, 64]'),
     'data_of_a_number': (400, '/q/data', f'q: data is 1, {DATA}'),
-    'data_of_null': (400, '/q/data', f'q: data is null, {DATA}'),
+    'data_of_null': (400, '/q/data', f'q: data is null, {DATA}; JSON.stringify() writes null for undefined and NaN'),
     'data_of_an_object': (400, '/q/data', f"q: data is an object, {DATA}; of a typed array of JavaScript send Array.from(x), or Buffer.from(x.buffer).toString('base64')"),
     'causal_of_a_number': (400, '/causal', 'causal: is 1, must be true or false'),
     'causal_of_a_string': (400, '/causal', "causal: is 'true', must be true or false, without quotes"),
@@ -88,8 +89,8 @@ WORDS = {
     'scale_too_large': (400, '/scale', 'scale: is 1e400, must be within the range of float64'),
     'layout': (400, '/layout', "layout: is 'sbhd', must be bshd or bhsd; transpose the tensors to one of these"),
     'alignment': (400, '/alignment', "alignment: is 'left', must be bottom_right or top_left; write 'top_left'"),
-    'window_of_one': (400, '/window', 'window: has 1 element, must have 2: [left, right]'),
-    'window_of_three': (400, '/window', 'window: has 3 elements, must have 2: [left, right]'),
+    'window_of_one': (400, '/window', 'window: has 1 element, must have 2: [left, right], where -1 is unbounded'),
+    'window_of_three': (400, '/window', 'window: has 3 elements, must have 2: [left, right], where -1 is unbounded'),
     'window_of_halves': (400, '/window/0',
         f'window: [0] is 1.5, {EDGE}; {NO_POINT}'),
     'window_below': (400, '/window/0', f'window: [0] is -2, {EDGE}'),
@@ -101,19 +102,19 @@ WORDS = {
     'softcap_negative': (400, '/softcap', 'softcap: is -1, must be 0 or between 1.18e-38 and 3.4e38 (a float32)'),
     'dropout_of_one': (400, '/dropout_p', 'dropout_p: is 1, must be at least 0 and below 1'),
     'dropout_negative': (400, '/dropout_p', 'dropout_p: is -0.1, must be at least 0 and below 1'),
-    'seed_negative': (400, '/seed', 'seed: is -1, must be an integer from 0 to 2^64 - 1'),
+    'seed_negative': (400, '/seed', 'seed: is -1, must be an integer from 0 to 2^64 - 1; leave it out where it is not wanted'),
     'seed_of_a_fraction': (400, '/seed', f'seed: is 0.5, must be an integer from 0 to 2^64 - 1; {NO_POINT}'),
     'outputs_of_a_name': (400, '/outputs', 'outputs: is \'out\', must be an array of names, such as ["out"]'),
-    'outputs_of_nothing': (400, '/outputs', 'outputs: is empty, must name out or lse'),
+    'outputs_of_nothing': (400, '/outputs', 'outputs: is empty, must name out or lse; leave it out for the default'),
     'outputs_unknown': (400, '/outputs/1', "outputs: [1] is 'attention', must be out or lse"),
     'outputs_of_an_input': (400, '/outputs/0', "outputs: [0] is 'q', must be out or lse"),
     'outputs_twice': (400, '/outputs/1', "outputs: [1] names 'out' a second time"),
-    'outputs_of_backward': (400, '/outputs/0', "outputs: [0] is 'dq', must be out or lse"),
-    'out_dtype': (400, '/out_dtype', "out_dtype: is 'float64', must be float32, float16 or bfloat16"),
-    'out_dtype_of_integers': (400, '/out_dtype', "out_dtype: is 'int32', must be float32, float16 or bfloat16"),
-    'encoding': (400, '/encoding', "encoding: is 'hex', must be base64 or array"),
-    'verify_negative': (400, '/verify', f'verify: is -1, {SIZE}, the number of rows, or "all"'),
-    'verify_of_some': (400, '/verify', f'''verify: is 'some', {SIZE}, the number of rows, or "all"'''),
+    'outputs_of_backward': (400, '/outputs/0', "outputs: [0] is 'dq', must be out or lse; gradients are POST /v1/attention/backward"),
+    'out_dtype': (400, '/out_dtype', "out_dtype: is 'float64', must be float32, float16 or bfloat16; convert what comes back"),
+    'out_dtype_of_integers': (400, '/out_dtype', "out_dtype: is 'int32', must be float32, float16 or bfloat16; convert what comes back"),
+    'encoding': (400, '/encoding', "encoding: is 'hex', must be base64 or array; write 'base64'"),
+    'verify_negative': (400, '/verify', f'verify: is -1, {ROWS}; leave it out where it is not wanted'),
+    'verify_of_some': (400, '/verify', f"verify: is 'some', {ROWS}"),
     'save_of_a_number': (400, '/save', 'save: is 1, must be true or false'),
     'requests_beside_others': (400, '/causal', 'causal: cannot stand beside requests; it belongs to each of the problems in there'),
     'requests_of_a_number': (400, '/requests', 'requests: is 1, must be an array of problems'),
@@ -125,7 +126,7 @@ WORDS = {
     'dimension_of_a_string': (400, '/q/shape/0', f"q: shape[0] is '1', {SIZE}, without quotes"),
     'dimension_negative': (400, '/q/shape/0', f'q: shape[0] is -1, {SIZE}; no size can be left open'),
     'dimension_of_null': (400, '/q/shape/0', f'q: shape[0] is null, {SIZE}'),
-    'dimension_of_a_list': (400, '/q/shape/0', f'q: shape[0] is an array, {SIZE}'),
+    'dimension_of_a_list': (400, '/q/shape/0', f'q: shape[0] is an array, {SIZE}, without brackets'),
     'no_padding': (400, '/q/data',
         "q: data ends after 6 characters of base64, inside a group of four; '=' at the end fills it to a multiple of four"),
     'half_the_padding': (400, '/q/data', "q: data ends after 7 characters of base64, inside a group of four; a second '=' is missing"),

@@ -124,6 +124,43 @@ def test_the_document_is_shown_and_a_request_sent(server, browser):
     assert browser.complaints() == ([], {f'127.0.0.1:{server.port}'})
 
 
+# What is wider than the page (what scrolls by itself aside), what stands out of its row, words that are broken into letters.
+LAYOUT = """(() => { const wide = document.documentElement.clientWidth, box = e => e.getBoundingClientRect(), bad = [];
+  const say = (what, e) => bad.push(what + ': ' + e.tagName + ' ' + e.textContent.slice(0, 40));
+  for (const e of document.querySelectorAll('body *')) if (!e.closest('pre') && box(e).right > wide + 0.5) say('too wide', e);
+  for (const s of document.querySelectorAll('summary')) for (const e of s.children) {
+    if (box(e).bottom > box(s).bottom + 0.5) say('out of its row', e);
+    const next = e.nextElementSibling;
+    if (next && box(next).top < box(e).bottom - 4 && box(next).left < box(e).right + 4) say('glued', e); }
+  for (const e of document.querySelectorAll('td code')) {
+    const word = Math.max(...e.textContent.split(/[ ,]+/).map(w => w.length));
+    if (e.textContent && box(e).width < 7 * Math.min(word, 12)) say('broken into letters', e); }
+  return bad; })()"""
+
+
+@pytest.mark.parametrize('width', [1400, 800, 400])
+@pytest.mark.parametrize('path', ['/', '/docs'])
+def test_nothing_overflows_lies_over_another_or_is_broken_at_any_width(server, browser, path, width):
+    browser.ask('Page.navigate', url=server.url + path)
+    browser.wait("document.querySelectorAll('#features tr').length > 2" if path == '/' else "!!document.querySelector('#schemas details')")
+    browser.ask('Emulation.setDeviceMetricsOverride', width=width, height=1000, deviceScaleFactor=1, mobile=False)
+    for scheme in ('light', 'dark'):
+        browser.ask('Emulation.setEmulatedMedia', features=[{'name': 'prefers-color-scheme', 'value': scheme}])
+        assert browser.value(LAYOUT) == []
+        browser.value("for (const each of document.querySelectorAll('details')) each.open = true")
+        assert browser.value(LAYOUT) == []
+        assert browser.value('document.documentElement.scrollWidth <= document.documentElement.clientWidth')
+    colours = browser.value("[getComputedStyle(document.documentElement).colorScheme, matchMedia('(prefers-color-scheme: dark)').matches]")
+    assert colours == ['light dark', True]
+
+
+def test_the_first_page_begins_with_a_link_to_the_interface(server, browser):
+    browser.ask('Page.navigate', url=server.url + '/')
+    browser.wait("document.getElementById('state').textContent === 'ready'")
+    assert browser.value("document.querySelector('a').getAttribute('href')") == '/docs'
+    assert browser.value("document.querySelector('a').getBoundingClientRect().bottom") < 200
+
+
 def test_with_tokens_it_asks_for_one(serve, browser, tmp_path):
     (tmp_path / 'tokens').write_text('secret\n')
     server = serve('--token-file', tmp_path / 'tokens')

@@ -24,7 +24,11 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
     static const struct {
         const char *place, *body;
     } bodies[] = {
+        { HABIT_INPUT, "{\"inputs\":[{\"name\":\"q\",\"%s\":1}]}" },
         { HABIT_TENSOR, "{\"q\":{\"%s\":1}}" },
+        { "q", "{\"q\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
+        { "k", "{\"k\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
+        { "v", "{\"v\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
         { "keep_mask", "{\"keep_mask\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
         { "bias", "{\"bias\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
         { "layout", "{\"layout\":\"%s\"}" },
@@ -32,7 +36,8 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
         { "encoding", "{\"encoding\":\"%s\"}" },
         { "outputs", "{\"outputs\":[\"%s\"]}" },
     };
-    if (op_named(place) < PROTO_OP_COUNT || strcmp(place, HABIT_CACHE) == 0) {
+    if (op_named(place) < PROTO_OP_COUNT || strcmp(place, HABIT_CACHE) == 0 || strcmp(place, HABIT_LENGTH) == 0 ||
+        strcmp(place, HABIT_KSERVE) == 0) {
         snprintf(body, capacity, "{\"%s\":1}", word);
         return;
     }
@@ -45,6 +50,21 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
     fail_msg("no body for '%s'", place);
 }
 
+/* The same of the JSON of a KServe request. */
+static void refuse_kserve(const char *body, attn_error *err)
+{
+    static const proto_model model = { .name = "attention_forward", .op = (proto_op)ATTN_OP_FORWARD };
+    struct decoded d = { 0 };
+    const proto_limits limits = PROTO_LIMITS_DEFAULT;
+    const proto_memory memory = { moving_grow, &d.memory };
+    proto_decoder *const decoder = proto_decoder_new(&proto_kserve, model.op, &limits, &memory);
+    proto_decoder_kserve(decoder, &model, (int64_t)strlen(body));
+    if (proto_decoder_feed(decoder, body, strlen(body), err) == ATTN_OK)
+        (void)proto_decoder_finish(decoder, &d.call, err);
+    proto_decoder_free(decoder);
+    decoded_clear(&d);
+}
+
 /* What the body is refused for, by who reads it at that place. */
 static void refuse(const char *place, const char *body, attn_error *err)
 {
@@ -53,6 +73,11 @@ static void refuse(const char *place, const char *body, attn_error *err)
     if (strcmp(place, HABIT_CACHE) == 0) {
         proto_cache cache;
         if (proto_cache_read(body, strlen(body), &cache, err) == ATTN_OK) proto_cache_clear(&cache);
+    } else if (strcmp(place, HABIT_LENGTH) == 0) {
+        int64_t length;
+        (void)proto_length_read(body, strlen(body), true, &length, err);
+    } else if (strcmp(place, HABIT_KSERVE) == 0 || strcmp(place, HABIT_INPUT) == 0) {
+        refuse_kserve(body, err);
     } else {
         struct decoded d = { 0 };
         decode_whole(&d, op < PROTO_OP_COUNT ? (attn_op)op : ATTN_OP_FORWARD, body);
@@ -88,7 +113,7 @@ static void check_dtype(const struct habit *habit, const char *word)
 static void for_each(const char *list, const struct habit *habit, const char *place,
                      void (*each)(const struct habit *habit, const char *place, const char *part))
 {
-    char parts[1024], *rest = NULL;
+    char parts[4096], *rest = NULL;
     assert_true((size_t)snprintf(parts, sizeof parts, "%s", list) < sizeof parts);
     for (char *part = strtok_r(parts, " ", &rest); part; part = strtok_r(NULL, " ", &rest)) each(habit, place, part);
 }
@@ -153,6 +178,9 @@ static void test_each_operation_has_its_own_cures(void **state)
     static const struct {
         const char *place, *word, *cure;
     } cases[] = {
+        { "forward", "deterministic", "leave it out, the same kernel always gives the same bits" },
+        { "backward", "gradOutput", "write 'dout'" },
+        { "decode", "gradOutput", "gradients are POST /v1/attention/backward" },
         { "forward", "block_size", "leave it out, with 'page_table' it is shape[1] of k" },
         { "decode", "block_size",
           "leave it out, 'caches' names one for each row of q, and each knows its length and its pages" },
@@ -182,7 +210,10 @@ static void test_a_word_is_a_whole_one_in_any_case(void **state)
     (void)state;
     assert_string_equal(habit_of("forward", "Softmax_Scale"), "write 'scale'");
     assert_string_equal(habit_of("forward", "scale_factor"), "write 'scale'"); /* the last of its row */
+    assert_string_equal(habit_of("forward", "softmaxScale"), "write 'scale'");
+    assert_string_equal(habit_of("forward", "softmax-scale"), "write 'scale'");
     assert_null(habit_of("forward", ""));
+    assert_null(habit_of("forward", "_"));
     assert_null(habit_of("forward", " "));
     assert_null(habit_of("forward", "causal_mas"));
     assert_null(habit_of("forward", "query queries"));
