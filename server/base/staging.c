@@ -27,6 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "server/base/caller.h"
 #include "server/base/clock.h"
@@ -47,7 +48,6 @@ enum {
     LOOK = 16, /* blocks of a class that are asked whether this core released them */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
-#define PAGE      ((size_t)4096)
 #define HUGE_PAGE ((size_t)2 << 20)
 /* Smaller blocks have small pages. The kernel clears a huge page in one go, and a virtual machine may have to fetch
  * all of it from its host. Beside 200 clients with bodies of 8 MiB (two cores of a virtual machine, 2026-11-26) the
@@ -65,9 +65,11 @@ struct staging_pool {
 
 /* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
 
+/* 4 KiB on x86-64; arm64 may be run with pages of 64. */
 static size_t page_round(size_t bytes)
 {
-    return (bytes + PAGE - 1) / PAGE * PAGE;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
 }
 
 /* Address space for `bytes`, aligned so that huge pages fit. */
@@ -125,10 +127,11 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
+/* Whole pages: what is counted is what is resident. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;
-    return ((size_t)1 << shift) + ((size_t)(size_class % STEPS) << shift) / STEPS;
+    return page_round(((size_t)1 << shift) + ((size_t)(size_class % STEPS) << shift) / STEPS);
 }
 
 /* The smallest class that holds `bytes`; CLASS_COUNT when none does. */
