@@ -63,6 +63,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     const int id = tensor_named(name);
     const proto_option *o;
     const proto_op other = op_of(name);
+    const char *const habit = habit_of(proto_op_name(op), name);
     struct text_nearest best = { name, NULL, 3 };
     tree_member member;
     bool by_default;
@@ -70,8 +71,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
         return attn_fail(err, ATTN_INVALID, member, "%s: is computed here and cannot be given", name);
     if (other < PROTO_OP_COUNT)
-        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s", name, proto_op_name(other),
-                         proto_op_path(other));
+        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s%s%s", name, proto_op_name(other),
+                         proto_op_path(other), habit ? "; " : "", habit ? habit : "");
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
                          "requests: must be the only member of the body"); /* reached inside an item */
@@ -160,26 +161,27 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
     return prepared;
 }
 
-attn_status proto_output(attn_problem *problem, attn_tensor_id id, attn_dtype out_dtype, attn_error *err)
+attn_status proto_item_outputs(proto_item *item, attn_error *err)
 {
-    const attn_status status = attn_output(problem, id, out_dtype, &problem->tensor[id], err);
+    attn_problem *const p = &item->problem;
+    attn_tensor unused;
+    if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
+    /* A dtype that cannot be is refused even where no output has it. */
+    attn_status status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused,
+                                     err);
+    for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
+        if (item->outputs >> id & 1)
+            status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
+    /* A gradient of what was not given is a fault of the request: nothing that there once was is lost. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
 
 attn_status proto_item_prepare(proto_item *item, attn_error *err)
 {
-    attn_problem *const p = &item->problem;
-    attn_status status = attn_check(p, err);
-    if (status != ATTN_OK) return status;
-    if (!item->has_out_dtype) item->out_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (!(item->outputs >> id & 1)) continue;
-        status = proto_output(p, (attn_tensor_id)id, item->out_dtype, err);
-        if (status != ATTN_OK) return status;
-    }
-    return ATTN_OK;
+    const attn_status status = attn_check(&item->problem, err);
+    return status == ATTN_OK ? proto_item_outputs(item, err) : status;
 }
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
