@@ -286,7 +286,21 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor,
+/* The dtype of an output that has a choice; `option` says it on the wire. */
+static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
+{
+    const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
+    const attn_dtype q = p->q.dtype;
+    char list[ATTN_DTYPE_LIST_BYTES];
+    if (attn_dtype_in(set->always, dtype) || (dtype == q && attn_dtype_in(set->as_q, q))) return ATTN_OK;
+    if (set->as_q == 0)
+        return attn_fail(err, ATTN_INVALID, "/out_dtype", "out_dtype: is %s, must be %s", attn_dtype_name(dtype),
+                         attn_dtype_list(set->always, list));
+    return attn_fail(err, ATTN_INVALID, "/grad_dtype", "grad_dtype: is %s, must be %s%s, q's dtype",
+                     attn_dtype_name(dtype), attn_dtype_in(set->always, q) ? "" : "float32 or ", attn_dtype_name(q));
+}
+
+attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -295,7 +309,6 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
     const attn_tensor_info *info = &attn_tensors[id];
     const attn_tensor_id owner = attn_axes_owner(id);
     attn_dtype dtype = ATTN_F32;
-    char list[ATTN_DTYPE_LIST_BYTES];
     int rank;
 
     if (info->role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
@@ -304,13 +317,11 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
     if (owner != id && p->tensor[owner].rank == 0)
         return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s needs %s, which is not given", info->name,
                          attn_tensors[owner].name);
-    if (info->dtypes == ATTN_RULE_RESULT) {
-        if (!attn_dtype_in(attn_tensor_dtypes(id), out_dtype))
-            return attn_fail(err, ATTN_INVALID, "/out_dtype", "out_dtype: is %s, must be %s",
-                             attn_dtype_name(out_dtype), attn_dtype_list(attn_tensor_dtypes(id), list));
-        dtype = out_dtype;
+    if (info->dtypes == ATTN_RULE_RESULT || info->dtypes == ATTN_RULE_GRADIENT) {
+        const attn_status status = check_result_dtype(p, id, result_dtype, err);
+        if (status != ATTN_OK) return status;
+        dtype = result_dtype;
     }
-    if (info->dtypes == ATTN_RULE_GRADIENT) dtype = p->q.dtype;
 
     rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) shape[a] = attn_axis_size(&d, letters[a]);
@@ -474,6 +485,8 @@ uint64_t attn_features(const attn_problem *p)
     if (p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);
     if (p->op == ATTN_OP_BACKWARD && p->dout.rank && p->dout.dtype != p->q.dtype)
         features |= ATTN_OPTION_BIT(DOUT_DTYPE);
+    for (int id = ATTN_T_dq; id <= ATTN_T_dv && p->op == ATTN_OP_BACKWARD; id++)
+        if (p->tensor[id].rank && p->tensor[id].dtype != p->q.dtype) features |= ATTN_OPTION_BIT(GRAD_DTYPE);
     return features;
 }
 

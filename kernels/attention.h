@@ -135,14 +135,14 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */
 
 /* Which dtypes a tensor may have: id, those that it may always have, those that it may have where q has the same. */
-#define ATTN_DTYPE_RULE_MAP(X)                                               \
-    X(INPUT, ATTN_DTYPES_FORWARD, 0)                                         \
-    X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                      \
-    X(GRADIENT, 0, ATTN_DTYPES_BACKWARD)                                     \
-    X(RESULT, ATTN_DTYPES_BACKWARD, 0)                                       \
-    X(BIAS, ATTN_DTYPE_BIT(F32), ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16)) \
-    X(F32, ATTN_DTYPE_BIT(F32), 0)                                           \
-    X(I32, ATTN_DTYPE_BIT(I32), 0)                                           \
+#define ATTN_DTYPE_RULE_MAP(X)                                                   \
+    X(INPUT, ATTN_DTYPES_FORWARD, 0)                                             \
+    X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                          \
+    X(GRADIENT, ATTN_DTYPE_BIT(F32), ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16)) \
+    X(RESULT, ATTN_DTYPES_BACKWARD, 0)                                           \
+    X(BIAS, ATTN_DTYPE_BIT(F32), ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))     \
+    X(F32, ATTN_DTYPE_BIT(F32), 0)                                               \
+    X(I32, ATTN_DTYPE_BIT(I32), 0)                                               \
     X(U8, ATTN_DTYPE_BIT(U8), 0)
 
 typedef enum attn_dtype_rule {
@@ -377,9 +377,10 @@ typedef struct attn_geometry {
  * ATTN_MAX_HEAD_DIM, of a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL. out_dtype
- * applies to `out` only. NOT_FOUND where this problem has no such output (dsinks without sinks). */
-attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor,
+/* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL. result_dtype is
+ * that of out in a forward, and of dq, dk and dv in a backward (q's, or float32); the other outputs are float32.
+ * NOT_FOUND where this problem has no such output (dsinks without sinks). */
+attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
 /* ---- Features ----------------------------------------------------------------------------------------------------
@@ -402,7 +403,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
     X(DETERMINISTIC, "deterministic", "a backward shall have the same bits on every run")    \
     X(KEY_DTYPE, "", "k and v are float8_e4m3fn, q is not")                                  \
     X(OUT_DTYPE, "out_dtype", "out has another dtype than q (bfloat16 where q is float8)")   \
-    X(DOUT_DTYPE, "", "dout has another dtype than q")
+    X(DOUT_DTYPE, "", "dout has another dtype than q")                                       \
+    X(GRAD_DTYPE, "grad_dtype", "dq, dk or dv is float32, q is not")
 
 /* Bits 0 to 39 are tensors (their attn_tensor_id), the others options. */
 enum attn_option_bit {

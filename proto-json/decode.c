@@ -164,27 +164,29 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
     return prepared;
 }
 
-attn_status proto_output(attn_problem *problem, attn_tensor_id id, attn_dtype out_dtype, attn_error *err)
+attn_status proto_item_outputs(proto_item *item, attn_error *err)
 {
-    const attn_status status = attn_output(problem, id, out_dtype, &problem->tensor[id], err);
+    attn_problem *const p = &item->problem;
+    attn_tensor unused;
+    if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
+    /* A dtype that cannot be is refused even where no output has it. */
+    attn_status status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused,
+                                     err);
+    for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
+        if (item->outputs >> id & 1)
+            status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
+    /* A gradient of what was not given is a fault of the request: nothing that there once was is lost. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
 
 attn_status proto_item_prepare(proto_item *item, attn_error *err)
 {
-    attn_problem *const p = &item->problem;
-    attn_status status = attn_check(p, err);
-    if (status != ATTN_OK) return status;
-    if (!item->has_out_dtype) item->out_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (!(item->outputs >> id & 1)) continue;
-        status = proto_output(p, (attn_tensor_id)id, item->out_dtype, err);
-        if (status != ATTN_OK) return status;
-    }
-    item->hints = hints_of(item);
-    return ATTN_OK;
+    attn_status status = attn_check(&item->problem, err);
+    if (status == ATTN_OK) status = proto_item_outputs(item, err);
+    if (status == ATTN_OK) item->hints = hints_of(item);
+    return status;
 }
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */

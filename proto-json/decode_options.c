@@ -48,8 +48,10 @@ const proto_option proto_options[] = {
       "it; a backward with dropout_p wants the forward's" },
     { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",
       "the same bits on every run" },
-    { "out_dtype", PROTO_TYPE_DTYPE, SCORES, false, AT(out_dtype), AT(has_out_dtype), 0, 0, NULL, NULL,
-      "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn" },
+    { "out_dtype", PROTO_TYPE_DTYPE, PROTO_FORWARD | PROTO_DECODE, false, AT(result_dtype), AT(has_result_dtype), 0, 0,
+      NULL, NULL, "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn" },
+    { "grad_dtype", PROTO_TYPE_DTYPE, PROTO_BACKWARD, true, AT(result_dtype), AT(has_result_dtype), 0, 0, NULL, NULL,
+      "dtype of dq, dk and dv: float32, or q's, which it is where it is not given" },
     { "outputs", PROTO_TYPE_NAMES, SCORES, true, AT(outputs), 0, 0, 0, NULL, NULL,
       "the tensors to send back: forward out and lse; backward dq, dk and dv, and where asked for dsinks, dbias, "
       "dalibi_slopes" },
@@ -334,7 +336,7 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
         break;
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
-        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out);
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* and of a gradient */
         char list[ATTN_DTYPE_LIST_BYTES], cure[TREE_CURE_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))

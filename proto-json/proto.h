@@ -167,12 +167,12 @@ enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 
  * strides set and data NULL: the caller finds memory for them. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype out_dtype; /* of `out`, as asked or by default */
-    bool has_out_dtype;   /* it was asked for */
-    bool has_seed;        /* problem.seed was given; the caller draws one for a forward with dropout that has none */
-    bool has_layout;      /* layout was named */
-    unsigned hints;       /* what looks wrong in a valid problem: hints.h */
-    uint64_t outputs;     /* bit attn_tensor_id: wanted in the answer */
+    attn_dtype result_dtype; /* out_dtype or grad_dtype, as asked or by default: see attn_output() */
+    bool has_result_dtype;   /* it was asked for */
+    bool has_seed;           /* problem.seed was given; the caller draws one for a forward with dropout that has none */
+    bool has_layout;         /* layout was named */
+    unsigned hints;          /* what looks wrong in a valid problem: hints.h */
+    uint64_t outputs;        /* bit attn_tensor_id: wanted in the answer */
     proto_encoding encoding;
     int64_t verify_rows;                 /* 0: none, PROTO_VERIFY_ALL */
     bool save;                           /* forward: keep for one backward */
@@ -302,13 +302,12 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Are the tensors of this item written as arrays of numbers? */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* attn_output() of problem->tensor[id]. A gradient of what was not given is a fault of the request's `outputs`: nothing
- * that there once was is lost. */
-attn_status proto_output(attn_problem *problem, attn_tensor_id id, attn_dtype out_dtype, attn_error *err);
+/* Prepares the outputs of a problem whose inputs are in place: dtype, rank, shape and strides of every tensor in
+ * item->outputs. INVALID where an output or its dtype does not fit the inputs. */
+attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
-/* Checks the problem (attn_check) and prepares its outputs: dtype, rank, shape and strides of every tensor in
- * item->outputs. proto_decoder_finish() has done this for every item without `context` of a forward or a
- * backward; for the others the caller does it when the tensors are in place. */
+/* Checks the problem (attn_check) and prepares its outputs. proto_decoder_finish() has done this for every item without
+ * `context` of a forward or a backward; for the others the caller does it when the tensors are in place. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_decoder proto_decoder;

@@ -108,7 +108,7 @@ const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_B
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
                                 ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(KEY_DTYPE) |
-                                ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE);
+                                ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE);
 
 static inline bool has_options(const attn_plan *plan)
 {

@@ -87,9 +87,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->dout = given.dout;
     p->dlse = given.dlse;
     p->deterministic = given.deterministic;
-    for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
-        if (is_output((attn_tensor_id)id, p->op) && (item->outputs >> id & 1))
-            status = proto_output(p, (attn_tensor_id)id, item->out_dtype, err);
+    status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
     if (status != ATTN_OK) { /* it is the use that is bad, not what was saved */
         contexts_finish(job->contexts, item->context, false);
@@ -117,7 +115,7 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof needed / sizeof *needed && status == ATTN_OK; i++)
         if (item->problem.tensor[needed[i]].rank == 0)
-            status = attn_output(&item->problem, needed[i], item->out_dtype, &item->problem.tensor[needed[i]], err);
+            status = attn_output(&item->problem, needed[i], item->result_dtype, &item->problem.tensor[needed[i]], err);
     return status;
 }
 

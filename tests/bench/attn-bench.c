@@ -63,7 +63,7 @@ struct options {
     double hidden_bias;
     uint64_t gradients; /* of options, of a backward: bits of dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS } sweep;
-    attn_dtype dtype, key_dtype; /* of q, and of k and v */
+    attn_dtype dtype, key_dtype, grad_dtype; /* of q; of k and v; of dq, dk and dv */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
     int index, threads, reps; /* 0: as many as fit into a second, at least 5 */
@@ -347,9 +347,11 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             if (attn_tensors[id].role != (back ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT)) continue;
             if (id == ATTN_T_lse && o->no_lse) continue;
             if ((OPTION_GRADIENTS & ~o->gradients) >> id & 1) continue;
-            if (attn_output(&p, (attn_tensor_id)id, o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype, &p.tensor[id],
-                            &err))
-                continue;
+            const attn_dtype out_dtype = o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype;
+            const attn_status is = attn_output(&p, (attn_tensor_id)id, back ? o->grad_dtype : out_dtype, &p.tensor[id],
+                                               &err);
+            if (is == ATTN_NOT_FOUND) continue;
+            must(is);
             give_memory(m, &p.tensor[id], &blocks[id]);
             memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* NaN in every type */
             must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
@@ -699,6 +701,7 @@ static const char help[] =
     "  --keep-mask P                a keep_mask that keeps each key with the probability P, above 0 and at most 1\n"
     "  --grads dsinks,dbias,dalibi_slopes   backward: these gradients too, each of an option that is given\n"
     "  --deterministic              backward: sums of dq in one order\n"
+    "  --grad-dtype NAME            backward: of dq, dk and dv, where it is not that of Q (float32)\n"
     "  --page-size N                forward: K and V are pools of pages of N keys, which lie in no order\n"
     "  --forks                      with --page-size: all rows have their pages in common, but for the last\n"
     "  --key-dtype NAME             forward: of K and V, where it is not that of Q (float8_e4m3fn)\n"
@@ -809,6 +812,7 @@ int main(int argc, char **argv)
         TOKENS,
         NO_LSE,
         DETERMINISTIC,
+        GRAD_DTYPE,
         ALIBI,
         SOFTCAP,
         SINKS,
@@ -846,6 +850,7 @@ int main(int argc, char **argv)
         { "tokens", required_argument, NULL, TOKENS },
         { "no-lse", no_argument, NULL, NO_LSE },
         { "deterministic", no_argument, NULL, DETERMINISTIC },
+        { "grad-dtype", required_argument, NULL, GRAD_DTYPE },
         { "alibi", no_argument, NULL, ALIBI },
         { "softcap", required_argument, NULL, SOFTCAP },
         { "sinks", no_argument, NULL, SINKS },
@@ -868,7 +873,7 @@ int main(int argc, char **argv)
                          .window_left = -1,
                          .window_right = -1,
                          .tokens = 16384 };
-    bool op_given = false, key_dtype_given = false;
+    bool op_given = false, key_dtype_given = false, grad_dtype_given = false;
     char name[32];
     struct machine m = { 0 };
     for (int flag; (flag = getopt_long(argc, argv, "B:H:D:h", flags, NULL)) != -1;) {
@@ -944,6 +949,11 @@ int main(int argc, char **argv)
                 die("there is no dtype", optarg);
             key_dtype_given = true;
             break;
+        case GRAD_DTYPE:
+            if (!attn_dtype_parse(optarg, &o.grad_dtype) || !attn_dtype_floating(o.grad_dtype))
+                die("there is no dtype", optarg);
+            grad_dtype_given = true;
+            break;
         case DOCUMENTS: o.documents = number("--documents", optarg, 1, INT32_MAX); break;
         case HELP:
         case 'h': fputs(help, stdout); return 0;
@@ -957,6 +967,8 @@ int main(int argc, char **argv)
     if (o.documents && o.causal) die("--documents are not causal", NULL);
     if (o.no_lse && o.dtype != ATTN_F8E4M3 && o.backward) die("a backward needs the lse of its forward", NULL);
     if (!key_dtype_given) o.key_dtype = o.dtype;
+    if (!grad_dtype_given) o.grad_dtype = o.dtype;
+    else if (!o.backward) die("--grad-dtype is of a backward: --op backward", NULL);
     if (o.backward && (o.page_size || o.latent || o.key_dtype != o.dtype))
         die("--page-size, --latent and --key-dtype are of a forward", NULL);
     if (o.forks && !o.page_size) die("--forks have pages: --page-size", NULL);

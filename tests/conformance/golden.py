@@ -158,6 +158,9 @@ def cases(r):
     yield 'fwd_gqa', dict(B=2, Sq=90, H=8, Hk=2, D=64, causal=True, dt='bfloat16')
     yield 'bwd_gqa', dict(B=2, Sq=66, H=4, Hk=2, D=64, causal=True, dt='bfloat16', back=True)
     yield 'bwd_mqa_recompute', dict(Sq=50, H=4, Hk=1, D=128, back=True, give=False)
+    for dt in ('float16', 'bfloat16'):
+        yield f'bwd_{dt}_float32_gradients', dict(Sq=80, Sk=110, H=4, Hk=2, D=64, dt=dt, causal=True, back=True, grad_dtype='float32')
+    yield 'bwd_varlen_float32_gradients', dict(H=2, D=128, varlen=([5, 90, 0, 33], [5, 90, 7, 33]), dt='bfloat16', back=True, grad_dtype='float32')
     yield 'fwd_bhsd', dict(B=2, Sq=33, H=3, D=64, layout='bhsd', causal=True)
     yield 'bwd_bhsd', dict(B=2, Sq=33, H=3, D=64, layout='bhsd', causal=True, back=True)
     yield 'fwd_scale', dict(Sq=80, D=64, scale=0.3)

@@ -47,7 +47,7 @@ LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])  # a score 
 # ---- A problem -------------------------------------------------------------------------------------------------------
 
 class Case:
-    """members: what is sent; problem: the same for the oracle; back, dtype, out_dtype, layout."""
+    """members: what is sent; problem: the same for the oracle; back, dtype, out_dtype (in a backward dout's), grad_dtype, layout."""
 
     def __init__(self, seed, number):
         self.seed, self.number = seed, number
@@ -188,6 +188,9 @@ class Case:
             self.give |= self.base_2
             self.members['outputs'] = ['dq', 'dk', 'dv'] + ['d' + n for n in ('sinks', 'bias', 'alibi_slopes') if n in self.problem]
             self.members.pop('out_dtype', None)
+        self.grad_dtype = dtype
+        if back and self.more.random() < 0.3:
+            self.grad_dtype = self.members['grad_dtype'] = 'float32' if self.more.random() < 0.8 else dtype
         if chance(0.1):
             self.members['encoding'] = 'array'
         self.envelope = not self.context and chance(0.15)
@@ -283,7 +286,7 @@ def blur_of(case, size):
 
 def tolerances(case, size):
     """{name: (relative, absolute)}, without bounds.py."""
-    p, limit, as_out = case.problem, LIMITS[case.dtype], LIMITS[case.out_dtype]
+    p, limit, as_out, as_grad = case.problem, LIMITS[case.dtype], LIMITS[case.out_dtype], LIMITS[case.grad_dtype]
     Sq, Sk = p['q'].shape[-3], p['k'].shape[-3]
     scale = abs(p['scale']) if 'scale' in p else 1 / np.sqrt(p['q'].shape[-1])
     keep = 1 / (1 - p.get('dropout_p', 0))
@@ -295,9 +298,9 @@ def tolerances(case, size):
     return {
         'out': (max(limit[0], as_out[0]) + blur_of(case, size), noise * v * keep + as_out[4]),
         'lse': (2.4e-7 if case.levels or case.extreme == 'sinks' else 0, 2e-5),
-        'dq': (limit[1], noise * scale * k * dz + limit[4]),
-        'dk': (limit[1], noise * scale * q * dz * group + limit[4]),
-        'dv': (limit[1], noise * dout * keep + limit[4]),
+        'dq': (limit[1], noise * scale * k * dz + as_grad[4]),
+        'dk': (limit[1], noise * scale * q * dz * group + as_grad[4]),
+        'dv': (limit[1], noise * dout * keep + as_grad[4]),
         'dbias': (limit[2], noise * dz + limit[4]),
         'dsinks': (limit[2], noise * dz + limit[4]),
         'dalibi_slopes': (limit[2], noise * dz * max(Sq, Sk) + limit[4]),
@@ -397,7 +400,7 @@ def check(case, ask):
     try:
         if not case.back:
             want, size = oracle.forward(p)
-            got, _ = post('/v1/attention/forward', case.members)
+            got, answer = post('/v1/attention/forward', case.members)
             bound = {'lse': np.maximum(blur_of(case, size), bounds.of_lse(p, case.exact))}
         else:
             members = dict(case.members)
@@ -409,12 +412,12 @@ def check(case, ask):
             if case.base_2:
                 return check_base_2(case, members, exact, size, post)
             if case.context:
-                forward = {n: v for n, v in members.items() if n not in ('dout', 'dlse', 'outputs', 'deterministic')}
+                forward = {n: v for n, v in members.items() if n not in ('dout', 'dlse', 'outputs', 'deterministic', 'grad_dtype')}
                 forward.update(save=True, out_dtype=case.out_dtype)
                 context = post('/v1/attention/forward', forward)[1]['context']
-                members = {n: v for n, v in members.items() if n in ('dout', 'dlse', 'outputs', 'deterministic', 'encoding')}
+                members = {n: v for n, v in members.items() if n in ('dout', 'dlse', 'outputs', 'deterministic', 'grad_dtype', 'encoding')}
                 members['context'] = context
-            got, _ = post('/v1/attention/backward', members)
+            got, answer = post('/v1/attention/backward', members)
             want = oracle.backward(p)
             bound = bounds.of_gradients(p, case.dtype, case.out_dtype, case.give, case.exact)
     except Refused as e:
@@ -423,7 +426,9 @@ def check(case, ask):
     for name in want:
         if name not in got:
             return f'{name}: missing'
-        dtype = case.out_dtype if name == 'out' else case.dtype if name in ('dq', 'dk', 'dv') else 'float32'
+        dtype = case.out_dtype if name == 'out' else case.grad_dtype if name in ('dq', 'dk', 'dv') else 'float32'
+        if answer[name]['dtype'] != dtype:
+            return f'{name}: dtype is {answer[name]["dtype"]}, must be {dtype}'
         why = differs(name, got[name], overflowed(want[name], got[name], dtype, limits[name][0]), bound.get(name, 0.0), limits[name])
         if why:
             return why

@@ -29,7 +29,7 @@ DTYPES = {'float32': 'float32', 'f32': 'float32', 'fp32': 'float32', 'float16': 
 TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seqlens_q', 'cu_seqlens_k', 'seqlens_k', 'page_table', 'mask_startend_rows',
            'q_scale', 'k_scale', 'v_scale', 'dout', 'out', 'lse', 'dlse')
 OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
-           'save', 'timeout_ms', 'deterministic', 'context')
+           'save', 'timeout_ms', 'deterministic', 'grad_dtype', 'context')
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}  # golden.py's, of the largest value here
 WILD = 1e4       # inputs beyond it overflow somewhere, or leave nothing of a difference; of q and k, what counts is their product
@@ -92,7 +92,7 @@ def raw_tensor(shape, dtype, raw):
     return {'shape': shape, 'dtype': dtype, 'data': base64.b64encode(raw).decode()}
 
 
-WORDS = ('layout', 'alignment', 'encoding', 'out_dtype', 'context')
+WORDS = ('layout', 'alignment', 'encoding', 'out_dtype', 'grad_dtype', 'context')
 
 
 def option_of(name, text):
@@ -301,7 +301,8 @@ class Problem:
                  'window': lambda x: isinstance(x, list) and len(x) == 2 and all(is_int(n) and n >= -1 for n in x),
                  'alignment': lambda x: x in ('bottom_right', 'top_left'), 'softcap': lambda x: number(x) and x >= 0,
                  'dropout_p': lambda x: number(x) and 0 <= x < 1, 'seed': lambda x: is_int(x) and 0 <= x < 2**64,
-                 'out_dtype': lambda x: isinstance(x, str) and DTYPES.get(x.lower()) in RTOL,
+                 'out_dtype': lambda x: not back and isinstance(x, str) and DTYPES.get(x.lower()) in RTOL,
+                 'grad_dtype': lambda x: back and isinstance(x, str) and DTYPES.get(x.lower()) in RTOL,
                  'outputs': lambda x: isinstance(x, list) and all(isinstance(n, str) for n in x),
                  'encoding': lambda x: x in ('base64', 'array'), 'verify': lambda x: x == 'all' or is_int(x) and x >= 0,
                  'save': lambda x: isinstance(x, bool), 'timeout_ms': lambda x: is_int(x) and x >= 1,
@@ -315,7 +316,7 @@ class Problem:
         if 'context' in o:
             need(back, 'context in a forward')
             need(o['context'] in contexts, f'no such context: {o["context"]!r}')
-            need(set(members) <= {'context', 'dout', 'dlse', 'deterministic', 'outputs', 'encoding', 'timeout_ms'}, 'members beside context')
+            need(set(members) <= {'context', 'dout', 'dlse', 'deterministic', 'grad_dtype', 'outputs', 'encoding', 'timeout_ms'}, 'members beside context')
             saved = contexts[o['context']]
             self.values = {**{n: v for n, v in saved.values.items()}, **self.values}
             self.dtypes = {**saved.dtypes, **self.dtypes}
@@ -328,6 +329,7 @@ class Problem:
         q, k, v = (self.values[n] for n in 'qkv')
         need(all(self.values[n].ndim == 4 for n in 'qkv'), 'dimensions')
         need(all(self.dtypes[n] in RTOL for n in 'qkv') and len({self.dtypes[n] for n in 'qkv'}) == 1, 'dtypes of q, k, v')
+        need('grad_dtype' not in o or DTYPES[o['grad_dtype'].lower()] in ('float32', self.dtypes['q']), 'grad_dtype')
         if o.get('layout') == 'bhsd':
             q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         need(q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1:3] == v.shape[1:3] and q.shape[3] == k.shape[3], 'shapes of q, k, v')
@@ -422,6 +424,8 @@ def check_tensor(name, t, problem, want):
     if isinstance(t['data'], list) != problem.array:
         return f'{name}: the encoding that was not asked for'
     got = wire.value(t)
+    if name in ('dq', 'dk', 'dv') and t['dtype'] != DTYPES[problem.options.get('grad_dtype', problem.dtypes['q']).lower()]:
+        return f'{name}: dtype {t["dtype"]} was not asked for'
     if want is None:
         return ''
     values, magnitude = want

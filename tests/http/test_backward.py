@@ -147,6 +147,68 @@ def test_requests(server):
         assert all(one[n] == many[n] for n in ('dq', 'dk', 'dv'))
 
 
+# ---- dtypes of gradients ---------------------------------------------------------------------------------------------
+
+GRADIENTS = ('dq', 'dk', 'dv')
+
+
+def rounds_to(wide, narrow):
+    """Is one answer the other before it was rounded to 16 bits?"""
+    for name in GRADIENTS:
+        assert wide[name]['dtype'] == 'float32' and wide[name]['shape'] == narrow[name]['shape'], name
+        assert tensor(value(wide[name]), narrow[name]['dtype']) == narrow[name], name
+
+
+@pytest.mark.parametrize('layout', ['bshd', 'bhsd'])
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_float32_gradients_round_to_those_in_16_bits_and_are_closer_to_the_truth(server, dtype, layout):
+    members, x = random_problem(rng(20), B=2, Sq=33, Sk=41, H=4, Hk=2, D=16, Dv=8, dtype=dtype, layout=layout, back=True, causal=True, deterministic=True)
+    narrow, wide = ok(server.backward(**members)), ok(server.backward(**members, grad_dtype='float32'))
+    assert all(narrow[n] == ok(server.backward(**members, grad_dtype=dtype))[n] for n in GRADIENTS)
+    rounds_to(wide, narrow)
+    _, _, *want, _ = ref.backward(x['q'], x['k'], x['v'], x['dout'], causal=True)
+    for name, truth in zip(GRADIENTS, want, strict=True):
+        truth = truth.swapaxes(1, 2) if layout == 'bhsd' else truth
+        error = [np.linalg.norm(value(a[name]) - truth) for a in (wide, narrow)]
+        assert error[0] < error[1], name
+
+
+def test_float32_gradients_of_packed_sequences(server):
+    members, _ = random_problem(rng(21), Sq=12, H=4, Hk=2, D=16, dtype='bfloat16', back=True, deterministic=True)
+    for name in ('q', 'k', 'v', 'dout'):
+        members[name]['shape'] = members[name]['shape'][1:]
+    members.update({n: tensor([0, 5, 5, 12], 'int32') for n in ('cu_seqlens_q', 'cu_seqlens_k')})
+    rounds_to(ok(server.backward(**members, grad_dtype='float32')), ok(server.backward(**members)))
+
+
+def test_other_gradients_are_float32_whatever_is_asked(server):
+    members, _ = random_problem(rng(22), H=2, dtype='float16', back=True)
+    more = dict(bias=tensor(np.zeros((1, 2, 5, 5)), 'float16'), sinks=tensor([0, 1]), alibi_slopes=tensor([0.5, 0.25]),
+                outputs=['dq', 'dbias', 'dsinks', 'dalibi_slopes'])
+    for asked, dtype in (({}, 'float16'), ({'grad_dtype': 'float16'}, 'float16'), ({'grad_dtype': 'float32'}, 'float32')):
+        a = ok(server.backward(**members, **more, **asked))
+        assert [a[n]['dtype'] for n in more['outputs']] == [dtype, 'float32', 'float32', 'float32']
+
+
+def test_each_problem_of_an_envelope_has_its_own_dtype_of_gradients(server):
+    members, _ = random_problem(rng(23), D=16, dtype='bfloat16', back=True, deterministic=True)
+    asked = [{}, {'grad_dtype': 'float32'}, {'grad_dtype': 'float16'}, {'out_dtype': 'float32'}]
+    narrow, wide, *refused = ok(server.post('/v1/attention/backward', {'requests': [{**members, **a} for a in asked]}))['responses']
+    rounds_to(wide, narrow)
+    assert [r['error']['pointer'] for r in refused] == ['/requests/2/grad_dtype', '/requests/3/out_dtype']
+
+
+def test_float32_gradients_of_a_context(server):
+    members, _ = random_problem(rng(24), B=2, Sq=9, H=4, Hk=2, D=16, dtype='float16', back=True, causal=True)
+    dout = members.pop('dout')
+    first, second = (ok(server.forward(**members, save=True))['context'] for _ in range(2))
+    refused = server.backward(context=first, dout=dout, grad_dtype='bfloat16')
+    assert (refused.status, refused.json()['pointer']) == (400, '/grad_dtype'), refused
+    assert refused.json()['detail'] == "grad_dtype: is bfloat16, must be float32 or float16, q's dtype"
+    rounds_to(ok(server.backward(context=first, dout=dout, grad_dtype='float32', deterministic=True)),  # it was not used up
+              ok(server.backward(context=second, dout=dout, deterministic=True)))
+
+
 # ---- contexts --------------------------------------------------------------------------------------------------------
 
 def test_a_saved_forward_serves_one_backward(server):

@@ -65,7 +65,7 @@ def members_of_the_contract():
         rows = re.findall(r'^    X\((\w+), (IN|OUT|IN_BACK|OUT_BACK),', f.read(), re.M)
     options = {'layout', 'scale', 'causal', 'window', 'alignment', 'softcap', 'dropout_p', 'seed', 'outputs', 'encoding'}
     forward = {n for n, role in rows if role == 'IN'} | options | {'out_dtype', 'verify', 'save'}
-    backward = {n for n, role in rows if role in ('IN', 'IN_BACK')} | options | {'out', 'lse', 'context', 'deterministic'}
+    backward = {n for n, role in rows if role in ('IN', 'IN_BACK')} | options | {'out', 'lse', 'context', 'deterministic', 'grad_dtype'}
     return {'forward': forward, 'backward': backward}
 
 

@@ -95,6 +95,15 @@ def test_every_kind_of_tensor_and_option(server):
     same(ask(server, FORWARD, write(tensors, {**options, 'layout': 'bhsd', 'alignment': 'top_left', 'out_dtype': 'F16'})), want)  # bare words
 
 
+def test_gradients_in_float32(server):
+    members, _ = wire.random_problem(np.random.default_rng(1), B=2, Sq=7, Sk=9, H=4, Hk=2, D=8, dtype='bfloat16', back=True, grad_dtype='float32')
+    want = server.post(BACKWARD, members).json()
+    assert {want[n]['dtype'] for n in ('dq', 'dk', 'dv')} == {'float32'}
+    tensors, options = split(members)
+    same(ask(server, BACKWARD, write(tensors, options)), want)
+    same(ask(server, BACKWARD, write(tensors, {'grad_dtype': 'F32'})), want)  # a bare word
+
+
 def test_packed_sequences(server):
     rng = np.random.default_rng(3)
     members = {n: wire.tensor(rng.standard_normal((12, 2, 8)), 'float16') for n in 'qkv'}

@@ -119,7 +119,7 @@ def body(arrays, region='in', shared=None, outputs=None, **members):
     """A request whose inputs lie in a region one behind the other; others than `shared` come as numbers."""
     inputs, at = [], 0
     for name, a in arrays.items():
-        one = {'name': name, 'shape': list(a.shape), 'datatype': {'f': 'FP32', 'i': 'INT32'}[a.dtype.kind]}
+        one = {'name': name, 'shape': list(a.shape), 'datatype': {'f4': 'FP32', 'f2': 'FP16', 'i4': 'INT32'}[a.dtype.str[1:]]}
         if shared is None or name in shared:
             one['parameters'] = place(region, a.nbytes, at)
             at += a.nbytes
@@ -591,6 +591,19 @@ def test_a_saved_context_does_not_keep_regions(shm_server, shm):
     want = np.frombuffer(by_json(shm_server, {**arrays, **dout}, 'backward')['dq'], np.float32)  # which recomputes what was saved
     assert np.allclose(np.frombuffer(three.read(), np.float32), want, atol=1e-5)
     assert eventually(lambda: shm_server.metric('attnd_staging_bytes', kind='used') == 0)
+
+
+def test_float32_gradients_of_16_bit_inputs_take_four_bytes_each(shm_server, shm):
+    r = np.random.default_rng(5)
+    arrays = {n: r.standard_normal((1, 4, 2, 8)).astype(np.float16) for n in ('q', 'k', 'v', 'dout')}
+    one, path = shm(256), INFER.replace('forward', 'backward')
+    assert register(shm_server, 'dq', one.name, 256).status == 200
+    asked = {'grad_dtype': 'float32', 'deterministic': True}
+    refused(infer(shm_server, arrays, shared=(), path=path, parameters=asked, outputs={'dq': place('dq', 255)}), 400, 'dq: has 256 bytes')
+    assert infer(shm_server, arrays, shared=(), path=path, parameters=asked, outputs={'dq': place('dq', 256)}).status == 200
+    wide = np.frombuffer(one.read(), np.float32)
+    assert infer(shm_server, arrays, shared=(), path=path, parameters={'deterministic': True}, outputs={'dq': place('dq', 128)}).status == 200
+    assert np.array_equal(np.frombuffer(one.read(128), np.float16), wide.astype(np.float16))
 
 
 def test_verified_outputs_and_numbers_beside_shared_memory(shm_server, shm):

@@ -70,7 +70,8 @@ namespace {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-template <typename T, class X> struct gradients {
+/* R: of dK and dV in memory, T or float. It is no branch: with one, ptxas serialises products. */
+template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
     const plan &p;
@@ -435,13 +436,16 @@ template <typename T, class X> struct gradients {
         const int64_t line = x.s.k_start + x.j0 + row;
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
-        T *const rows = (T *)to.data + attn_at(&to, x.b, x.hk, line);
+        R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
+        if constexpr (std::is_same<R, float>::value)
+            store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, me.lane);
+        else
 #pragma unroll
-        for (int n = 0; n < CHUNKS; n++) {
-            store_rows<T, 64>(rows + n * 64, to.row, x.rows - row, width - n * 64, *(const float(*)[32])(sums + n * 32),
-                              staging, me.lane);
-            __syncwarp();
-        }
+            for (int n = 0; n < CHUNKS; n++) {
+                store_rows<T, 64>(rows + n * 64, to.row, x.rows - row, width - n * 64,
+                                  *(const float(*)[32])(sums + n * 32), staging, me.lane);
+                __syncwarp();
+            }
     }
 
     /* dK or dV, times `factor`, to memory. Is all of it finite? */
@@ -596,7 +600,7 @@ template <class X> static __device__ __noinline__ void repair_own_keys(const pla
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-template <typename T, class X>
+template <typename T, class X, typename R>
 __global__ void __launch_bounds__(X::THREADS, 1)
     backward_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ plan p, const __grid_constant__ maps m)
 {
@@ -630,7 +634,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         else if (warp == 1 || warp == 2) sender<X>{ a, p, sm, warp - 1 }.run();
     } else {
         setmaxnreg_inc<X::CONSUMER>();
-        gradients<T, X>(a, p, sm, wg - 1).run();
+        gradients<T, X, R>(a, p, sm, wg - 1).run();
         /* prepare_ahead, which has long ended; but the kernel after this one waits for this one's end alone. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
@@ -739,14 +743,14 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     return cudaSuccess;
 }
 
-template <typename T, class X> cudaError_t launch(const backward_job &job)
+template <typename T, class X, typename R> cudaError_t launch(const backward_job &job)
 {
     const attn_dims &d = job.run.args.g.dims;
     maps m;
     if (!make_maps<X>(m, job.run.args.g)) return cudaErrorInvalidValue;
     plan p;
     cudaError_t code = make_plan(job, p);
-    if (code == cudaSuccess) code = allow_shared<backward_tiles<T, X>>(sizeof(shared<X>));
+    if (code == cudaSuccess) code = allow_shared<backward_tiles<T, X, R>>(sizeof(shared<X>));
     if (code != cudaSuccess) return code;
     if (X::OPTIONS && p.mask.bounds) {
         const int64_t warps = d.B * p.mask_heads * p.mask.key_tiles;
@@ -762,18 +766,21 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
     code = cudaPeekAtLastError();
     if (code != cudaSuccess) return code;
     const int blocks = p.begun ? job.chip->multiprocessors : std::min(p.order.tiles, job.chip->multiprocessors);
-    return launch_dependent(backward_tiles<T, X>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
+    return launch_dependent(backward_tiles<T, X, R>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
                             m);
 }
 
 struct shape_row {
     int D;
     form takes;
-    cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
+    cudaError_t (*launch[2][2])(const backward_job &); /* bfloat16, float16; dK and dV in the same, or in float32 */
 };
 template <class X> constexpr shape_row row()
 {
-    return { X::D, X::FORM, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+    return { X::D,
+             X::FORM,
+             { { launch<__nv_bfloat16, X, __nv_bfloat16>, launch<__nv_bfloat16, X, float> },
+               { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
 
 /* By backward_class(). */
@@ -794,6 +801,7 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false; /* units, and words of the account */
+    if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
     if (backward_bytes(chip, plan, true) == 0) return false;
     plan->workspace_bytes = (size_t)layout_of(chip, plan).bytes;
@@ -810,17 +818,20 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     if (code != cudaSuccess) return code;
     job.run.tiles_now = takes_step(chip, tile_seconds(chip, plan));
     const uint64_t options = plan->features & OPTIONS;
+    const auto is_float = [](const attn_tensor &t) { return t.rank && t.dtype == ATTN_F32; };
+    const bool floats = is_float(plan->problem->dk) || is_float(plan->problem->dv);
     const form takes = !options ? PLAIN : options == ATTN_OPTION_BIT(SOFTCAP) ? CAPPED : WITH_OPTIONS;
     for (const shape_row &x : shapes)
         if (job.run.tiles_now && x.D == backward_class(d) && x.takes == takes)
-            code = x.launch[plan->problem->q.dtype == ATTN_F16](job);
+            code = x.launch[plan->problem->q.dtype == ATTN_F16][floats](job);
     job.run.scratch.sums = nullptr; /* there is nothing left for finish */
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                           ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) |
-                          ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC) | OPTIONS;
+                          ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC) |
+                          OPTIONS;
 
 } // namespace
 

@@ -163,8 +163,8 @@ template <typename T, class X> struct half_of_keys {
         const bool any = __any_sync(0xffffffff, !finish_rows(sums, factors));
         if (me.lane == 0) p.nonfinite[t * 8 + me.w * 4 + me.warp] = any;
         if (view.data)
-            store_rows<T, N>((T *)view.data + attn_at(&view, x.b, x.hk, x.s.k_start + x.j0 + row), view.row,
-                             x.rows - row, (int)width, sums, staging + row * N, me.lane);
+            store_gradient<T, N>(view, attn_at(&view, x.b, x.hk, x.s.k_start + x.j0 + row), x.rows - row, (int)width,
+                                 sums, staging + row * N, me.lane);
     }
 };
 
@@ -570,7 +570,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                           ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) |
-                          ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC);
+                          ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC);
 
 } // namespace
 

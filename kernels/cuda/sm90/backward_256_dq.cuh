@@ -251,8 +251,8 @@ template <typename T, class X> struct query_gradients {
         const attn_view &dq = a.g.view[ATTN_T_dq];
         const bool any = __any_sync(0xffffffff, !finish_rows(dQ, scale));
         if (me.lane == 0) p.nonfinite_queries[t * 8 + me.w * 4 + me.warp] = any;
-        store_rows<T, X::D>((T *)dq.data + attn_at(&dq, x.b, x.h, x.s.q_start + row), dq.row, count, (int)a.g.dims.D,
-                            dQ, sm.Q[me.w] + me.warp * 16 * X::D, me.lane);
+        store_gradient<T, X::D>(dq, attn_at(&dq, x.b, x.h, x.s.q_start + row), count, (int)a.g.dims.D, dQ,
+                                sm.Q[me.w] + me.warp * 16 * X::D, me.lane);
     }
 
     DEVICE void run(int t)

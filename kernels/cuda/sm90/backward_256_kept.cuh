@@ -107,8 +107,7 @@ template <typename T, class X> struct sums_of_kept {
         const attn_view &dq = a.g.view[ATTN_T_dq];
         const bool any = __any_sync(0xffffffff, !finish_rows(dQ, scale));
         if (me.lane == 0) p.nonfinite_queries[t * 8 + me.w * 4 + me.warp] = any;
-        store_rows<T, X::D>((T *)dq.data + attn_at(&dq, x.b, x.h, row), dq.row, x.Sq - row, (int)a.g.dims.D, dQ,
-                            me.lane);
+        store_gradient<T, X::D>(dq, attn_at(&dq, x.b, x.h, row), x.Sq - row, (int)a.g.dims.D, dQ, me.lane);
     }
 
     DEVICE void run(int t)

@@ -62,7 +62,7 @@ template <typename T, class X> struct dq_writer {
                 for (int n = 0; n < X::D / 8; n++)
                     *(float4 *)&sums[row][n / 8][n % 8 * 4] = load_4(from + fragment_at<X::D>(first + row * 16, n * 8));
             const attn_view &dq = a.g.view[ATTN_T_dq];
-            T *const to = (T *)dq.data + attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
+            const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
                 /* No block has come to this part: its queries see no key, and dQ is 0. */
@@ -75,8 +75,8 @@ template <typename T, class X> struct dq_writer {
 #pragma unroll
                     for (int i = 0; i < 32; i++) piece[i] = begun ? piece[i] : 0;
                     finite &= finish_rows(piece, factors);
-                    store_rows<T, 64>(to + row * 16 * dq.row + chunk * 64, dq.row, count - row * 16,
-                                      (int)a.g.dims.D - chunk * 64, piece, staging, lane);
+                    store_gradient<T, 64>(dq, to + row * 16 * dq.row + chunk * 64, count - row * 16,
+                                          (int)a.g.dims.D - chunk * 64, piece, staging, lane);
                     __syncwarp();
                 }
             }

@@ -198,6 +198,31 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
+/* The same in float32, straight from registers: four lanes write 32 bytes of a row. */
+template <int D>
+DEVICE void store_floats(float *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
+{
+    const int i = lane / 4;
+    rows += i * stride + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++, rows += 8 * stride)
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            if (half * 8 < count - i && n * 8 < Dv)
+                *(float2 *)(rows + n * 8) = make_float2(O[n * 4 + half * 2], O[n * 4 + half * 2 + 1]);
+}
+
+/* Rows of a gradient, from its element `at` on, in float32 where the tensor is that, else in T. The last arguments are
+ * those of store_rows(): shared memory, or none, and the lane. */
+template <typename T, int D, class... REST>
+DEVICE void store_gradient(const attn_view &to, int64_t at, int count, int width, const float (&sums)[D / 2],
+                           REST... rest)
+{
+    if (to.dtype == ATTN_F32)
+        store_floats<D>((float *)to.data + at, to.row, count, width, sums, (int)(threadIdx.x % 32));
+    else store_rows<T, D>((T *)to.data + at, to.row, count, width, sums, rest...);
+}
+
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
 /* There is a flag per tile of work and warp of 16 rows in it. The warps of the grid go over them, 32 at a time:

@@ -151,8 +151,13 @@ static void test_outputs_have_the_shapes_of_the_contract(void **state)
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
         struct fixture f;
         attn_tensor t;
+        const bool back = cases[n].spec.op == ATTN_OP_BACKWARD;
         fixture_make(&f, &cases[n].spec);
-        assert_int_equal(attn_output(&f.p, cases[n].id, ATTN_BF16, &t, NULL), ATTN_OK);
+        if (back) {
+            assert_int_equal(attn_output(&f.p, cases[n].id, ATTN_F32, &t, NULL), ATTN_OK);
+            assert_int_equal(t.dtype, ATTN_F32);
+        }
+        assert_int_equal(attn_output(&f.p, cases[n].id, back ? f.p.q.dtype : ATTN_BF16, &t, NULL), ATTN_OK);
         if (t.dtype != cases[n].dtype || t.rank != cases[n].rank ||
             memcmp(t.shape, cases[n].shape, (size_t)t.rank * sizeof *t.shape) || t.data)
             fail_msg("%s: dtype %s, rank %d, [%lld, %lld, %lld, %lld]", cases[n].name, attn_dtype_name(t.dtype), t.rank,
@@ -166,7 +171,7 @@ static void test_outputs_that_do_not_exist_are_named(void **state)
     static const struct {
         attn_op op;
         attn_tensor_id id;
-        attn_dtype out_dtype;
+        attn_dtype dtype;
         attn_status status;
         const char *text;
     } cases[] = {
@@ -177,6 +182,7 @@ static void test_outputs_that_do_not_exist_are_named(void **state)
           "outputs: dsinks needs sinks, which is not given" },
         { ATTN_OP_FORWARD, ATTN_T_out, ATTN_F8E4M3, ATTN_INVALID,
           "out_dtype: is float8_e4m3fn, must be float32, float16 or bfloat16" },
+        { ATTN_OP_BACKWARD, ATTN_T_dq, ATTN_F16, ATTN_INVALID, "grad_dtype: is float16, must be float32, q's dtype" },
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
@@ -185,7 +191,7 @@ static void test_outputs_that_do_not_exist_are_named(void **state)
         attn_tensor t;
         attn_error err;
         fixture_make(&f, &s);
-        assert_int_equal(attn_output(&f.p, cases[n].id, cases[n].out_dtype, &t, &err), cases[n].status);
+        assert_int_equal(attn_output(&f.p, cases[n].id, cases[n].dtype, &t, &err), cases[n].status);
         assert_string_equal(err.text, cases[n].text);
         fixture_clear(&f);
     }
@@ -352,6 +358,12 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     backward.out = backward.dout = attn_tensor_make(NULL, ATTN_F32, 4, (int64_t[]){ 1, 8, 4, 64 });
     assert_int_equal(attn_features(&backward), basic | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(dout) |
                                                    ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE));
+    for (int id = ATTN_T_dq; id <= ATTN_T_dv; id++) {
+        attn_problem wide = plain;
+        wide.op = ATTN_OP_BACKWARD;
+        wide.tensor[id] = attn_tensor_make(NULL, ATTN_F32, 4, (int64_t[]){ 1, 8, 4, 64 });
+        assert_int_equal(attn_features(&wide), basic | UINT64_C(1) << id | ATTN_OPTION_BIT(GRAD_DTYPE));
+    }
     attn_problem fp8 = plain;
     fp8.out = plain.q;
     fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is float8's own */

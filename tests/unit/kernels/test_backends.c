@@ -628,6 +628,7 @@ static struct spec random_spec(uint64_t seed)
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.06)) s.D = rng_between(&r, 1, 576), s.Dv = rng_between(&r, 1, 576);
     if (s.op == ATTN_OP_FORWARD && s.dtype != ATTN_F8E4M3 && rng_chance(&r, 0.12))
         s.fp8_keys = true, s.fp8_scales = rng_chance(&r, 0.7);
+    if (s.op == ATTN_OP_BACKWARD) s.float_grads = rng_chance(&r, 0.3);
     return s;
 }
 
@@ -675,6 +676,93 @@ static void test_grid_agrees_with_the_reference(void **state)
                 }
     assert_int_equal(failed, 0);
     assert_int_not_equal(ran, 0);
+}
+
+/* dq, dk and dv once in the inputs' dtype and once in float32: how many numbers of the latter do not round to the former,
+ * how many are no numbers of 16 bits, and the squares of both errors. */
+struct widened {
+    int64_t unlike, nonzero, finer;
+    double wide2, narrow2;
+};
+
+static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, const attn_tensor *want,
+                            struct widened *x)
+{
+    for (int64_t n = tensor_elements(wide), e = 0; e < n; e++) {
+        const double is = tensor_get(wide, e), rounded = tensor_get(narrow, e), must = tensor_get(want, e);
+        const uint16_t bits = narrow->dtype == ATTN_F16 ? attn_f16_from_double(is) : attn_bf16_from_double(is);
+        x->unlike += bits != ((const uint16_t *)narrow->data)[tensor_offset(narrow, e)];
+        x->nonzero += is != 0;
+        x->finer += is != rounded;
+        x->wide2 += (is - must) * (is - must);
+        x->narrow2 += (rounded - must) * (rounded - must);
+    }
+}
+
+/* dq may be summed in any order where it need not be deterministic: its bits are then those of one run alone. */
+static bool widens(const struct spec *narrow_spec)
+{
+    struct spec wide_spec = *narrow_spec;
+    struct fixture narrow, wide, want, before;
+    struct widened x = { 0 };
+    char why[400] = "";
+    wide_spec.float_grads = true;
+    fixture_make(&narrow, narrow_spec);
+    fixture_make(&wide, &wide_spec);
+    fixture_copy(&want, &wide), fixture_copy(&before, &wide);
+    run_reference(&want.p);
+    fixture_run(&bench, &narrow);
+    fixture_run(&bench, &wide);
+    bool good = fixture_intact(&wide, &before, why, sizeof why);
+    for (int id = narrow_spec->any_order ? ATTN_T_dk : ATTN_T_dq; id <= ATTN_T_dv; id++)
+        compare_widened(&wide.p.tensor[id], &narrow.p.tensor[id], &want.p.tensor[id], &x);
+    if (x.unlike || x.finer * 2 < x.nonzero || !(x.wide2 < x.narrow2)) {
+        snprintf(why, sizeof why,
+                 "%lld of %lld numbers round to others than 16-bit gradients, %lld are finer; errors %.3g and %.3g",
+                 (long long)x.unlike, (long long)x.nonzero, (long long)x.finer, sqrt(x.wide2), sqrt(x.narrow2));
+        good = false;
+    }
+    if (!good) {
+        fprintf(stderr, "%s: %s\n", narrow_spec->name, why);
+        spec_print(stderr, &wide_spec);
+    }
+    fixture_clear(&narrow), fixture_clear(&wide), fixture_clear(&want), fixture_clear(&before);
+    return good;
+}
+
+/* A kernel that rounds its sums to 16 bits at the end leaves that out for float32, and changes nothing else. */
+static void test_float32_gradients_round_to_those_of_16_bits(void **state)
+{
+    /* clang-format off: a row is a line */
+    static const struct spec cases[] = {
+        SPEC(.name = "float32 gradients", SIZES(67, 133, 0), HEADS(2, 1)),
+        SPEC(.name = "float32 gradients, causal, bhsd", SIZES(130, 130, 0), .B = 2, .causal = true,
+             .layout = ATTN_BHSD),
+        SPEC(.name = "float32 gradients, dq in any order", SIZES(200, 150, 0), HEADS(2, 1), .any_order = true),
+        SPEC(.name = "float32 gradients, window, sinks", SIZES(90, 140, 0), WINDOW(40, 13), .sinks = 1),
+        SPEC(.name = "float32 gradients, softcap", SIZES(70, 130, 0), .softcap = 5),
+        SPEC(.name = "float32 gradients, softcap, ALiBi", SIZES(70, 130, 0), .softcap = 5, .alibi = 1, .causal = true),
+        SPEC(.name = "float32 gradients, bias, dropout", SIZES(67, 70, 0), .bias = 1 + 7, .dropout_p = 0.3, .seed = 7),
+        SPEC(.name = "float32 gradients, seqlens_k", SIZES(67, 133, 0), .B = 3, .seqlens_k = true),
+        SPEC(.name = "float32 gradients, strided", SIZES(67, 90, 0), .strided = true),
+        SPEC(.name = "float32 gradients, dout of another dtype", SIZES(67, 90, 0), .out_dtype = ATTN_F16),
+        SPEC(.name = "float32 gradients, packed", HEADS(4, 2), .causal = true, .sequences = 4,
+             .q_lengths = { 67, 0, 35, 3 }, .k_lengths = { 133, 9, 1, 200 }),
+    };
+    /* clang-format on */
+    static const int head_sizes[][2] = { { 33, 40 }, { 64, 64 }, { 128, 128 }, { 192, 128 }, { 256, 256 } };
+    int failed = 0;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        for (size_t n = 0; n < ARRAY_SIZE(head_sizes); n++) {
+            struct spec s = cases[i];
+            s.op = ATTN_OP_BACKWARD;
+            s.dtype = s.out_dtype == ATTN_F16 || (i + n) % 2 ? ATTN_BF16 : ATTN_F16;
+            if (s.out_dtype == ATTN_F32) s.out_dtype = s.dtype;
+            s.D = head_sizes[n][0], s.Dv = head_sizes[n][1];
+            if (is_ours() && !widens(&s)) failed++;
+        }
+    assert_int_equal(failed, 0);
 }
 
 /* A kernel may begin a block's next work (queries of a head) while it ends the one at hand, also where that is of queries
@@ -2563,6 +2651,7 @@ int main(void)
         cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),
         cmocka_unit_test(test_one_key_has_a_probability_of_one),
         cmocka_unit_test(test_one_key_has_p_1_to_the_last_bit),
+        cmocka_unit_test(test_float32_gradients_round_to_those_of_16_bits),
         cmocka_unit_test(test_work_in_steps_has_the_bits_of_work_at_once),
         cmocka_unit_test(test_work_that_sees_no_keys_between_other_work),
         cmocka_unit_test(test_float8_without_lse_agrees_with_the_reference),

@@ -581,7 +581,8 @@ static void test_results_and_gradients(void **state)
     SAYS(backward, INVALID, "/dalibi_slopes/shape", "dalibi_slopes: shape [8] has 1 dimensions, must have 2: [B, H]",
          p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2, 8);
          p.dalibi_slopes = TENSOR(zeros, ATTN_F32, 8));
-    SAYS(backward, INVALID, "/dq/dtype", "dq: dtype is float32, must be float16 as q's", p.dq.dtype = ATTN_F32);
+    SAYS(backward, INVALID, "/dq/dtype", "dq: dtype is bfloat16, must be float16 as q's, or float32",
+         p.dq.dtype = ATTN_BF16);
     SAYS(backward, INVALID, "/dk/shape/2", "dk: shape[2] is 8, must be 2, the heads of k", p.dk.shape[2] = 8);
     SAYS(backward, INVALID, "/dlse/shape/2", "dlse: shape[2] is 4, must be 3, the queries of q",
          p.dlse = TENSOR(zeros, ATTN_F32, 2, 8, 4));
@@ -766,9 +767,9 @@ static void test_a_shape_as_a_client_reads_it(void **state)
         { ATTN_T_lse, "float32 [B, H, Sq]" },
         { ATTN_T_dout, "out's shape" },
         { ATTN_T_dlse, "float32, lse's shape" },
-        { ATTN_T_dq, "q's shape" },
-        { ATTN_T_dk, "k's shape" },
-        { ATTN_T_dv, "v's shape" },
+        { ATTN_T_dq, "float32 or q's dtype, q's shape" },
+        { ATTN_T_dk, "float32 or q's dtype, k's shape" },
+        { ATTN_T_dv, "float32 or q's dtype, v's shape" },
         { ATTN_T_dsinks, "float32, sinks's shape" },
         { ATTN_T_dbias, "float32, bias's shape" },
         { ATTN_T_dalibi_slopes, "float32, alibi_slopes's shape" },

@@ -164,8 +164,8 @@ static inline char *decoded_text(const struct decoded *d)
                 (int)p->op, (int)p->layout, (int)p->alignment, p->has_scale, p->scale, p->softcap, p->causal,
                 (long long)p->window_left, (long long)p->window_right, p->dropout_p, (unsigned long long)p->seed,
                 p->deterministic);
-        fprintf(f, "out_dtype %d %d outputs %llx encoding %d verify %lld save %d context '%s' timeout %lld\n",
-                item->has_out_dtype, (int)item->out_dtype, (unsigned long long)item->outputs, (int)item->encoding,
+        fprintf(f, "result_dtype %d %d outputs %llx encoding %d verify %lld save %d context '%s' timeout %lld\n",
+                item->has_result_dtype, (int)item->result_dtype, (unsigned long long)item->outputs, (int)item->encoding,
                 (long long)item->verify_rows, item->save, item->context, (long long)item->timeout_ms);
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             const attn_tensor *t = &p->tensor[id];

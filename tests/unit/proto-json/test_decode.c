@@ -366,6 +366,16 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"deterministic\":true"), "/deterministic",
           "deterministic: belongs to backward, POST /v1/attention/backward; leave it out, the same kernel always gives "
           "the same bits" },
+        { FORWARD, O("\"grad_dtype\":\"float32\""), "/grad_dtype",
+          "grad_dtype: belongs to backward, POST /v1/attention/backward" },
+        { BACKWARD, OB("\"out_dtype\":\"float16\""), "/out_dtype",
+          "out_dtype: belongs to forward, POST /v1/attention/forward; the dtype of dq, dk and dv is 'grad_dtype'" },
+        { BACKWARD, OB("\"grad_dtype\":\"bfloat16\""), "/grad_dtype",
+          "grad_dtype: is bfloat16, must be float32 or float16, q's dtype" },
+        { BACKWARD, OB("\"grad_dtype\":\"bfloat16\",\"outputs\":[\"dsinks\"]"), "/grad_dtype",
+          "grad_dtype: is bfloat16, must be float32 or float16, q's dtype" },
+        { BACKWARD, OB("\"grad_dtype\":\"float64\""), "/grad_dtype",
+          "grad_dtype: is 'float64', must be float32, float16 or bfloat16" },
         { FORWARD, O("\"context\":\"a\""), "/context", "context: belongs to backward, POST /v1/attention/backward" },
         { BACKWARD, OB("\"save\":true"), "/save", "save: belongs to forward, POST /v1/attention/forward" },
         { BACKWARD, OB("\"verify\":1"), "/verify", "verify: belongs to forward, POST /v1/attention/forward" },
@@ -416,8 +426,8 @@ static void test_every_member_lands_where_it_belongs(void **state)
     assert_true(item->problem.softcap == 30.5);
     assert_true(item->problem.dropout_p == 0.125);
     assert_true(item->problem.seed == UINT64_MAX);
-    assert_true(item->has_out_dtype);
-    assert_int_equal(item->out_dtype, ATTN_F32);
+    assert_true(item->has_result_dtype);
+    assert_int_equal(item->result_dtype, ATTN_F32);
     assert_int_equal(item->outputs, UINT64_C(1) << ATTN_T_lse);
     assert_int_equal(item->encoding, PROTO_ARRAY);
     assert_int_equal(item->verify_rows, 16);
@@ -444,11 +454,19 @@ static void test_every_member_lands_where_it_belongs(void **state)
     assert_int_equal(item->problem.dv.shape[3], 1);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_BACKWARD,
-                    "{\"context\":\"Ab-9._z\"," DOUT
-                    ",\"outputs\":[\"dv\",\"dsinks\"],\"timeout_ms\":9,\"deterministic\":true}");
+    decode_all_ways(&d, ATTN_OP_BACKWARD, OB("\"grad_dtype\":\"F32\""));
     assert_int_equal(d.status, ATTN_OK);
     item = &d.call->items[0];
+    for (int id = ATTN_T_dq; id <= ATTN_T_dv; id++) assert_int_equal(item->problem.tensor[id].dtype, ATTN_F32);
+    decoded_clear(&d);
+
+    decode_all_ways(
+        &d, ATTN_OP_BACKWARD,
+        "{\"context\":\"Ab-9._z\"," DOUT
+        ",\"outputs\":[\"dv\",\"dsinks\"],\"timeout_ms\":9,\"deterministic\":true,\"grad_dtype\":\"float32\"}");
+    assert_int_equal(d.status, ATTN_OK);
+    item = &d.call->items[0];
+    assert_int_equal(item->result_dtype, ATTN_F32);
     assert_string_equal(item->context, "Ab-9._z");
     assert_int_equal(item->outputs, UINT64_C(1) << ATTN_T_dv | UINT64_C(1) << ATTN_T_dsinks);
     assert_int_equal(item->problem.dout.rank, 4);
@@ -470,7 +488,7 @@ static void test_what_is_not_said_has_its_default(void **state)
     assert_int_equal(item->problem.window_right, -1);
     assert_int_equal(item->problem.alignment, ATTN_BOTTOM_RIGHT);
     assert_int_equal(item->problem.layout, ATTN_BSHD);
-    assert_int_equal(item->out_dtype, ATTN_F16);
+    assert_int_equal(item->result_dtype, ATTN_F16);
     assert_int_equal(item->outputs, UINT64_C(1) << ATTN_T_out | UINT64_C(1) << ATTN_T_lse);
     assert_int_equal(item->problem.out.dtype, ATTN_F16);
     assert_int_equal(item->problem.out.shape[3], 1);
@@ -484,6 +502,7 @@ static void test_what_is_not_said_has_its_default(void **state)
     assert_int_equal(d.status, ATTN_OK);
     assert_int_equal(d.call->items[0].outputs,
                      UINT64_C(1) << ATTN_T_dq | UINT64_C(1) << ATTN_T_dk | UINT64_C(1) << ATTN_T_dv);
+    assert_int_equal(d.call->items[0].problem.dq.dtype, ATTN_F16);
     decoded_clear(&d);
 
     decode_all_ways(&d, ATTN_OP_FORWARD,
@@ -491,7 +510,7 @@ static void test_what_is_not_said_has_its_default(void **state)
                     "\"dtype\":\"FP8_E4M3\",\"data\":\"OA==\"},"
                     "\"v\":{\"shape\":[1,1,1,1],\"dtype\":\"Float8_E4M3FN\",\"data\":[448]}}");
     assert_int_equal(d.status, ATTN_OK);
-    assert_int_equal(d.call->items[0].out_dtype, ATTN_BF16);
+    assert_int_equal(d.call->items[0].result_dtype, ATTN_BF16);
     decoded_clear(&d);
 }
 

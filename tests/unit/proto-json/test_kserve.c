@@ -513,6 +513,10 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
             BODY(QKV "," INPUT("dout", "[1,2,2,1]", "\"data\":[1,2,3,4]"), ",\"parameters\":{\"deterministic\":true}"),
             0, ALL },
           "{" PLAIN_QKV "," PLAIN("dout", "[1,2,2,1]", "[1,2,3,4]") ",\"deterministic\":true," AS_ARRAY "}" },
+        { { &backward,
+            BODY(QKV "," INPUT("dout", "[1,2,2,1]", "\"data\":[1,2,3,4]"), ",\"parameters\":{\"grad_dtype\":\"FP32\"}"),
+            0, ALL },
+          "{" PLAIN_QKV "," PLAIN("dout", "[1,2,2,1]", "[1,2,3,4]") ",\"grad_dtype\":\"float32\"," AS_ARRAY "}" },
         { { &backward, BODY(INPUT("dout", "[1,2,2,1]", "\"data\":[1,2,3,4]"), ",\"parameters\":{\"context\":\"c-1\"}"),
             0, ALL },
           "{\"context\":\"c-1\"," PLAIN("dout", "[1,2,2,1]", "[1,2,3,4]") "," AS_ARRAY "}" },
@@ -544,7 +548,7 @@ static void test_float8_is_uint8_with_a_parameter(void **state)
     assert_int_equal(p->q.dtype, ATTN_F8E4M3);
     assert_int_equal(((const uint8_t *)p->q.data)[7], 68);
     assert_int_equal(((const uint8_t *)p->k.data)[3], 0x3c);
-    assert_int_equal(d.call->items[0].out_dtype, ATTN_BF16);
+    assert_int_equal(d.call->items[0].result_dtype, ATTN_BF16);
     decoded_clear(&d);
 }
 

@@ -153,6 +153,7 @@ static void test_options_are_strings_that_hold_json(void **state)
         { FORWARD, "\"out_dtype\":\"float32\"", "\"out_dtype\":\"float32\"" },
         { FORWARD, "\"out_dtype\":\"\\\"F32\\\"\"", "\"out_dtype\":\"F32\"" },
         { BACKWARD, "\"deterministic\":\"true\"", "\"deterministic\":true" },
+        { BACKWARD, "\"grad_dtype\":\"F32\"", "\"grad_dtype\":\"float32\"" },
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
