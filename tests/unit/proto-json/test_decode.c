@@ -375,7 +375,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { BACKWARD, OB("\"grad_dtype\":\"bfloat16\",\"outputs\":[\"dsinks\"]"), "/grad_dtype",
           "grad_dtype: is bfloat16, must be float32 or float16, q's dtype" },
         { BACKWARD, OB("\"grad_dtype\":\"float64\""), "/grad_dtype",
-          "grad_dtype: is 'float64', must be float32, float16 or bfloat16" },
+          "grad_dtype: is 'float64', must be float32, float16 or bfloat16; convert what comes back" },
         { FORWARD, O("\"context\":\"a\""), "/context", "context: belongs to backward, POST /v1/attention/backward" },
         { BACKWARD, OB("\"save\":true"), "/save", "save: belongs to forward, POST /v1/attention/forward" },
         { BACKWARD, OB("\"verify\":1"), "/verify", "verify: belongs to forward, POST /v1/attention/forward" },
