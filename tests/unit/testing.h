@@ -128,7 +128,7 @@ struct spec {
     double fp8_scale;        /* their size; 0: around 1 */
     bool dlse, give_forward; /* backward */
     bool no_dout;            /* dout is all zeros */
-    bool float_grads;        /* backward: dq, dk and dv are float32 */
+    int float_grads;         /* backward, float32 whatever q is: dq (1), dk (2), dv (4), added up */
     bool no_lse;             /* forward: out alone is wanted */
     bool latent;             /* v is the first Dv columns of k, in its memory */
     bool any_order;          /* not deterministic: sums of dq may be taken in any order */
@@ -629,10 +629,9 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
             add_lse(f, ATTN_T_dlse);
             fill_normal(&f->p.dlse, &r, v_amp, 0);
         }
-        const attn_dtype gradient = s->float_grads ? ATTN_F32 : s->dtype;
-        add_bshd(f, ATTN_T_dq, gradient, s->Sq, s->H, s->D);
-        add_bshd(f, ATTN_T_dk, gradient, s->Sk, s->Hk, s->D);
-        add_bshd(f, ATTN_T_dv, gradient, s->Sk, s->Hk, s->Dv);
+        add_bshd(f, ATTN_T_dq, s->float_grads & 1 ? ATTN_F32 : s->dtype, s->Sq, s->H, s->D);
+        add_bshd(f, ATTN_T_dk, s->float_grads & 2 ? ATTN_F32 : s->dtype, s->Sk, s->Hk, s->D);
+        add_bshd(f, ATTN_T_dv, s->float_grads & 4 ? ATTN_F32 : s->dtype, s->Sk, s->Hk, s->Dv);
         if (s->sinks) fixture_add(f, ATTN_T_dsinks, ATTN_F32, 1, f->p.sinks.shape);
         if (s->bias) fixture_add(f, ATTN_T_dbias, ATTN_F32, 4, f->p.bias.shape);
         if (s->alibi) fixture_add(f, ATTN_T_dalibi_slopes, ATTN_F32, f->p.alibi_slopes.rank, f->p.alibi_slopes.shape);

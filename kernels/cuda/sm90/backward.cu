@@ -70,7 +70,7 @@ namespace {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* R: of dK and dV in memory, T or float. It is no branch: with one, ptxas serialises products. */
+/* R: the type of dK and dV in memory, T or float. A branch in store() instead would have ptxas serialise products. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;

@@ -628,7 +628,8 @@ static struct spec random_spec(uint64_t seed)
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.06)) s.D = rng_between(&r, 1, 576), s.Dv = rng_between(&r, 1, 576);
     if (s.op == ATTN_OP_FORWARD && s.dtype != ATTN_F8E4M3 && rng_chance(&r, 0.12))
         s.fp8_keys = true, s.fp8_scales = rng_chance(&r, 0.7);
-    if (s.op == ATTN_OP_BACKWARD) s.float_grads = rng_chance(&r, 0.3);
+    if (s.op == ATTN_OP_BACKWARD && rng_chance(&r, 0.3))
+        s.float_grads = rng_chance(&r, 0.6) ? 7 : (int)rng_between(&r, 1, 6);
     return s;
 }
 
@@ -706,7 +707,7 @@ static bool widens(const struct spec *narrow_spec)
     struct fixture narrow, wide, want, before;
     struct widened x = { 0 };
     char why[400] = "";
-    wide_spec.float_grads = true;
+    wide_spec.float_grads = 7;
     fixture_make(&narrow, narrow_spec);
     fixture_make(&wide, &wide_spec);
     fixture_copy(&want, &wide), fixture_copy(&before, &wide);
