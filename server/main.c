@@ -180,10 +180,11 @@ static int serve(const struct config *config, struct listener *listeners, int co
         regions_pin_for(server.regions, devices_copier(server.devices), config->staging_bytes);
     if (front_start(&front, &err) != ATTN_OK) goto out;
     if (config->staging_bytes > config->memory_bytes)
-        log_event(LOG_WARN, NULL, "beyond_memory",
-                  "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
-                  "is, and the system ends the process then; the default is half the memory\"",
-                  (long long)config->staging_bytes, (long long)config->memory_bytes);
+        log_event(
+            LOG_WARN, NULL, "beyond_memory",
+            "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
+            "is, and the system ends the process then; the default is half the memory\"",
+            (long long)config->staging_bytes, (long long)config->memory_bytes);
     /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);

@@ -34,6 +34,7 @@
 #include "proto-json/text.h"
 #include "server/base/config_habits.h"
 #include "server/base/limits.h"
+#include "server/base/peer.h"
 
 enum {
     /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in
@@ -231,6 +232,7 @@ static const char **list_of(struct config *config, const struct config_option *o
     switch (o->type) {
     case TYPE_LISTEN: *count = &config->listen_count, *most = CONFIG_MAX_LISTEN; return config->listen;
     case TYPE_SHM: *count = &config->allow_shm_count, *most = CONFIG_MAX_SHM; return config->allow_shm;
+    case TYPE_PROXY: *count = &config->trusted_proxy_count, *most = CONFIG_MAX_PROXIES; return config->trusted_proxies;
     default: return NULL;
     }
 }
@@ -300,6 +302,13 @@ static enum config_result set_value(struct reading *r, const struct config_optio
                 "%s: '%s' is not the beginning of a key: 1 to %d letters, digits, '_', '.' and '-', such as attn_",
                 name, value, CONFIG_SHM_BYTES);
         return add_to_list(r, o, name, value, "prefixes");
+    case TYPE_PROXY:
+        if (!peer_is_network(value))
+            return refuse(m, n,
+                          "%s: '%s' is not an address, a network or unix: 10.0.0.1, 10.0.0.0/8, fd00::/8, or unix for "
+                          "whoever comes by a unix socket",
+                          name, value);
+        return add_to_list(r, o, name, value, "networks");
     case TYPE_DEVICES:
         if (!devices_ok(value))
             return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to %d such as 0,1",
@@ -334,6 +343,7 @@ static void set_default(struct config *config, const struct config_option *o)
         config->listen_count = 1;
         break;
     case TYPE_SHM: config->allow_shm_count = 0; break;
+    case TYPE_PROXY: config->trusted_proxy_count = 0; break;
     default: *(const char **)member = o->word; break;
     }
 }

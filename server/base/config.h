@@ -33,6 +33,8 @@ struct config {
     int token_share;                                           /* percent */
     const char *allow_shm[CONFIG_MAX_SHM]; /* how keys of shared memory may begin; a '/' before it means nothing */
     int allow_shm_count;                   /* 0: there is none of the system */
+    const char *trusted_proxies[CONFIG_MAX_PROXIES]; /* as peer.h reads them */
+    int trusted_proxy_count;                         /* 0: what a client says of others is not read */
     bool allow_cuda_shm;
     bool supervise;
     const char *log_format; /* "text" or "json" */
@@ -70,8 +72,8 @@ enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD, CONFIG_BAD_FILE };
  * is allowed: exit with 64. CONFIG_BAD_FILE: the same of a file that an option names and that cannot be read: 78. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
-/* The same without printing: CONFIG_BAD and CONFIG_BAD_FILE leave their line (no newline) in `message`. CONFIG_EXIT_OK: see
- * config_help() and argv. */
+/* The same without printing: CONFIG_BAD and CONFIG_BAD_FILE leave their line (no newline) in `message`.
+ * CONFIG_EXIT_OK: see config_help() and argv. */
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
 
 void config_help(FILE *to); /* the table for people, 100 columns; config_read() must have run */

@@ -41,6 +41,8 @@ const struct config_habit config_habits[] = {
     { "limit-concurrency", "max-connections", "N", NULL },
     { "cert ssl-cert ssl-certfile certfile", "tls-cert", "FILE", NULL },
     { "ssl-key ssl-keyfile keyfile", "tls-key", "FILE", NULL },
+    { "trust-proxy trusted-proxies proxy-headers forwarded-allow-ips real-ip set-real-ip-from", "trusted-proxy", "ADDR",
+      NULL },
     { "token api-key auth", "token-file", "FILE", NULL },
     { "cors allow-origin allowed-origins cors-allow-origin", "cors-origin", "ORIGIN", NULL },
     { "allow-client-shm client-shm shm shared-memory shm-prefix", "allow-shm", "PREFIX", NULL },

@@ -29,6 +29,7 @@ enum config_type {
     TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
     TYPE_LISTEN,  /* a list of addresses: config->listen */
     TYPE_SHM,     /* a list of prefixes: config->allow_shm */
+    TYPE_PROXY,   /* a list of networks: config->trusted_proxies */
     TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
     TYPE_FILE,    /* a file that can be read now */
     TYPE_ORIGIN,  /* scheme://host[:port] or * */

@@ -86,6 +86,10 @@ const struct config_option config_options[] = {
     { "cors-origin", "ATTND_CORS_ORIGIN", TYPE_ORIGIN, "ORIGIN", AT(cors_origin), .shown = "off",
       .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file). Pages of other "
               "sites than this server's own are answered 403 where they do more than read." },
+    { "trusted-proxy", "ATTND_TRUSTED_PROXY", TYPE_PROXY, "NETWORK", AT(trusted_proxies), .shown = "off",
+      .help = "Address or network of a proxy in front: 10.0.0.1, 10.0.0.0/8, fd00::/8, or unix for a unix socket. The log then shows, as the peer "
+              "of such a proxy's requests, the last address in X-Forwarded-For that is of no trusted proxy. Repeatable, up to 8; the variable "
+              "takes a comma-separated list." },
     { "allow-shm", "ATTND_ALLOW_SHM", TYPE_SHM, "PREFIX", AT(allow_shm), .shown = "off",
       .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
               "begins with PREFIX. Everybody who may use this server can then have those read and written. Repeatable, up to 8; "

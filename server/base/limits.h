@@ -16,6 +16,7 @@ enum {
     CONFIG_METRICS_CONNECTIONS = 256, /* to --metrics-listen, beside --max-connections: probes and scrapers */
     CONFIG_SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
     CONFIG_MAX_BATCH = 1024,  /* of --max-batch: an array of the loop's has room for it */
+    CONFIG_MAX_PROXIES = 8,   /* of --trusted-proxy: each is compared with the peer of every request */
     CONFIG_MAX_DEVICES = 64,  /* numbers in --devices are bits of a mask */
     CONFIG_MAX_SHM = 8,       /* of --allow-shm: each is told to a client whose key has none of them, */
     CONFIG_SHM_BYTES = 32,    /* all of it */
@@ -294,6 +295,13 @@ enum {
     LOG_REPEAT_SLOTS = 64,       /* events with a count of their own; more of them share slots in turn */
     LOG_GATHER_MS = 5, /* the writer waits this long for more lines, so that it makes at most 200 calls per second */
     LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
+};
+
+/* Connections that speak another protocol (http/first_bytes.c), and what proxies say. */
+enum {
+    FIRST_BYTES_SOCKETS = 1 << 20, /* descriptors that are looked at: those of a million connections */
+    FIRST_BYTES_LOG_MS = 60000,    /* between two lines of one reason: a flood of such clients fills no disk */
+    FORWARDED_LINES = 8,           /* of X-Forwarded-For, the last ones: each proxy adds to a line, or a line */
 };
 
 /* ---- Threads: their start, being stuck, and ends ----------------------------------------------------------------- */

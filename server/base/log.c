@@ -501,6 +501,14 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
     else write_all(line, length, 1);
 }
 
+/* Characters of three bytes that end a line for some readers (U+2028, U+2029), or that show what follows in another
+ * order (U+202A to U+202E, U+2066 to U+2069). */
+static bool turns_lines(const unsigned char *s)
+{
+    return s[0] == 0xE2 &&
+           ((s[1] == 0x80 && s[2] >= 0xA8 && s[2] <= 0xAE) || (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9));
+}
+
 const char *log_clean(char *buffer, unsigned long capacity, const char *client_string)
 {
     const char *s = client_string ? client_string : "";
@@ -512,6 +520,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         const unsigned char c = (unsigned char)s[taken];
         size_t length = text_character(s + taken);
         if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0; /* U+0080 to U+009F command terminals */
+        if (length == 3 && turns_lines((const unsigned char *)s + taken)) length = 0;
         const char escaped[] = { '\\', (char)c }, code[] = { '\\', 'x', hex[c >> 4], hex[c & 15] };
         const char *form = s + taken;
         size_t bytes = length;

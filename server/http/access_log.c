@@ -1,12 +1,14 @@
 /* access_log.c: see access_log.h. */
 #include "server/http/access_log.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "proto-json/text.h"
 #include "server/api/kserve.h"
 #include "server/api/route.h"
 #include "server/base/clock.h"
+#include "server/base/flow.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/http/connections.h"
@@ -62,18 +64,33 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* method=POST path="/v1/attention/forward" status=200 ms=1.234 bytes_in=131248 bytes_out=45381 */
+/* How long a value may be, escaped, with its NUL; and all other words of a line. The longest of everything has room. */
+enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 260 };
+static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
+
+/* A text that a client or the operator chose, as a value of at most `most` bytes. */
+static void put_quoted(struct text *t, const char *name, const char *value, size_t most)
+{
+    char clean[LOG_CLEAN_BYTES];
+    text_put_char(t, ' ');
+    text_put_string(t, name);
+    text_put_string(t, "=\"");
+    text_put_string(t, log_clean(clean, most, value));
+    text_put_char(t, '"');
+}
+
+/* method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248 bytes_out=45381 peer=10.0.0.1
+ * token="team-a" code=invalid-request pointer="/k/shape/2" */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
     enum { METHOD_BYTES = 16 };
-    char pairs[LOG_PAIRS_BYTES], path[LOG_CLEAN_BYTES], shown[PATH_BYTES];
+    char pairs[LOG_PAIRS_BYTES], shown[PATH_BYTES];
     struct text t = text_in(pairs, sizeof pairs);
     const char *method = request->method ? request->method : "-";
     text_put_string(&t, "method=");
     text_put(&t, method, strnlen(method, METHOD_BYTES));
-    text_put_string(&t, " path=\"");
-    text_put_string(&t, log_clean(path, sizeof path, without_secrets(shown, request->path ? request->path : "-")));
-    text_put_string(&t, "\" status=");
+    put_quoted(&t, "path", without_secrets(shown, request->path ? request->path : "-"), PATH_MOST);
+    text_put_string(&t, " status=");
     text_put_three(&t, (unsigned)status);
     text_put_string(&t, " ms=");
     text_put_ms(&t, ns);
@@ -81,16 +98,23 @@ static void log_request(const struct request *request, enum log_level level, int
     text_put_number(&t, request->received_bytes);
     text_put_string(&t, " bytes_out=");
     text_put_number(&t, request->sent_bytes);
+    text_put_string(&t, " peer=");
+    text_put_string(&t, request->peer);
+    if (request->caller && request->caller->flow) put_quoted(&t, "token", request->caller->flow->name, TOKEN_MOST);
     if (request->trace_id[0]) {
         text_put_string(&t, " trace_id=");
         text_put_string(&t, request->trace_id);
         text_put_string(&t, " span_id=");
         text_put_string(&t, request->span_id);
     }
-    if (request->failed) {
+    const proto_error refusal = request->failed ? request->error : refusal_of(request, status);
+    if (refusal != PROTO_ERROR_COUNT) {
         text_put_string(&t, " code=");
-        text_put_string(&t, proto_errors[request->error].code);
+        text_put_string(&t, proto_errors[refusal].code);
     }
+    if (request->failed && request->why.member[0])
+        put_quoted(&t, "pointer", without_secrets(shown, request->why.member), POINTER_MOST);
+    assert(t.failure == TEXT_FINE);
     log_pairs(level, request->id[0] ? request->id : NULL, "request", pairs);
 }
 

@@ -381,9 +381,9 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     if (connection->plain && (phase == CONNECTION_HEAD || phase == CONNECTION_BODY))
         refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL, atomic_load(&connection->error_media));
     shutdown(fd, SHUT_RDWR);
-    log_event(LOG_WARN, NULL, "made_room", "connections=%d phase=%s idle_ms=%lld token=%s",
+    log_event(LOG_WARN, NULL, "made_room", "connections=%d phase=%s idle_ms=%lld token=%s peer=%s",
               atomic_load(&connections->count), labels[phase], (long long)(now_ms - since),
-              atomic_load(&connection->known) ? "yes" : "no");
+              atomic_load(&connection->known) ? "yes" : "no", connection->peer);
     return true;
 }
 

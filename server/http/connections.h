@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "proto-json/proto.h"
+#include "server/base/peer.h"
 #include "server/http/linger.h"
 
 /* id, label in logs, what the connection is doing */
@@ -38,9 +39,10 @@ enum connection_phase {
 struct flow;
 
 struct connection {
-    int fd;             /* the web server's: never closed here, only shut down, and only while it is in the table */
-    bool plain;         /* not TLS: a fixed answer may be written to the socket */
-    _Atomic bool known; /* a request on it has shown one of the tokens */
+    int fd;                /* the web server's: never closed here, only shut down, and only while it is in the table */
+    bool plain;            /* not TLS: a fixed answer may be written to the socket */
+    char peer[PEER_BYTES]; /* the socket's other end */
+    _Atomic bool known;    /* a request on it has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     _Atomic uint64_t progress_bytes;   /* of the body or the answer, since the phase began */

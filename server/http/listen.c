@@ -32,6 +32,7 @@
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
+#include "server/base/peer.h"
 #include "server/http/connections.h"
 #include "server/http/refusal.h"
 #include "server/http/routes.h"
@@ -219,10 +220,14 @@ static bool refuse_with_spare(struct listener *listener)
 {
     if (spare_fd < 0) return false;
     close(spare_fd);
-    const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
+    socklen_t length = sizeof address;
+    char peer[PEER_BYTES];
+    const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) refuse(fd, listener->http->plain);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d", atomic_load(&listener->http->open));
+    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d peer=%s",
+              atomic_load(&listener->http->open), peer_text((struct sockaddr *)&address, peer));
     return fd >= 0;
 }
 
@@ -255,9 +260,11 @@ static void accept_some(struct listener *listener, int limit)
             return;
         }
         if (!has_room(http)) {
+            char peer[PEER_BYTES];
             refuse(fd, http->plain);
-            log_event(LOG_WARN, NULL, "refused", "reason=%s connections=%d",
-                      http->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&http->open));
+            log_event(LOG_WARN, NULL, "refused", "reason=%s connections=%d peer=%s",
+                      http->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&http->open),
+                      peer_text((struct sockaddr *)&address, peer));
             continue;
         }
         set_options(listener, fd);

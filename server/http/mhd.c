@@ -57,6 +57,7 @@
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
 #include "server/http/own_answers.h"
+#include "server/http/first_bytes.h"
 #include "server/http/routes.h"
 #include "server/http/tls_memory.h"
 #include "server/http/tokens.h"
@@ -83,6 +84,34 @@ static void read_identity(struct request *request, const struct http_head *f)
     if (http_head_is_request_id(f->value[HEADER_REQUEST_ID])) strcpy(request->id, f->value[HEADER_REQUEST_ID]);
     else request_make_id(request->id);
     http_head_traceparent(f->value[HEADER_TRACEPARENT], request->trace_id, request->span_id);
+}
+
+/* The last lines of X-Forwarded-For, in order of arrival. */
+struct forwarded {
+    const char *lines[FORWARDED_LINES];
+    int count;
+};
+
+static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    struct forwarded *const f = context;
+    (void)kind;
+    if (strcasecmp(name, "X-Forwarded-For") != 0) return MHD_YES;
+    if (f->count == FORWARDED_LINES) memmove(&f->lines[0], &f->lines[1], (size_t)--f->count * sizeof f->lines[0]);
+    f->lines[f->count++] = value ? value : "";
+    return MHD_YES;
+}
+
+/* Where a trusted proxy sent it, the one behind the proxy. */
+static void read_peer(struct request *request)
+{
+    const struct config *const config = request->server->config;
+    const char *const *const networks = config->trusted_proxies;
+    struct forwarded f = { .count = 0 };
+    if (!peer_is_trusted(networks, config->trusted_proxy_count, request->peer)) return;
+    (void)MHD_get_connection_values(request->mhd, MHD_HEADER_KIND, on_forwarded, &f);
+    (void)peer_forwarded(networks, config->trusted_proxy_count, request->connection->peer, f.lines, f.count,
+                         request->peer);
 }
 
 /* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is
@@ -177,6 +206,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     (void)MHD_get_connection_values_n(request->mhd, MHD_HEADER_KIND, on_header, &f);
     const bool sound = http_head_end(&f);
     read_identity(request, &f);
+    read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
         request->connection->sending = true; /* whatever that is */
@@ -438,6 +468,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     if (request == NULL) return NULL;
     request->connection = connection;
     request->socket = connection->fd;
+    memcpy(request->peer, connection->peer, sizeof request->peer);
     connection->request = request;
     connections_count_request(http->server->connections, 1);
     const size_t arguments = http_head_arguments(uri);
@@ -683,6 +714,8 @@ bool http_server_add(struct http_server *http, int fd, const struct sockaddr *ad
     struct connection *connection = connections_add(http->server->connections, fd, http->plain, &thread->connections,
                                                     &http->open);
     if (connection == NULL) return false;
+    (void)peer_text(address, connection->peer);
+    first_bytes_expect(fd, !http->plain);
     if (MHD_add_connection(thread->daemon, fd, address, length) != MHD_YES) { /* it has closed the socket */
         connections_remove(http->server->connections, connection);
         metrics_add(METRIC_REJECTED, "connections", NULL, 1);

@@ -12,6 +12,7 @@
 
 #include "server/http/access_log.h"
 #include "server/http/connections.h"
+#include "server/http/first_bytes.h"
 #include "server/http/http_head.h"
 #include "server/http/http_threads.h"
 #include "server/http/mhd.h"
@@ -42,13 +43,20 @@ static const struct {
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };
 
-/* The row of refusals[] for the head of an answer that begins so; -1: none. */
-static int refusal_of(const char *head, size_t bytes)
+/* The status of an answer whose head begins so; 0: it is no answer, or not of a thread that serves connections. */
+static int status_of(const char *head, size_t bytes)
 {
     enum { STATUS_AT = 9, STATUS_ENDS = 12 };
-    if (this_thread == NULL || bytes < STATUS_ENDS || memcmp(head, "HTTP/1.", 7) != 0) return -1;
     int status = 0;
+    if (this_thread == NULL || bytes < STATUS_ENDS || memcmp(head, "HTTP/1.", 7) != 0) return 0;
     for (int i = STATUS_AT; i < STATUS_ENDS; i++) status = 10 * status + (head[i] - '0');
+    return status;
+}
+
+/* The row of refusals[] for it; -1: none. */
+static int refusal_of(const char *head, size_t bytes)
+{
+    const int status = status_of(head, bytes);
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
         if (refusals[i].status == status) return (int)i;
     return -1;
@@ -158,6 +166,7 @@ ssize_t gnutls_record_send(void *session, const void *bytes, size_t count)
     if (real == NULL) real = dlsym(RTLD_NEXT, "gnutls_record_send");
     if (fd_of == NULL) fd_of = dlsym(RTLD_NEXT, "gnutls_transport_get_int");
     record_send *const send_on = *(record_send **)&real;
+    if (status_of(bytes, count) == MHD_HTTP_HTTP_VERSION_NOT_SUPPORTED) first_bytes_tell_in_tls();
     if (fd_of == NULL || refusal_of(bytes, count) < 0) return send_on(session, bytes, count);
     const size_t length = replace((*(int (**)(void *)) & fd_of)(session), bytes, count, refusal);
     if (length == 0) return send_on(session, bytes, count);

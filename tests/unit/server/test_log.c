@@ -217,7 +217,8 @@ static void test_client_strings_are_cleaned(void **state)
         { "\xc2\x9b"
           "31m",
           "\\xc2\\x9b"
-          "31m" }, /* CSI in one character */
+          "31m" },                                                            /* CSI in one character */
+        { "a\xe2\x80\xa8z\xe2\x80\xae", "a\\xe2\\x80\\xa8z\\xe2\\x80\\xae" }, /* a line's end, another direction */
     };
     char buffer[LOG_CLEAN_BYTES];
     restore();
