@@ -2,8 +2,9 @@
 
     python3 cache_client.py [http://127.0.0.1:8080]
 
-Makes a cache, fills it with a prompt, decodes a few steps, forks it so that two continuations share the prompt, and holds every answer
-against attention over all keys computed here. `Attnd` is what to copy."""
+Makes a cache, fills it with a prompt, decodes a few steps, forks it so that two continuations share the prompt, verifies a tree of
+guessed tokens and keeps one path of it, goes back to an earlier position, and holds every answer against attention over all keys
+computed here. `Attnd` is what to copy."""
 import base64
 import json
 import sys
@@ -54,6 +55,10 @@ class Attnd:
         """q [B, Sq, H, D], a row for each cache; k and v [B, S, Hk, ...], where given, are appended first."""
         return self.ask('POST', '/v1/attention/decode', caches=caches, q=q, **members)
 
+    def truncate(self, cache, length):
+        """Keeps the first `length` positions: a rollback."""
+        return self.ask('POST', f'/v1/caches/{cache}/truncate', length=length)['length']
+
 
 def attention(q, k, v):
     """One row, causal: q [Sq, H, D], k and v [Sk, Hk, D]."""
@@ -90,6 +95,39 @@ def main(url='http://127.0.0.1:8080'):
         want = attention(q[row], np.concatenate([k[:length], k1[row]]), np.concatenate([v[:length], v1[row]]))
         assert np.abs(answer['out'][row] - want).max() < 2e-3
     print('two continuations:', answer['lengths'])
+    k, v = np.concatenate([k, k1[0]]), np.concatenate([v, v1[0]])
+
+    # Guessed tokens, as a tree: each has a parent, and attends to what is in the cache, to its ancestors and to itself.
+    parents = [None, 0, 0, 1, 2, 2]
+    sees = np.eye(len(parents), dtype=np.uint8)
+    for node, parent in enumerate(parents):
+        if parent is not None:
+            sees[node] |= sees[parent]
+    q, kt, vt = new(1, 6, 8, 64), new(1, 6, 2, 64), new(1, 6, 2, 64)
+    before = len(k)
+    answer = attnd.decode([cache], q, k=kt, v=vt, keep_mask=sees[None, None])  # of the last keys; all before them are seen
+    for node in range(len(parents)):
+        path = np.flatnonzero(sees[node])
+        want = attention(q[0, node:node + 1], np.concatenate([k, kt[0, path]]), np.concatenate([v, vt[0, path]]))
+        assert np.abs(answer['out'][0, node:node + 1] - want).max() < 2e-3
+    # The path 0, 2, 5 is right. Its positions are not side by side, so the guesses are taken off and the path is sent again, with the
+    # position that comes next.
+    path = [0, 2, 5]
+    attnd.truncate(cache, before)
+    q, k1, v1 = new(1, 4, 8, 64), np.concatenate([kt[:, path], new(1, 1, 2, 64)], 1), np.concatenate([vt[:, path], new(1, 1, 2, 64)], 1)
+    answer = attnd.decode([cache], q, k=k1, v=v1, causal=True)
+    k, v = np.concatenate([k, k1[0]]), np.concatenate([v, v1[0]])
+    assert np.abs(answer['out'][0] - attention(q[0], k, v)).max() < 2e-3
+    print('a tree of 6 guesses, 3 of them kept:', answer['lengths'])
+
+    # A rollback: the answer of another continuation from position 500 on.
+    attnd.truncate(cache, 500)
+    k, v = np.concatenate([k[:500], k1[0]]), np.concatenate([v[:500], v1[0]])
+    answer = attnd.decode([cache], q, k=k1, v=v1, causal=True)
+    assert np.abs(answer['out'][0] - attention(q[0], k, v)).max() < 2e-3
+    print('back to position 500, and on:', answer['lengths'])
+
+    q = new(2, 1, 8, 64)
     try:
         attnd.decode([cache, fork, '0' * 40], q)
     except Refused as refused:

@@ -32,16 +32,21 @@ func (t *Tensor) numbers() []float32 {
 	return numbers
 }
 
+// Problem has its options as pointers: what is nil is left out, and has the server's default. Without a pointer Go would send the zero
+// value, and a scale of 0 or a window of [0, 0] is not the default.
 type Problem struct {
-	Q      *Tensor `json:"q"`
-	K      *Tensor `json:"k"`
-	V      *Tensor `json:"v"`
-	Causal bool    `json:"causal,omitempty"`
+	Q      *Tensor  `json:"q"`
+	K      *Tensor  `json:"k"`
+	V      *Tensor  `json:"v"`
+	Causal bool     `json:"causal,omitempty"`
+	Scale  *float64 `json:"scale,omitempty"`  // 1/sqrt(D)
+	Window *[2]int  `json:"window,omitempty"` // [-1, -1]: unbounded
 }
 
 type Result struct {
 	Out, Lse *Tensor
 	Backend  string
+	Hints    []string // what looks wrong in the problem
 }
 
 // Refusal is what the server answers instead of a result: Detail is one sentence, Code stable, Pointer the member that is meant.
@@ -82,6 +87,9 @@ func main() {
 	if err != nil {
 		log.Fatal("refused: ", err)
 	}
+	for _, hint := range result.Hints {
+		log.Print("hint: ", hint)
+	}
 	weight := 1 / (1 + math.Exp(-1/math.Sqrt2)) // of the second key for the second query
 	for i, want := range []float64{1, 2, 1 + 2*weight, 2 + 2*weight} {
 		if got := float64(result.Out.numbers()[i]); math.Abs(got-want) > 1e-5 {
@@ -89,6 +97,10 @@ func main() {
 		}
 	}
 	fmt.Printf("%s: out %.4f is right\n", result.Backend, result.Out.numbers())
+	zero := 0.0 // is sent, because somebody wants it: all keys weigh the same
+	if result, err = forward(url, Problem{Q: q, K: q, V: v, Scale: &zero}); err != nil || result.Out.numbers()[0] != 2 || len(result.Hints) != 1 {
+		log.Fatal("a scale of 0 is not 0, or has no hint: ", err)
+	}
 
 	if _, err := forward(url, Problem{Q: q, K: q, V: tensor([]int{1, 3, 1, 2}, 1, 2, 3, 4, 5, 6)}); err == nil {
 		log.Fatal("three values for two keys were not refused")

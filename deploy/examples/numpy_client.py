@@ -2,7 +2,8 @@
 
     python3 numpy_client.py [http://127.0.0.1:8080]
 
-Sends random tensors, and holds the answer against softmax(q k^T / sqrt(D)) v computed here. `attention` is what to copy."""
+Sends random tensors, and holds the answer against softmax(q k^T / sqrt(D)) v computed here. `attention` is what to copy.
+After `import ml_dtypes` (a package of PyPI) it takes bfloat16 too."""
 import base64
 import json
 import sys

@@ -1,17 +1,24 @@
-"""Attention from PyTorch, as a function that autograd knows: forward and backward both run on the server.
+"""Attention from PyTorch, computed by the server, forward and backward: autograd, torch.compile and vmap know it.
 
     python3 torch_client.py [http://127.0.0.1:8080]
 
-Holds out and the gradients against PyTorch's own."""
+`attention` is what to copy, with all above it. It takes [B, H, S, D], as scaled_dot_product_attention does, and every member of
+POST /v1/attention/forward by its name, tensors as tensors: attention(q, k, v, causal=True, window=[128, 0], bias=bias). Gradients
+go to q, k, v, bias, alibi_slopes and sinks. Run as a program it holds all of it against PyTorch's own."""
+import ast
 import base64
 import json
 import sys
 import urllib.error
 import urllib.request
+import warnings
 
 import torch
 
 URL = 'http://127.0.0.1:8080'
+FORWARD_ONLY = {'out_dtype', 'verify'}  # options that a backward does not take,
+BACKWARD_ONLY = {'deterministic'}  # and those that a forward does not take
+LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}  # what has a gradient: "d" and its name
 
 
 def to_wire(t):
@@ -20,57 +27,198 @@ def to_wire(t):
     return {'shape': list(t.shape), 'dtype': str(t.dtype).removeprefix('torch.'), 'data': base64.b64encode(t.flatten().view(torch.uint8).numpy().tobytes()).decode()}
 
 
-def from_wire(m):
-    return torch.frombuffer(bytearray(base64.b64decode(m['data'])), dtype=getattr(torch, m['dtype'])).reshape(m['shape'])
+def from_wire(m, like):
+    return torch.frombuffer(bytearray(base64.b64decode(m['data'])), dtype=getattr(torch, m['dtype'])).reshape(m['shape']).to(like.device)
 
 
-def post(op, **members):
+def post(op, problems):
+    """The answers to the problems, in one request."""
+    body = json.dumps({'requests': problems}).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/attention/{op}', json.dumps(members).encode(), {'Content-Type': 'application/json'})) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/attention/{op}', body, {'Content-Type': 'application/json'})) as answer:
+            answers = json.load(answer)['responses']
     except urllib.error.HTTPError as e:
         raise ValueError(json.load(e)['detail']) from None  # one sentence: what, where, and the rule
+    for answer in answers:
+        if 'error' in answer:
+            raise ValueError(answer['error']['detail'])
+    return answers
+
+
+# Operators take tensors and text: `names` of the tensors with spaces between them, and the repr() of the options.
+
+
+def forward_all(problems, names, options):
+    options = {n: x for n, x in ast.literal_eval(options).items() if n not in BACKWARD_ONLY}
+    answers = post('forward', [{**dict(zip(names.split(), map(to_wire, tensors))), **options} for tensors in problems])
+    return [(from_wire(a['out'], t[0]), from_wire(a['lse'], t[0]), torch.tensor(a.get('seed', 0))) for a, t in zip(answers, problems)]
+
+
+def backward_all(problems, names, options, wanted):
+    options = {n: x for n, x in ast.literal_eval(options).items() if n not in FORWARD_ONLY}
+    bodies = []
+    for tensors, out, lse, seed, dout, dlse in problems:
+        members = {**dict(zip(names.split(), tensors)), 'out': out, 'lse': lse, 'dout': dout, 'dlse': dlse}
+        bodies.append({**{n: to_wire(t) for n, t in members.items()}, **options, 'outputs': wanted.split()})
+        if options.get('dropout_p'):
+            bodies[-1]['seed'] = int(seed)  # it drops what the forward has dropped
+    return [[from_wire(answer[n], p[1]) for n in wanted.split()] for answer, p in zip(post('backward', bodies), problems)]
+
+
+@torch.library.custom_op('attnd::forward', mutates_args=())
+def forward(tensors: list[torch.Tensor], names: str, options: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return forward_all([tensors], names, options)[0]
+
+
+@torch.library.custom_op('attnd::backward', mutates_args=())
+def backward(tensors: list[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, seed: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor,
+             names: str, options: str, wanted: str) -> list[torch.Tensor]:
+    return backward_all([(tensors, out, lse, seed, dout, dlse)], names, options, wanted)[0]
+
+
+# torch.compile: the shapes, without the numbers.
+
+
+@forward.register_fake
+def _(tensors, names, options):
+    options, (q, _, v) = ast.literal_eval(options), tensors[:3]
+    rows = list(q.shape[:-1])  # [B, H, Sq], [B, Sq, H], or packed [total_q, H]
+    heads = rows if options.get('layout') == 'bhsd' else [*rows[:-2], rows[-1], rows[-2]]
+    dtype = getattr(torch, options.get('out_dtype', str(q.dtype).removeprefix('torch.')))
+    return q.new_empty([*rows, v.shape[-1]], dtype=dtype), q.new_empty(heads, dtype=torch.float32), torch.empty((), dtype=torch.int64)
+
+
+@backward.register_fake
+def _(tensors, out, lse, seed, dout, dlse, names, options, wanted):
+    named = dict(zip(names.split(), tensors))
+    return [torch.empty_like(named[name[1:]], memory_format=torch.contiguous_format) for name in wanted.split()]
+
+
+# autograd. setup_context() and generate_vmap_rule are what torch.func wants: vmap(), grad() and both together.
+
+
+class Gradients(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(names, options, wanted, out, lse, seed, dout, dlse, *tensors):
+        return tuple(backward(list(tensors), out, lse, seed, dout, dlse, names, options, wanted))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError('the server computes no second derivatives')
 
 
 class Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal):  # [B, H, S, D], as scaled_dot_product_attention has it
-        answer = post('forward', q=to_wire(q), k=to_wire(k), v=to_wire(v), causal=causal, layout='bhsd', alignment='top_left')
-        out, lse = from_wire(answer['out']), from_wire(answer['lse'])
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.causal = causal
-        return out.to(q.device)
+    generate_vmap_rule = True
 
     @staticmethod
-    def backward(ctx, dout):
-        names = dict(zip(('q', 'k', 'v', 'out', 'lse'), map(to_wire, ctx.saved_tensors)))
-        answer = post('backward', **names, dout=to_wire(dout), causal=ctx.causal, layout='bhsd', alignment='top_left')
-        return *(from_wire(answer[name]).to(dout.device) for name in ('dq', 'dk', 'dv')), None
+    def forward(names, options, *tensors):
+        return forward(list(tensors), names, options)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.names, ctx.options, *tensors = inputs
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):
+        *tensors, out, lse, seed = ctx.saved_tensors
+        wanted = ['d' + name for name in ctx.names.split() if name in LEARNT]
+        found = dict(zip(wanted, Gradients.apply(ctx.names, ctx.options, ' '.join(wanted), out, lse, seed, dout, dlse, *tensors)))
+        return None, None, *(found.get('d' + name) for name in ctx.names.split())
+
+
+# vmap: the problems go in one request.
+
+
+def one_of(x, dim, i):
+    if isinstance(x, (list, tuple)):
+        return [one_of(part, d, i) for part, d in zip(x, dim)]
+    return x if dim is None else x.select(dim, i)
+
+
+@forward.register_vmap
+def _(info, in_dims, tensors, *texts):
+    answers = forward_all([one_of(tensors, in_dims[0], i) for i in range(info.batch_size)], *texts)
+    return tuple(torch.stack(part) for part in zip(*answers)), (0, 0, 0)
+
+
+@backward.register_vmap
+def _(info, in_dims, *arguments):
+    answers = backward_all([[one_of(x, d, i) for x, d in zip(arguments[:6], in_dims)] for i in range(info.batch_size)], *arguments[6:])
+    return [torch.stack(part) for part in zip(*answers)], [0] * len(answers[0])
+
+
+def attention(q, k, v, **members):
+    """out and lse."""
+    tensors = {'q': q, 'k': k, 'v': v, **{n: x for n, x in members.items() if isinstance(x, torch.Tensor)}}
+    options = {n: x for n, x in members.items() if n not in tensors and x is not None}
+    if 'cu_seqlens_q' not in tensors:  # packed tensors have one order alone
+        options = {'layout': 'bhsd', 'alignment': 'top_left', **options}
+    return Attention.apply(' '.join(tensors), repr(options), *tensors.values())[:2]
+
+
+# ---- What follows holds it against PyTorch's own ----------------------------------------------------------------------
+
+
+def plain(q, k, v, bias=0, causal=False):
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + bias
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def error(got, right):
+    return ((got.double() - right).abs().max() / right.abs().max()).item()
 
 
 def main():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 100, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
-    out = Attention.apply(q, k, v, True)
+    bias = torch.randn(1, 4, 100, 100).requires_grad_()
+    out, _ = attention(q, k, v, causal=True, bias=bias)
     out.float().square().sum().backward()
-
-    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    want = torch.nn.functional.scaled_dot_product_attention(*exact, is_causal=True) if hasattr(torch.nn.functional, 'scaled_dot_product_attention') else plain(*exact)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v, bias)]
+    want = plain(*exact, causal=True)
     want.square().sum().backward()
-    for name, got, right in [('out', out, want), *((f'd{n}', t.grad, e.grad) for n, t, e in zip('qkv', (q, k, v), exact))]:
-        error = ((got.double() - right).abs().max() / right.abs().max()).item()
-        print(f'{name}: {tuple(got.shape)}, the largest error is {error:.1e} of the largest number')
-        assert error < 0.02, 'bfloat16 has 8 bits'
+    for name, got, right in [('out', out, want), *((n, t.grad, e.grad) for n, t, e in zip(('dq', 'dk', 'dv', 'dbias'), (q, k, v, bias), exact))]:
+        print(f'{name}: {tuple(got.shape)}, the largest error is {error(got, right):.1e} of the largest number')
+        assert error(got, right) < 0.02, 'bfloat16 has 8 bits'
+
+    # Dropout: the forward draws a seed, and the backward drops the same elements.
+    ones = torch.ones(1, 1, 64, 64)
+    zeros, eye = torch.zeros(1, 1, 64, 64), torch.eye(64)[None, None].requires_grad_()
+    dropped, _ = attention(zeros, zeros, eye, dropout_p=0.5)
+    (dv,) = torch.autograd.grad(dropped, eye, ones)
+    assert torch.allclose(dropped.sum(-2), dv[..., 0], atol=1e-5) and (dropped == 0).any()
+
+    # float32 has 24 bits: steps and tolerances of gradcheck are larger than those for float64, which it warns of.
+    warnings.filterwarnings('ignore', message='.*double precision')
+    small = [torch.randn(1, 2, 3, 4, requires_grad=True) for _ in range(3)] + [torch.randn(*shape, requires_grad=True) for shape in ((1, 1, 3, 3), (2,), (2,))]
+    assert torch.autograd.gradcheck(lambda q, k, v, bias, slopes, sinks: attention(q, k, v, bias=bias, alibi_slopes=slopes, sinks=sinks, causal=True, softcap=5),
+                                    small, eps=1e-2, atol=1e-3, rtol=1e-2)
+    print('gradcheck: passed with eps 1e-2, atol 1e-3, rtol 1e-2')
+
+    def loss(q, k, v):
+        return attention(q, k, v, causal=True)[0].square().sum()
+    compiled = torch.compile(loss, backend='aot_eager', fullgraph=True)  # the default backend wants a C++ compiler, and gives the same
+    q, k, v = (torch.randn(3, 2, 4, 10, 8, requires_grad=True) for _ in range(3))
+    assert torch.allclose(compiled(q[0], k[0], v[0]), loss(q[0], k[0], v[0]))
+    each = torch.func.vmap(torch.func.grad(loss))(q, k, v)  # of three problems
+    right = torch.stack([torch.autograd.grad(loss(*(t[i] for t in (q, k, v))), q)[0][i] for i in range(3)])
+    assert torch.allclose(each, right, atol=1e-5)
+    print('compiled in one graph, and mapped over three problems')
     try:
-        Attention.apply(q, k[:, :3], v, True)
+        attention(q[0], k[0][:, :3], v[0])
         sys.exit('three heads of k were not refused')
     except ValueError as refused:
         print('refused:', refused)
-
-
-def plain(q, k, v):
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    return torch.softmax(scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf), -1) @ v
 
 
 if __name__ == '__main__':

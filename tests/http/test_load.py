@@ -1,5 +1,8 @@
 """The tools of tests/load that tables are made with."""
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -41,3 +44,16 @@ def test_a_slow_launch_and_a_slow_kernel_are_told_apart(serve, script, slow, sta
     assert row[slow] > 190000, row
     other = 'kernel' if slow == 'launch' else 'launch'  # what else takes long is the machine's affair
     assert row[other] < 150000, row
+
+@pytest.mark.parametrize('tool, good', [('ab', r'Failed requests: +0\n'), ('hey', r'\[200\]\s+\d+ responses\n')])
+def test_the_line_of_another_load_tool_counts_no_refusal(server, tmp_path, tool, good):
+    """As tests/load/README.md shows it, where the tool is there."""
+    if not shutil.which(tool):
+        pytest.skip(f'{tool} is not here')
+    with open(os.path.join(os.path.dirname(DECODE), 'README.md')) as f:
+        line, = re.findall(rf'^    ({tool} .*)$', f.read(), re.M)
+    x = {'shape': [1, 8, 1, 4], 'dtype': 'float32', 'data': [0.5] * 32}
+    (tmp_path / 'request.json').write_text(json.dumps({'q': x, 'k': x, 'v': x}))
+    words = line.replace('http://127.0.0.1:8080', server.url).replace('-n 2000', '-n 320').split()
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=50 * service.SLOWER)
+    assert run.returncode == 0 and re.search(good, run.stdout) and 'Non-2xx' not in run.stdout and '[4' not in run.stdout, run.stdout + run.stderr

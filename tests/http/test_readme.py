@@ -37,12 +37,12 @@ def command(beginning):
 
 
 TRANSCRIPTS = [text for _, text in FENCED if text.startswith('$ ')]
-PROGRAM, PRINTED = only([(a[1], b[1]) for a, b in zip(FENCED, FENCED[1:]) if a[0] == 'python'], 'python')
+(PROGRAM, PRINTED), (FILES, FILES_PRINTED) = [(a[1], b[1]) for a, b in zip(FENCED, FENCED[1:]) if a[0] == 'python']
 PICTURE = only([text for _, text in FENCED if '+-----' in text], 'picture')
 
 
 def test_every_block_is_run():
-    known = set(TRANSCRIPTS) | {PROGRAM, PRINTED, PICTURE}
+    known = set(TRANSCRIPTS) | {PROGRAM, PRINTED, FILES, FILES_PRINTED, PICTURE}
     assert {text for _, text in FENCED} == known and len(TRANSCRIPTS) == 2
     formula = 'O = softmax'
     beginnings = (formula, 'git clone', 'make run', 'make test', 'docker build --target cpu', 'docker build -t', 'wrk')
@@ -69,6 +69,32 @@ def test_the_python_program(server):
     def same(text):
         return re.sub(r"cpu \w+ |'(max_abs|relative)': [0-9.e-]+", '', text)
     assert same(run.stdout) == same(PRINTED)
+
+
+def in_bfloat16(program, server):
+    """What the program prints, by the Python that has ml_dtypes and safetensors."""
+    python = os.path.join(service.BUILD, 'venv/bin/python')
+    if not os.path.exists(python) or subprocess.run([python, '-c', 'import ml_dtypes, safetensors'], capture_output=True).returncode != 0:
+        pytest.skip('ml_dtypes and safetensors are not here (tests/setup.sh test fetches them from PyPI)')
+    run = subprocess.run([python, '-c', program.replace('http://127.0.0.1:8080', server.url)], capture_output=True, text=True, timeout=50 * service.SLOWER)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_the_python_program_takes_bfloat16(server):
+    assert 'after `import ml_dtypes`' in README
+    program = 'import ml_dtypes\n' + PROGRAM.replace('astype(np.float16)', 'astype("bfloat16")')
+    printed = in_bfloat16(program, server)
+    assert printed.splitlines()[1:] == PRINTED.splitlines()[1:] and 'bfloat16' in program and '(1, 128, 4, 64) (1, 4, 128)' in printed
+    answer = in_bfloat16(program.split('\nrng = ')[0] + """
+x = np.ones((1, 2, 1, 2)).astype("bfloat16")
+print(array(attention("forward", q=tensor(x), k=tensor(x), v=tensor(x))["out"]).dtype)""", server)
+    assert answer == 'bfloat16\n'
+
+
+def test_files_of_safetensors_take_bfloat16(server):
+    printed = in_bfloat16(PROGRAM + FILES, server)
+    assert printed.endswith('\n' + FILES_PRINTED)
 
 
 def test_it_is_cloned(tmp_path):
