@@ -256,6 +256,24 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
+/* Scores of a row that sees one key, and its lse2: both 0 where lse is that key's score, for P is 1 then. float32 may
+ * hold too little of a score whose products cancel, and in double lse may still be that score. */
+static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
+                          struct flash_lse lse, float c, float *S, float *cap)
+{
+    const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
+    int x = 0;
+    while (x < cols && S[x] == -INFINITY) x++;
+    if (x == cols) return lse2; /* the key is in another block */
+    if (!(fabsf(c * S[x] - lse2) <= slack)) {
+        if (c == 0) return lse2;
+        flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
+        if (!(fabsf(c * S[x]) <= slack)) return 0;
+    }
+    S[x] = 0;
+    return 0;
+}
+
 /* Scores S of a row that is marked in f->strange, and its lse2. A row whose lse is NaN would make NaN of hidden pairs
  * too: such a row's visible scores become NaN instead, and its lse2 any number. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
@@ -263,18 +281,11 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
 {
     const struct flash_strange *strange = &f->strange[t->row0 + r];
     const struct flash_lse lse = strange->lse;
-    const float lse2 = (float)(lse.top * M_LOG2E);
     switch (strange->kind) {
     case FLASH_ALIKE:
         for (int x = 0; x < block->cols; x++) S[x] = S[x] == -INFINITY ? -INFINITY : 0;
         return (float)((lse.top - strange->z + lse.rest) * M_LOG2E);
-    case FLASH_SINGLE:
-        for (int x = 0; x < block->cols; x++) {
-            if (!(fabsf(c * S[x] - lse2) <= ATTN_LSE_SLACK * fabsf(lse2))) continue;
-            S[x] = 0;
-            return 0;
-        }
-        return lse2;
+    case FLASH_SINGLE: return single_score(f, t, r, j, block->cols, lse, c, S, cap);
     case FLASH_EXACT: break;
     }
     if (lse.top == lse.top) flash_exact_scores(f, t, r, j, block->cols, lse, c * M_LN2, S, cap);

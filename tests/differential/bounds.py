@@ -23,7 +23,7 @@ A kernel rounds (i a query, j and l keys):
                 t^2 = (sum_l c_il)^2 + sum_l c_il^2 + sum_e (u_out dout_ie out_ie)^2
             because out is the sum of the P V, and may be rounded to its dtype before it meets dout.
 
-With g_ij = M_ij (dout_i . v_j) - delta_i, from dZ = P g and dS = dZ (1 - tanh^2):
+With g_ij = M_ij (dout_i . v_j) - delta_i, made larger by BLUR of what it is the sum of, from dZ = P g and dS = dZ (1 - tanh^2):
 
     z_ij = r_ij g_ij,  s_ij = (1 - tanh^2) (r_ij + u P_ij) g_ij         errors of pairs
     (P_ij + r_ij) t_i                                                   an error of the row
@@ -114,7 +114,10 @@ class Errors:
         dout = p['dout'][x.rows]
         self.delta = (dout * out).sum(1) - (p['dlse'][x.lse_at] if 'dlse' in p else 0)
         dP = x.M * (dout @ x.v.T)
-        self.g = dP - self.delta[:, None]
+        g = dP - self.delta[:, None]
+        blur_of_delta = BLUR * ((np.abs(dout) * np.abs(out)).sum(1) + (np.abs(p['dlse'][x.lse_at]) if 'dlse' in p else 0))
+        self.delta = np.abs(self.delta) + blur_of_delta
+        self.g = g + np.copysign(BLUR * x.M * (np.abs(dout) @ np.abs(x.v).T) + blur_of_delta[:, None], g)
         c = (self.r + u * P) * dP
         self.t = np.sqrt(c.sum(1) ** 2 + (c ** 2).sum(1) + ((UNIT[out_dtype] * dout * out) ** 2).sum(1)) * (not given)
         self.z, self.s = self.r * self.g, x.slope * (self.r + u * P) * self.g

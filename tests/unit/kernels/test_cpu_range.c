@@ -350,6 +350,32 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
+/* An lse from elsewhere is exact, and products of 1e7 that cancel left float32 a score that was 30 off: P was e^30. */
+static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
+{
+    (void)state;
+    FOR_TABLES(simd)
+    for (int n = 0; n < 24; n++) {
+        const struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .Sq = n % 2 ? 40 : 5, .Sk = n % 4 < 2 ? 1 : 50, .D = 16,
+                                   .Dv = 8, .H = 3, .Hk = 1, .has_scale = true, .scale = n % 3 ? -1e7 : 1e7,
+                                   .keep_mask = 1, .keep = 1, .give_forward = true, .data_seed = (uint64_t)n + 1);
+        struct fixture f;
+        fixture_make(&f, &s);
+        show_one_key(&f, KEPT, 0);
+        attn_problem forward = f.p;
+        forward.op = ATTN_OP_FORWARD;
+        run_reference(&forward);
+        for (int64_t at = 0; at < tensor_elements(&f.p.dout); at++) tensor_set(&f.p.dout, at, 1);
+        run_with(simd, &f);
+        for (int64_t d = 0; d < s.Dv; d++)
+            if (tensor_get(&f.p.dv, d) != (double)(s.Sq * s.H)) {
+                spec_print(stderr, &s);
+                fail_msg("%s: dv is %.9g, must be %d", simd->name, tensor_get(&f.p.dv, d), (int)(s.Sq * s.H));
+            }
+        fixture_clear(&f);
+    }
+}
+
 /* Two equal keys have half of P each, for lse comes from scores that were summed in the order of the backward's. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
@@ -432,6 +458,7 @@ int main(void)
         cmocka_unit_test(test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double),
         cmocka_unit_test(test_one_key_has_p_1_to_the_last_bit),
         cmocka_unit_test(test_products_that_cancel_give_the_one_key_all_of_dout),
+        cmocka_unit_test(test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32),
         cmocka_unit_test(test_lse_is_that_of_the_scores_that_gradients_are_made_of),
         cmocka_unit_test(test_dropout_leaves_the_one_key_its_value_times_one_factor),
     };
