@@ -618,6 +618,9 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
     return true;
 }
 
+/* What is older than TLS 1.2 is not to be used any more (RFC 8996). */
+static char tls_versions[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
+
 attn_status http_server_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
 {
     const struct config *config = server->config;
@@ -646,6 +649,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         }
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, http->cert };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_PRIORITIES, 0, tls_versions };
     }
     if (strcmp(MHD_get_version(), "1") < 0) /* the one that runs, not the one whose header this was compiled with */
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, HTTP_CONNECTION_STEP, NULL };
