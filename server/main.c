@@ -195,6 +195,10 @@ static int serve(const struct config *config, struct listener *listeners, int co
         "%s%s%sversion=%s http_threads=%d staging_bytes=%lld connection_bytes=%lld memory_bytes=%lld queue_depth=%d",
         *url ? "url=" : "", url, *url ? " " : "", ATTND_VERSION, config->http_threads, (long long)config->staging_bytes,
         (long long)config_connection_bytes(config), (long long)memory, config->queue_depth);
+    if (config->open_files > 0)
+        log_event(LOG_WARN, NULL, "few_open_files",
+                  "limit=%lld connections=%d text=\"the limit on open files (ulimit -n) allows no more connections\"",
+                  (long long)config->open_files, config->max_connections);
     const struct loop_front for_loop = front_for_loop(&front);
     status = loop_run(server.loop, &for_loop);
 out:

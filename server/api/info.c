@@ -161,6 +161,8 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "timeout_ms", c->timeout_ms },
         { "body_timeout_ms", c->body_timeout_ms },
         { "body_stall_ms", c->body_stall_ms },
+        { "discard_ms", c->discard_ms },
+        { "discard_bytes", c->discard_bytes },
         { "drain_ms", c->drain_ms },
         { "requests_per_body", l->batch },
         { "tensor_bytes", l->tensor_bytes },

@@ -488,6 +488,15 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
+/* How many connections so few open files are enough for: what is left beside `spare`; where that is less than half of
+ * them, half of what the threads leave. */
+static int connections_for(const struct config *c, int64_t files, int64_t spare)
+{
+    const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);
+    const int64_t most = files >= 2 * spare ? files - spare : (files - own) / 2;
+    return most < 0 ? 0 : (int)most;
+}
+
 /* Defaults that depend on the machine, then what must hold between options. */
 static enum config_result settle(struct reading *r)
 {
@@ -549,12 +558,14 @@ static enum config_result settle(struct reading *r)
             getrlimit(RLIMIT_NOFILE, &files);
         }
         if (files.rlim_cur < wanted) {
-            if (was_given(r, "max-connections") || files.rlim_cur <= spare)
+            const int most = connections_for(c, (int64_t)files.rlim_cur, (int64_t)spare);
+            if (was_given(r, "max-connections") || most < HTTP_CONNECTIONS_LEAST)
                 return refuse(
                     m, n,
                     "--max-connections: %d connections need %lld open files, but the limit here is %lld (ulimit -n)",
                     c->max_connections, (long long)wanted, (long long)files.rlim_cur);
-            c->max_connections = (int)(files.rlim_cur - spare);
+            c->max_connections = most;
+            c->open_files = (int64_t)files.rlim_cur;
         }
     }
     if (c->max_receiving == 0) c->max_receiving = c->max_connections;

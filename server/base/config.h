@@ -21,12 +21,14 @@ struct config {
     int64_t memory_bytes;          /* of the machine, or what the cgroup allows */
     int cores;                     /* that this process may keep busy: of the affinity mask, at most its quota */
     int64_t max_body_bytes;        /* at most staging_bytes */
+    int64_t discard_bytes;         /* of a refused request, beyond what its refusal waited for */
     int64_t staging_bytes;         /* resolved: half the memory unless given */
     int64_t kv_bytes;              /* for KV caches on each device; 0: none; -1: a share of its memory */
     int64_t device_bytes;          /* 0: each device takes its own share (attn_device_options.memory_bytes) */
+    int64_t open_files;            /* the limit, where it made max_connections less than the table has; else 0 */
     int max_connections, max_receiving, queue_depth, max_batch;
     int64_t batch_window_us;
-    int64_t timeout_ms, body_timeout_ms, body_stall_ms, drain_ms;
+    int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
     int max_seconds;     /* a request that is expected to take longer, alone on a device, is refused */
     int64_t watchdog_ms; /* what a device may take for a batch beyond what its size explains */
     const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */

@@ -67,6 +67,11 @@ const struct config_option config_options[] = {
     { "body-stall-ms", "ATTND_BODY_STALL_MS", TYPE_INT64, "N", AT(body_stall_ms), 5000, 1, DAY_MS,
       .help = "Time that a body may stand still while it arrives; then the connection is cut with 408, and what it holds is "
               "free for others." },
+    { "discard-ms", "ATTND_DISCARD_MS", TYPE_INT64, "N", AT(discard_ms), 10000, 1, DAY_MS,
+      .help = "Time for which the rest of a request is read and dropped that was refused before all of it had come (a body that is too long, "
+              "one connection too many). A client that sends all before it reads anything hears in that time why it was refused." },
+    { "discard-bytes", "ATTND_DISCARD_BYTES", TYPE_SIZE, "SIZE", AT(discard_bytes), 4 * GIB, 0, 1024 * GIB, .shown = "4G",
+      .help = "How much of such a request is dropped; then the connection is reset. 0: nothing." },
     { "drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT(drain_ms), 30000, 0, DAY_MS,
       .help = "Time after SIGTERM for what was accepted to be answered." },
     { "watchdog-ms", "ATTND_WATCHDOG_MS", TYPE_INT64, "N", AT(watchdog_ms), 60000, 1, DAY_MS,

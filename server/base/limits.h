@@ -15,6 +15,8 @@ enum {
     CONFIG_MAX_LISTEN = 8,            /* of --listen: each kind of address several times */
     CONFIG_METRICS_CONNECTIONS = 256, /* to --metrics-listen, beside --max-connections: probes and scrapers */
     CONFIG_SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
+    CONFIG_LEAST_FILES = 32,  /* of them without a GPU's and those of the threads, where even these are too many */
+    CONFIG_THREAD_FILES = 2,  /* of an HTTP thread: epoll and eventfd */
     CONFIG_MAX_BATCH = 1024,  /* of --max-batch: an array of the loop's has room for it */
     CONFIG_MAX_PROXIES = 8,   /* of --trusted-proxy: each is compared with the peer of every request */
     CONFIG_MAX_DEVICES = 64,  /* numbers in --devices are bits of a mask */
@@ -50,11 +52,13 @@ enum {
     CONNECTION_LOOK_MS = 10, /* from a search for a connection to close that found none to the next search */
     CONNECTION_LEAVING = 64, /* connections that were cut to make room and that the web server has not closed yet */
 
-    LINGER_MS = 10000, /* a client that has not fetched the answer by then has only its system to hope for */
-    LINGER_MOST = 256, /* sockets; one more, and the oldest is closed before its time */
+    LINGER_MS = 10000,       /* a client that has not fetched the answer by then has only its system to hope for */
+    LINGER_MOST = 256,       /* sockets; one more, and the oldest is closed before its time */
+    LINGER_SPARE_FILES = 32, /* descriptors that are never used for them */
+    LINGER_EVENTS = 16,      /* sockets that are looked at in one turn of the loop */
     LINGER_DROP_BYTES = 16 << 10,
     LINGER_DROP_PIECES = 64,           /* of LINGER_DROP_BYTES from one socket at once: 1 MiB */
-    LINGER_SWEEP_PIECES = LINGER_MOST, /* from all of them in one sweep of the loop: 4 MiB, about a millisecond */
+    LINGER_SWEEP_PIECES = LINGER_MOST, /* from all of them in one turn of the loop: 4 MiB, about a millisecond */
 };
 
 /* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */
@@ -82,7 +86,6 @@ enum {
     /* Of a body that a handler reads. The longest has two scales for each of CACHES_HEADS,
      * which Python writes with up to 25 bytes each. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
-    HTTP_DISCARD_FACTOR = 2,            /* a chunked body is discarded up to this many times the limit, then cut */
     HTTP_PEM_BYTES = 1 << 20,           /* of a certificate chain or key, a few KB: another file was named by mistake */
     REQUEST_UNCOUNTED_BYTES = 32 << 10, /* of a text or an answer; longer ones are counted as staging memory */
     REQUEST_ID_BYTES = 129,             /* of X-Request-Id, with the NUL: what is longer is replaced */

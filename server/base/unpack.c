@@ -45,14 +45,18 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
+    static const char between[] = " \t,"; /* elements of a list may be empty (RFC 9110, 5.6.1) */
     *coding = UNPACK_NOTHING;
-    if (text == NULL || *text == '\0') return true;
+    if (text == NULL) return true;
+    text += strspn(text, between);
+    const size_t length = strcspn(text, between);
+    if (text[length + strspn(text + length, between)] != '\0') return false; /* there are several */
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
-        if (strcasecmp(text, codings[i].name) == 0) {
+        if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
             *coding = codings[i].coding;
             return true;
         }
-    return false;
+    return length == 0;
 }
 
 struct unpacker *unpack_new(enum unpack_coding coding, uint64_t limit_bytes)

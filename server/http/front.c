@@ -2,6 +2,7 @@
 #include "server/http/front.h"
 
 #include "server/base/clock.h"
+#include "server/base/heartbeat.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/http/routes.h"
@@ -93,10 +94,22 @@ struct loop_front front_for_loop(struct front *front)
     return (struct loop_front){ front, http_server_resume, connections, sweep, reload, drain, close_metrics };
 }
 
+static void on_lingering(uv_poll_t *poll, int status, int events)
+{
+    struct front *front = poll->data;
+    (void)events;
+    heartbeat_busy(HEARTBEAT_LOOP);
+    if (status == 0) linger_drop(&front->connections.linger);
+}
+
 void front_init(struct front *front, struct server *server, struct listener *listeners, int count)
 {
+    const struct config *const config = server->config;
     *front = (struct front){ .server = server, .listeners = listeners, .listener_count = count };
     connections_init(&front->connections);
+    linger_limit(&front->connections.linger,
+                 config->max_connections < LINGER_MOST ? config->max_connections : LINGER_MOST, config->discard_bytes,
+                 config->discard_ms);
     server->connections = &front->connections;
 }
 
@@ -111,6 +124,11 @@ attn_status front_open(struct front *front, attn_error *err)
 attn_status front_start(struct front *front, attn_error *err)
 {
     attn_status status = ATTN_OK;
+    const int lingering = front->connections.linger.epoll_fd;
+    front->linger_poll.data = front;
+    if (uv_poll_init(loop_uv(front->server->loop), &front->linger_poll, lingering) != 0 ||
+        uv_poll_start(&front->linger_poll, UV_READABLE, on_lingering) != 0)
+        return attn_fail(err, ATTN_INTERNAL, NULL, "the sockets whose clients still send cannot be watched");
     for (int i = 0; i < front->listener_count && status == ATTN_OK; i++) {
         const bool main_address = i < front->server->config->listen_count;
         status = listener_start(&front->listeners[i], loop_uv(front->server->loop), front->server,

@@ -105,20 +105,29 @@ static void check_length(struct request *request, const struct http_head *f)
                      (unsigned long long)f->length, (unsigned long long)limit);
 }
 
+static bool names_several(const char *list)
+{
+    static const char between[] = " \t,";
+    list += strspn(list, between);
+    list += strcspn(list, between);
+    return list[strspn(list, between)] != '\0';
+}
+
 /* What the body is, of a route that has one. */
 static void check_body_type(struct request *request, const struct http_head *f)
 {
     const char *const encoding = f->value[HEADER_CONTENT_ENCODING], *const type = f->value[HEADER_CONTENT_TYPE];
     char media[MEDIA_BYTES];
-    if (request->route->keeps_body && encoding && *encoding && strcasecmp(encoding, "identity") != 0)
+    const bool taken = unpack_coding_of(encoding, &request->coding);
+    if (request->route->keeps_body && (!taken || request->coding != UNPACK_NOTHING))
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
                      "Content-Encoding is '%.*s', this path takes its few bytes uncompressed", quoted(encoding),
                      encoding);
     if (request->route->bodies == NULL) return;
-    if (!unpack_coding_of(encoding, &request->coding)) {
+    if (!taken) {
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
                      "Content-Encoding is '%.*s', %smust be gzip or deflate; or send the body uncompressed, without it",
-                     quoted(encoding), encoding, strchr(encoding, ',') ? "which names several, one is taken: " : "");
+                     quoted(encoding), encoding, names_several(encoding) ? "which names several, one is taken: " : "");
         return;
     }
     request->body = routes_body(request->route, type);

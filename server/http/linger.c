@@ -3,9 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/sockios.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,15 +18,31 @@
 void linger_init(struct lingering *linger)
 {
     pthread_mutex_init(&linger->lock, NULL);
+    linger->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     linger->count = 0;
+    linger_limit(linger, LINGER_MOST, 0, 0);
 }
 
-/* At most `pieces` of LINGER_DROP_BYTES. False: the client has closed its side, or the connection is broken. */
-static bool drop_unread(int fd, int pieces)
+void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms)
+{
+    struct rlimit files;
+    const bool limited = getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur <= INT_MAX;
+    linger->end_fd = limited ? (int)files.rlim_cur - LINGER_SPARE_FILES : INT_MAX;
+    linger->most = most;
+    linger->drop_bytes = drop_bytes;
+    linger->drop_ms = drop_ms;
+}
+
+/* At most `pieces` of LINGER_DROP_BYTES; of TCP the system does not even copy them. *left_bytes becomes less. False:
+ * the client has closed its side, or the connection is broken. */
+static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];
     ssize_t count = 1;
-    for (int i = 0; i < pieces && count > 0; i++) count = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);
+    for (int i = 0; i < pieces && count > 0; i++) {
+        count = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT | MSG_TRUNC);
+        if (count > 0) *left_bytes -= count;
+    }
     return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
@@ -36,7 +55,10 @@ static bool is_delivered(int fd)
 /* Under the lock. */
 static void close_at(struct lingering *linger, int i)
 {
-    close(linger->sockets[i].fd);
+    const int fd = linger->sockets[i].fd;
+    /* The web server's descriptor of it may still be open, and then close() would leave it in the set. */
+    (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    close(fd);
     linger->count--;
     memmove(&linger->sockets[i], &linger->sockets[i + 1], (size_t)(linger->count - i) * sizeof linger->sockets[0]);
 }
@@ -44,9 +66,11 @@ static void close_at(struct lingering *linger, int i)
 void linger_clear(struct lingering *linger)
 {
     while (linger->count > 0) {
-        (void)drop_unread(linger->sockets[linger->count - 1].fd, LINGER_DROP_PIECES);
+        int64_t left = 0;
+        (void)drop_unread(linger->sockets[linger->count - 1].fd, LINGER_DROP_PIECES, &left);
         close_at(linger, linger->count - 1);
     }
+    if (linger->epoll_fd >= 0) close(linger->epoll_fd);
     pthread_mutex_destroy(&linger->lock);
 }
 
@@ -60,35 +84,63 @@ static void reset_on_close(int fd)
 
 /* May it be closed, now that it is prepared for that? A cut one reads as ended whatever its client does: of that only
  * the delivery counts. */
-static bool may_close(int fd, bool cut, int pieces)
+static bool may_close(int fd, enum linger_why why, int pieces, int64_t *left_bytes)
 {
-    const bool open = drop_unread(fd, pieces), delivered = is_delivered(fd);
-    if (cut && delivered) reset_on_close(fd);
-    return delivered || (!open && !cut);
+    const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
+    if (why == LINGER_CUT && delivered) reset_on_close(fd);
+    if (why == LINGER_DROP) return !open || *left_bytes <= 0;
+    return delivered || (!open && why != LINGER_CUT);
 }
 
-void linger_on(struct lingering *linger, int fd, bool cut)
+void linger_on(struct lingering *linger, int fd, enum linger_why why)
 {
-    if (may_close(fd, cut, LINGER_DROP_PIECES)) return;
+    int64_t left_bytes = linger->drop_bytes;
+    if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
+    if (may_close(fd, why, LINGER_DROP_PIECES, &left_bytes)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (own < 0) return; /* no descriptor left: the end of the answer is in luck's hands */
+    if (own < 0 || own >= linger->end_fd) { /* few descriptors are left: the end of the answer is in luck's hands */
+        if (own >= 0) close(own);
+        return;
+    }
     shutdown(own, SHUT_WR);
+    struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP, .data.fd = own };
     pthread_mutex_lock(&linger->lock);
-    if (linger->count == LINGER_MOST) close_at(linger, 0);
-    linger->sockets[linger->count].fd = own;
-    linger->sockets[linger->count].cut = cut;
-    linger->sockets[linger->count++].until_ms = clock_ms() + LINGER_MS;
+    if (linger->count == linger->most) close_at(linger, 0);
+    const int i = linger->count++;
+    linger->sockets[i].fd = own;
+    linger->sockets[i].why = why;
+    linger->sockets[i].until_ms = clock_ms() + (why == LINGER_DROP ? linger->drop_ms : LINGER_MS);
+    linger->sockets[i].left_bytes = left_bytes;
+    if (why != LINGER_CUT) (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_ADD, own, &event);
+    pthread_mutex_unlock(&linger->lock);
+}
+
+/* Under the lock. The fewer have something, the more of each: one that sends much is not to wait for its time. */
+static bool look_at(struct lingering *linger, int i, int of)
+{
+    const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;
+    return may_close(linger->sockets[i].fd, linger->sockets[i].why, pieces > 0 ? pieces : 1,
+                     &linger->sockets[i].left_bytes);
+}
+
+void linger_drop(struct lingering *linger)
+{
+    struct epoll_event events[LINGER_EVENTS];
+    pthread_mutex_lock(&linger->lock);
+    const int count = epoll_wait(linger->epoll_fd, events, LINGER_EVENTS, 0);
+    for (int e = 0; e < count; e++)
+        for (int i = 0; i < linger->count; i++)
+            if (linger->sockets[i].fd == events[e].data.fd) {
+                if (look_at(linger, i, count)) close_at(linger, i);
+                break;
+            }
     pthread_mutex_unlock(&linger->lock);
 }
 
 void linger_sweep(struct lingering *linger, int64_t now_ms)
 {
     pthread_mutex_lock(&linger->lock);
-    /* The fewer there are, the more of each: one that sends much is not to wait for LINGER_MS. */
-    const int share = linger->count > 0 ? LINGER_SWEEP_PIECES / linger->count : 0,
-              pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;
     for (int i = linger->count - 1; i >= 0; i--)
-        if (may_close(linger->sockets[i].fd, linger->sockets[i].cut, pieces) || now_ms >= linger->sockets[i].until_ms)
-            close_at(linger, i);
+        if (look_at(linger, i, linger->count) || now_ms >= linger->sockets[i].until_ms) close_at(linger, i);
     pthread_mutex_unlock(&linger->lock);
 }

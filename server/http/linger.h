@@ -1,4 +1,4 @@
-/* linger.h: sockets whose last answer is still on its way when their connection ends.
+/* linger.h: sockets whose last answer is still on its way when their connection ends, or whose client still sends.
  *
  * The problem: a socket that is closed answers whatever its client sends afterwards, or has sent and nobody has read,
  * with a reset, and the system then throws away what it had not yet delivered: the end of the last answer. A client may
@@ -7,7 +7,12 @@
  *
  * The idea (RFC 9112, section 9.6): such a socket stays open a little longer, shut down for writing; what arrives is
  * dropped; it is closed as soon as everything has been delivered or the client has closed too, at the latest after
- * LINGER_MS. Only a socket with undelivered bytes comes here, so a fast client costs one system call. */
+ * LINGER_MS. Only a socket with undelivered bytes comes here, so a fast client costs one system call.
+ *
+ * Many clients send all of a request before they read anything. Where one was refused before all of it had come
+ * (LINGER_DROP), delivery says nothing, and what arrives is dropped until the client closes its side, or for
+ * --discard-ms, or until --discard-bytes have come. The loop does this, as fast as the bytes come: no thread and no
+ * connection's place waits for them. */
 #ifndef LINGER_H
 #define LINGER_H
 
@@ -17,24 +22,38 @@
 
 #include "server/base/limits.h"
 
+enum linger_why {
+    LINGER_DELIVER, /* the end of the answer */
+    LINGER_DROP,    /* and what its client still sends is to be dropped */
+    LINGER_CUT,     /* the end of the answer, of a socket that was shut down for reading too: see reset_on_close() */
+};
+
 struct lingering {
     pthread_mutex_t lock;
+    int epoll_fd; /* readable when one of the sockets is, but for those that were cut; -1: there is none */
+    int most;     /* sockets, at most LINGER_MOST */
+    int end_fd;   /* from this number on, descriptors are for connections alone */
+    int64_t drop_bytes, drop_ms;
     int count;
     struct {
         int fd;
-        bool cut;
+        enum linger_why why;
         int64_t until_ms;
-    } sockets[LINGER_MOST]; /* by until_ms */
+        int64_t left_bytes; /* to drop */
+    } sockets[LINGER_MOST]; /* as they came */
 };
 
 void linger_init(struct lingering *linger);
+/* Other limits than at first: LINGER_MOST sockets, and nothing is dropped beyond what is there. */
+void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
 /* Closes what is left. */
 void linger_clear(struct lingering *linger);
 
 /* From any thread, before `fd` is closed by its owner, who has written all that he will: drops what is unread, and
- * where something is undelivered, keeps the socket (a descriptor of its own) until the sweep closes it. `cut`: it has
- * been shut down for reading too, see reset_on_close(). */
-void linger_on(struct lingering *linger, int fd, bool cut);
+ * where something is undelivered, or may still come, keeps the socket (a descriptor of its own) until it is time. */
+void linger_on(struct lingering *linger, int fd, enum linger_why why);
+/* From the loop, when epoll_fd is readable: drops what has come. */
+void linger_drop(struct lingering *linger);
 /* From the loop, now and then: closes those whose time has come. */
 void linger_sweep(struct lingering *linger, int64_t now_ms);
 

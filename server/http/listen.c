@@ -191,15 +191,14 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 
 /* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
-static void refuse(int fd, bool plain)
+/* What it has sent, or sends yet, is dropped: unread bytes at close() are answered by a reset, which would overtake the
+ * answer. */
+static void refuse(struct http_server *http, int fd)
 {
-    char dropped[4096];
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
-    if (plain) {
+    if (http->plain) {
         refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL, NULL);
-        shutdown(fd, SHUT_WR);
-        /* Unread bytes at close() are answered by a reset, which would overtake the answer. */
-        (void)!recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);
+        linger_on(&http->server->connections->linger, fd, LINGER_DROP);
     }
     close(fd);
 }
@@ -224,7 +223,7 @@ static bool refuse_with_spare(struct listener *listener)
     socklen_t length = sizeof address;
     char peer[PEER_BYTES];
     const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) refuse(fd, listener->http->plain);
+    if (fd >= 0) refuse(listener->http, fd);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d peer=%s",
               atomic_load(&listener->http->open), peer_text((struct sockaddr *)&address, peer));
@@ -261,14 +260,14 @@ static void accept_some(struct listener *listener, int limit)
         }
         if (!has_room(http)) {
             char peer[PEER_BYTES];
-            refuse(fd, http->plain);
+            refuse(http, fd);
             log_event(LOG_WARN, NULL, "refused", "reason=%s connections=%d peer=%s",
                       http->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&http->open),
                       peer_text((struct sockaddr *)&address, peer));
             continue;
         }
         set_options(listener, fd);
-        if (!http_server_add(http, fd, (struct sockaddr *)&address, length)) refuse(fd, http->plain);
+        if (!http_server_add(http, fd, (struct sockaddr *)&address, length)) refuse(http, fd);
     }
 }
 

@@ -299,16 +299,11 @@ static size_t body_piece(struct request *request, const char *bytes, size_t coun
     size_t left = 0;
     if (request->received_bytes + count > limit) { /* only a chunked body gets here */
         request->received_bytes += count;
-        connection_progress(request->connection, request->received_bytes);
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
                      (unsigned long long)limit);
         request_drop_body(request);
-        request->step = STEP_DISCARD;
-        if (request->received_bytes > HTTP_DISCARD_FACTOR * limit) {
-            request->http_status = 413;
-            connection_cut_with(request->connection, PROTO_E_TOO_LARGE, request->id);
-        }
+        own_answers_refuse(request);
         return 0;
     }
     if (request->step == STEP_DECODE) {
@@ -513,6 +508,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_DISCARD:
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
+            if (request->step == STEP_ANSWER) return MHD_NO;
             if (*upload_size > 0) { /* rule 5 */
                 MHD_suspend_connection(request->mhd);
                 MHD_resume_connection(request->mhd);
@@ -589,7 +585,10 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
             complete(connection->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
         if (connection) {
-            linger_on(&server->connections->linger, connection->fd, atomic_load(&connection->phase) == CONNECTION_CUT);
+            linger_on(&server->connections->linger, connection->fd,
+                      atomic_load(&connection->phase) == CONNECTION_CUT ? LINGER_CUT
+                      : connection->sending                             ? LINGER_DROP
+                                                                        : LINGER_DELIVER);
             connections_remove(server->connections, connection);
         }
         *socket_context = NULL;
@@ -650,6 +649,9 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
     return true;
 }
 
+/* What is older than TLS 1.2 is not to be used any more (RFC 8996). */
+static char tls_versions[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
+
 attn_status http_server_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
 {
     const struct config *config = server->config;
@@ -678,6 +680,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         }
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, http->cert };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_PRIORITIES, 0, tls_versions };
     }
     if (strcmp(MHD_get_version(), "1") < 0) /* the one that runs, not the one whose header this was compiled with */
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, HTTP_CONNECTION_STEP, NULL };

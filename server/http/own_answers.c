@@ -117,6 +117,31 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
     return length;
 }
 
+typedef ssize_t record_send(void *session, const void *bytes, size_t count);
+record_send gnutls_record_send;
+
+/* libgnutls's own gnutls_record_send(). */
+static ssize_t send_record(void *session, const void *bytes, size_t count)
+{
+    static _Thread_local void *real;
+    if (real == NULL) real = dlsym(RTLD_NEXT, "gnutls_record_send");
+    return (*(record_send **)&real)(session, bytes, count);
+}
+
+void own_answers_refuse(struct request *request)
+{
+    char refusal[REFUSAL_BYTES];
+    const union MHD_ConnectionInfo *const tls = MHD_get_connection_info(request->mhd,
+                                                                        MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    const size_t length = refusal_text(refusal, request->error, request->why.text, request->id,
+                                       atomic_load(&request->connection->error_media));
+    request->http_status = proto_errors[request->error].http;
+    request->connection->sending = true;
+    request->step = STEP_ANSWER;
+    if (tls && tls->tls_session) (void)send_record(tls->tls_session, refusal, length);
+    else (void)!sendto(request->connection->fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
+}
+
 void own_answers_end(struct connection *connection)
 {
     char refusal[REFUSAL_BYTES];
@@ -155,21 +180,16 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
     return length > 0 ? refused(fd, refusal, length) : (ssize_t)syscall(SYS_sendmsg, fd, message, flags);
 }
 
-typedef ssize_t record_send(void *session, const void *bytes, size_t count);
-record_send gnutls_record_send;
-
 ssize_t gnutls_record_send(void *session, const void *bytes, size_t count)
 {
     enum { GNUTLS_E_PUSH_ERROR = -53 };
-    static _Thread_local void *real, *fd_of; /* int fd_of(void *session) */
+    static _Thread_local void *fd_of; /* int fd_of(void *session) */
     char refusal[REFUSAL_BYTES];
-    if (real == NULL) real = dlsym(RTLD_NEXT, "gnutls_record_send");
     if (fd_of == NULL) fd_of = dlsym(RTLD_NEXT, "gnutls_transport_get_int");
-    record_send *const send_on = *(record_send **)&real;
     if (status_of(bytes, count) == MHD_HTTP_HTTP_VERSION_NOT_SUPPORTED) first_bytes_tell_in_tls();
-    if (fd_of == NULL || refusal_of(bytes, count) < 0) return send_on(session, bytes, count);
+    if (fd_of == NULL || refusal_of(bytes, count) < 0) return send_record(session, bytes, count);
     const size_t length = replace((*(int (**)(void *)) & fd_of)(session), bytes, count, refusal);
-    if (length == 0) return send_on(session, bytes, count);
-    (void)send_on(session, refusal, length);
+    if (length == 0) return send_record(session, bytes, count);
+    (void)send_record(session, refusal, length);
     return GNUTLS_E_PUSH_ERROR;
 }

@@ -13,9 +13,13 @@
 
 struct connection;
 struct http_thread;
+struct request;
 
 /* Which thread this is, before it serves its first connection. */
 void own_answers_begin(struct http_thread *thread);
+/* Answers a request that has failed in the middle of its body, where libmicrohttpd takes no answer. The connection is
+ * to be ended. */
+void own_answers_refuse(struct request *request);
 /* libmicrohttpd ends the connection, whose socket is still open. If it does so in the middle of a message, with the
  * client still there and no answer given (0.9.75 does with a second fault in a head), the client is told that the
  * message is malformed. */

@@ -83,26 +83,45 @@ static const char *cut_comment(const char *line, size_t *length)
     return *hash ? hash : NULL;
 }
 
+/* A line with its end, of whatever bytes: what fits of it. False: there is none. */
+static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
+{
+    *length = 0;
+    for (int c; *length < capacity - 1 && (c = getc(file)) != EOF;) {
+        line[(*length)++] = (char)c;
+        if (c == '\n') break;
+    }
+    line[*length] = '\0';
+    return *length > 0;
+}
+
+/* A token stands in a header. False: *at is where a byte is that no client could send there. */
+static bool is_token(const char *text, size_t length, size_t *at)
+{
+    for (*at = 0; *at < length; ++*at)
+        if (text[*at] <= ' ' || text[*at] > '~') return false;
+    return true;
+}
+
 static struct token_list *read_file(const char *path, char *why, size_t capacity)
 {
     struct token_list *list = NULL;
     bool good = false;
     char line[TOKEN_MAX_BYTES + METRICS_LABEL_BYTES + 64];
-    size_t room = 0, number = 0;
+    size_t room = 0, number = 0, length, at;
     FILE *file = fopen(path, "re");
 
     if (file == NULL) {
         snprintf(why, capacity, "--token-file %s: %s", path, strerror(errno));
         return NULL;
     }
-    while (fgets(line, sizeof line, file)) {
-        size_t length = strlen(line);
+    while (read_line(file, line, sizeof line, &length)) {
         number++;
         if (length == sizeof line - 1 && line[length - 1] != '\n') {
             snprintf(why, capacity, "--token-file %s: line %zu is longer than %d bytes", path, number, TOKEN_MAX_BYTES);
             goto out;
         }
-        while (length > 0 && strchr(" \t\r\n", line[length - 1])) line[--length] = '\0';
+        while (length > 0 && line[length - 1] != '\0' && strchr(" \t\r\n", line[length - 1])) line[--length] = '\0';
         const char *start = line + strspn(line, " \t");
         length -= (size_t)(start - line);
         if (length == 0 || *start == '#') continue;
@@ -113,6 +132,14 @@ static struct token_list *read_file(const char *path, char *why, size_t capacity
         const char *const name = cut_comment(start, &length);
         if (memchr(start, ' ', length) || memchr(start, '\t', length)) {
             snprintf(why, capacity, "--token-file %s: line %zu contains a space", path, number);
+            goto out;
+        }
+        if (!is_token(start, length, &at)) {
+            snprintf(
+                why, capacity,
+                "--token-file %s: line %zu contains the byte 0x%02x; a token is of visible ASCII characters, for it "
+                "stands in a header",
+                path, number, (unsigned char)start[at]);
             goto out;
         }
         if (list && list->count == TOKEN_MAX_COUNT) {

@@ -21,7 +21,7 @@ def test_help_goes_to_stdout():
     r = run('--help')
     assert r.returncode == 0 and not r.stderr
     for flag in ('--listen', '--devices', '--http-threads', '--cpu-threads', '--max-body-bytes', '--staging-bytes', '--device-bytes', '--max-connections',
-                 '--max-receiving', '--queue-depth', '--batch-window-us', '--max-batch', '--timeout-ms', '--body-timeout-ms', '--body-stall-ms', '--drain-ms', '--token-file', '--token-share', '--tls-cert',
+                 '--max-receiving', '--queue-depth', '--batch-window-us', '--max-batch', '--timeout-ms', '--body-timeout-ms', '--body-stall-ms', '--discard-ms', '--discard-bytes', '--drain-ms', '--token-file', '--token-share', '--tls-cert',
                  '--tls-key', '--cors-origin', '--supervise', '--log-format', '--log-level', '--metrics-listen'):
         assert flag in r.stdout, flag
         assert 'ATTND_' + flag[2:].upper().replace('-', '_') in r.stdout, flag

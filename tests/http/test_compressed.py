@@ -16,6 +16,7 @@ import service
 import test_kserve
 import test_safetensors
 import wire
+from service import RawReader, request_bytes
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 CODINGS = {'gzip': gzip.compress, 'x-gzip': gzip.compress, 'GZip': gzip.compress, 'deflate': zlib.compress}
@@ -110,6 +111,7 @@ GZIP, DEFLATE = gzip.compress(b'{"q": 1, "q": 2}', mtime=0), zlib.compress(b'{"q
     ('deflate', GZIP, 400, "Content-Encoding is deflate, but the body does not begin like zlib's format (RFC 1950), which deflate means in HTTP, it begins like gzip"),
     ('deflate', DEFLATE[2:-4], 400, "Content-Encoding is deflate, but the body does not begin like zlib's format (RFC 1950), which deflate means in HTTP"),
     ('br', b'x', 415, "Content-Encoding is 'br', must be gzip or deflate; or send the body uncompressed, without it"),
+    (', br,', b'x', 415, "Content-Encoding is ', br,', must be gzip or deflate; or send the body uncompressed, without it"),
     ('gzip, gzip', b'x', 415, "Content-Encoding is 'gzip, gzip', which names several, one is taken: must be gzip or deflate; or send the body uncompressed, without it"),
 ])
 @pytest.mark.parametrize('path', [FORWARD, test_kserve.INFER])
@@ -118,6 +120,17 @@ def test_what_is_no_such_stream_is_refused_by_name(server, path, coding, body, s
     assert answer.status == status, answer
     assert says in answer.json()['error'], answer.body
     assert (answer.headers.get('accept-encoding') == 'gzip, deflate') == (status == 415)
+
+
+@pytest.mark.parametrize('coding', [', gzip,', ',,gzip', 'gzip ,', '\t, gzip'])
+def test_empty_elements_of_content_encoding_name_nothing(server, coding):
+    path, headers, body = BODIES['json']
+    with server.raw() as s:
+        packed = gzip.compress(body)
+        s.sendall(request_bytes(path, packed, headers=[f'Content-Length: {len(packed)}', f'Content-Encoding: {coding}', 'Content-Type: application/json']))
+        assert RawReader(s).answer().status == 200
+    for nothing in (',', ', identity ,'):
+        assert server.ask('POST', path, body, {**headers, 'Content-Encoding': nothing}).status == 200
 
 
 def test_a_request_behind_a_broken_stream_is_served(server):

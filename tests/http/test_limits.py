@@ -2,6 +2,7 @@
 and that a refusal reaches the client."""
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -324,3 +325,28 @@ def test_memory_does_not_grow_with_every_storm(serve):
     assert eventually(lambda: server.descriptors() <= files + 2), 'descriptors leak'
     if service.SLOWER == 1:  # a sanitizer keeps what was freed
         assert grown[-1] - grown[-2] <= 2048, f'kB after each storm: {grown}'
+
+
+def test_with_128_open_files_it_starts_with_fewer_connections_and_says_so(tmp_path):
+    script = tmp_path / 'attnd'
+    script.write_text(f'#!/bin/sh\nulimit -n 128\nexec {os.path.abspath(service.BINARY)} "$@"\n')
+    script.chmod(0o755)
+    with service.Server('--http-threads', 16, binary=str(script)) as server:
+        assert eventually(lambda: ' ready ' in server.log())
+        assert 'WARN few_open_files limit=128 connections=31 ' in server.log(), server.log()
+        assert server.get('/v1/info').json()['limits']['max_connections'] == 31
+        clients = [server.connect() for _ in range(31)]
+        try:
+            for client in clients:  # all at once, and each is served
+                assert client.ask('POST', FORWARD, wire.small_bytes()).status == 200
+        finally:
+            for client in clients:
+                client.close()
+        assert server.post(FORWARD, wire.small_bytes()).status == 200
+    assert ' few_open_files ' not in log_of_a_start()
+
+
+def log_of_a_start():
+    with service.Server() as server:
+        assert eventually(lambda: ' ready ' in server.log())
+        return server.log()

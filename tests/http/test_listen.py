@@ -2,9 +2,11 @@
 import os
 import re
 import socket
+import ssl
 import stat
 import subprocess
 import time
+import warnings
 
 import pytest
 
@@ -208,6 +210,25 @@ def test_tls(serve, tmp_path):
         except (ConnectionResetError, TimeoutError):
             data = b''
         assert not data.startswith(b'HTTP/1.1 200')
+    assert server.get('/livez').status == 200
+
+
+def test_tls_begins_with_1_2(serve, tmp_path):
+    cert, key = service.self_signed(str(tmp_path))
+    server = serve('--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))
+    for version, good in ((ssl.TLSVersion.TLSv1, False), (ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)):
+        client = service.client_tls(cert)
+        client.set_ciphers('ALL:@SECLEVEL=0')  # or OpenSSL itself would not offer the old ones
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', DeprecationWarning)
+            client.minimum_version = client.maximum_version = version
+        with server.raw() as s:
+            if good:
+                assert client.wrap_socket(s, server_hostname='localhost').version() == version.name.replace('_', '.')
+            else:
+                with pytest.raises((ssl.SSLError, ConnectionResetError)) as refusal:
+                    client.wrap_socket(s, server_hostname='localhost')
+                assert 'no protocols available' not in str(refusal.value).lower(), refusal.value  # the server says no, not this client
     assert server.get('/livez').status == 200
 
 

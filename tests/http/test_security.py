@@ -1,8 +1,13 @@
 """Tokens and CORS."""
+import gzip
+import os
+import signal
+
 import pytest
 
 import service
 import wire
+from service import eventually
 
 FORWARD = '/v1/attention/forward'
 PROBES = ['/livez', '/readyz', '/healthz', '/health', '/v2/health/live', '/v2/health/ready']
@@ -18,6 +23,19 @@ def guarded(serve, tmp_path):
 
 def bearer(token):
     return {'Authorization': f'Bearer {token}'}
+
+
+@pytest.mark.parametrize('garbage', [gzip.compress(b'first-token'), 'first-token\n'.encode('utf-16'), b'\x7fELF\2\1\1\0\0\0', b'first-token\n\xff\xfe\n', b'', bytes(300)],
+                         ids=['gzip', 'utf-16', 'program', 'a_line', 'empty', 'zeros'])
+def test_a_token_file_of_garbage_at_sighup_is_refused_and_the_old_stays(guarded, tmp_path, garbage):
+    (tmp_path / 'tokens').write_bytes(garbage)
+    os.kill(guarded.pid, signal.SIGHUP)
+    assert eventually(lambda: 'reload_failed' in guarded.log()), guarded.log()
+    assert guarded.get('/v1/info', bearer('first-token')).status == 200
+    (tmp_path / 'tokens').write_text('third-token\n')
+    os.kill(guarded.pid, signal.SIGHUP)
+    assert eventually(lambda: guarded.get('/v1/info', bearer('third-token')).status == 200)
+    assert guarded.get('/v1/info', bearer('first-token')).status == 401
 
 
 @pytest.mark.parametrize('token', ['first-token', 'second-token-0123456789'])

@@ -70,6 +70,8 @@ static void test_defaults_are_those_of_the_table(void **state)
     assert_int_equal(c.timeout_ms, 60000);
     assert_int_equal(c.body_timeout_ms, 30000);
     assert_int_equal(c.body_stall_ms, 5000);
+    assert_int_equal(c.discard_ms, 10000);
+    assert_int_equal(c.discard_bytes, INT64_C(4) << 30);
     assert_int_equal(c.drain_ms, 30000);
     assert_null(c.token_file);
     assert_null(c.tls_cert);
@@ -363,6 +365,34 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
+/* As many as half of what the server leaves of the open files, where nobody asked for more. */
+static void test_with_few_open_files_there_are_fewer_connections(void **state)
+{
+    (void)state;
+    static const struct {
+        int limit, http_threads, connections; /* 0: it does not start */
+    } cases[] = { { 300, 16, 172 }, { 256, 16, 128 }, { 255, 16, 94 }, { 128, 16, 31 },   { 128, 8, 39 },
+                  { 98, 16, 16 },   { 96, 16, 0 },    { 128, 40, 0 },  { 1000, 128, 872 } };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        if (fork() == 0) {
+            const struct rlimit few = { .rlim_cur = (rlim_t)cases[i].limit, .rlim_max = (rlim_t)cases[i].limit };
+            struct config c;
+            char message[512], options[64];
+            int wrong = setrlimit(RLIMIT_NOFILE, &few) != 0;
+            snprintf(options, sizeof options, "--http-threads=%d", cases[i].http_threads);
+            const enum config_result result = read_text(&c, options, message);
+            if (cases[i].connections == 0) wrong |= result != CONFIG_BAD;
+            else
+                wrong |= result != CONFIG_RUN || c.max_connections != cases[i].connections ||
+                         c.open_files != cases[i].limit;
+            _exit(wrong);
+        }
+        int status;
+        assert_true(wait(&status) > 0);
+        if (status != 0) fail_msg("case %zu", i);
+    }
+}
+
 /* The limit on open files is lowered in a child, for it cannot be raised again. */
 static void test_connections_fit_the_limit_on_open_files(void **state)
 {
@@ -414,7 +444,7 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
                                        "body-timeout-ms", "drain-ms",        "token-file",   "tls-cert",
                                        "tls-key",         "cors-origin",     "supervise",    "log-format",
                                        "log-level",       "metrics-listen",  "watchdog-ms",  "token-share",
-                                       "body-stall-ms",   "max-receiving" };
+                                       "body-stall-ms",   "max-receiving",   "discard-ms",   "discard-bytes" };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
         char flag[64], env[64] = "ATTND_";
         snprintf(flag, sizeof flag, "--%s", all[i]);
@@ -464,6 +494,7 @@ int main(void)
         TEST(test_help_comes_first),
         TEST(test_a_default_body_limit_follows_a_smaller_staging_memory),
         TEST(test_connections_fit_the_limit_on_open_files),
+        TEST(test_with_few_open_files_there_are_fewer_connections),
         TEST(test_help_fits_100_columns_and_shows_flag_and_variable),
         TEST(test_options_md_has_this_table),
     };

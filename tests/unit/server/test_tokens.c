@@ -100,6 +100,8 @@ static void test_a_comment_behind_a_token_names_it(void **state)
     tokens_close(t);
 }
 
+#define NOT_ASCII "; a token is of visible ASCII characters, for it stands in a header"
+
 static void test_a_bad_file_is_refused_in_one_line(void **state)
 {
     (void)state;
@@ -110,6 +112,10 @@ static void test_a_bad_file_is_refused_in_one_line(void **state)
         { "", "no token in it" },
         { "# nothing\n\n", "no token in it" },
         { "good\nbad token\n", "line 2 contains a space" },
+        { "good\n\x1f\x8b\b\n", "line 2 contains the byte 0x1f" NOT_ASCII },
+        { "\xef\xbb\xbfgood\n", "line 1 contains the byte 0xef" NOT_ASCII },
+        { "good\ng\xc3\xb6\xc3\xb6", "line 2 contains the byte 0xc3" NOT_ASCII },
+        { "good\x7f", "line 1 contains the byte 0x7f" NOT_ASCII },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(cases[i].text);
@@ -117,6 +123,18 @@ static void test_a_bad_file_is_refused_in_one_line(void **state)
         snprintf(want, sizeof want, "--token-file %s: %s", path, cases[i].says);
         assert_string_equal(why, want);
     }
+    FILE *file = fopen(path, "w");
+    fwrite("good\nwith\0in it\n", 1, 16, file);
+    fclose(file);
+    assert_null(tokens_open(path, 50, why, sizeof why));
+    snprintf(want, sizeof want, "--token-file %s: line 2 contains %s", path, "a space");
+    assert_string_equal(why, want);
+    file = fopen(path, "w");
+    fwrite("good\nwith\0init", 1, 14, file); /* no end of a line */
+    fclose(file);
+    assert_null(tokens_open(path, 50, why, sizeof why));
+    snprintf(want, sizeof want, "--token-file %s: line 2 contains the byte 0x00%s", path, NOT_ASCII);
+    assert_string_equal(why, want);
     memset(text, 'x', sizeof text - 1);
     text[sizeof text - 1] = '\0';
     write_file(text);

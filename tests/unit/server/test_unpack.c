@@ -228,7 +228,13 @@ static void test_names_of_codings(void **state)
                   { "gzip, deflate", -1 },
                   { "gzip;q=1", -1 },
                   { "gzi", -1 },
-                  { "gzip ", -1 } };
+                  { "gzip ", UNPACK_GZIP },
+                  { ", gzip,", UNPACK_GZIP },
+                  { " ,\t, deflate , ,", UNPACK_DEFLATE },
+                  { ",", UNPACK_NOTHING },
+                  { ",gzip,,gzip", -1 },
+                  { "gzip gzip", -1 },
+                  { ", br", -1 } };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         enum unpack_coding coding;
