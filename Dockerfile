@@ -4,6 +4,11 @@
 #   docker build -t attnd:cpu --target cpu . without CUDA: builds anywhere, in a minute
 #   docker build --target test .             builds it and runs the tests, from the CPU; a failing test fails the build
 #
+# Each is built for linux/amd64 and for linux/arm64: both base images exist for both, and the compiler in them decides what is built. A
+# stage runs on the platform that it is built for, so that one alone is built on a machine of its kind. For both at once:
+#
+#   docker buildx build --platform linux/amd64,linux/arm64 --target cpu -t registry.example.org/attnd:cpu --push .
+#
 # How it works: a build stage with compilers, and a final stage on a bare distribution that receives one program. CUDA's runtime
 # is linked statically and the driver is brought in by the node (NVIDIA Container Toolkit), so the GPU image holds
 # nothing of CUDA either: libmicrohttpd, libuv, cJSON, zlib and the program (tests/deploy/image.sh prints how large that is).

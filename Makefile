@@ -410,6 +410,11 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 		ATTN_EMULATOR_REPAIRS=none ATTN_TESTS='test_scores*' ATTN_BACKEND=cuda sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; \
 	fi
 
+arm64: ## unit tests and a part of conformance for arm64, cross-compiled and run by QEMU; three minutes (skipped where it cannot be had)
+	@case '$(shell uname -m)' in \
+	aarch64) echo "make arm64: skipped: this machine is one, and make test runs all tests on it" ;; \
+	*) sh tests/setup.sh arm64 || echo "make arm64: not all of its packages are here"; sh tests/arm64.sh ;; esac
+
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
 	bash tests/fresh/run.sh $(FRESH)
 
@@ -438,6 +443,6 @@ clean: ## remove everything that was built
 	rm -rf build
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run install uninstall test unit http http-all http-other conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers check-shape print-cuda print-advice clean help
+.PHONY: all run install uninstall test unit http http-all http-other conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate arm64 fresh format check-format check-layers check-shape print-cuda print-advice clean help

@@ -12,7 +12,7 @@ for program in "$@"; do
     name=${name#*fuzz_}
     corpus=tests/fuzz/corpus/$name
     if [ "$mode" = replay ]; then
-        timeout 600 "$program" "$corpus"
+        timeout 600 ${UNIT_UNDER:-} "$program" "$corpus"
     else
         mkdir -p "build/fuzz/found/$name" build/fuzz/crashes "$corpus"
         dict=tests/fuzz/$name.dict

@@ -2,6 +2,7 @@
 # Runs the C unit tests given as arguments, one per core at a time and each within a time limit, and counts:
 # "unit: 120 passed, 0 failed". A program's output is shown only when it fails; UNIT_VERBOSE=1 shows all of it.
 # A program that counts by itself ends with such a line, without "unit:".
+# UNIT_UNDER: a command that runs them (qemu-aarch64-static ..., in arm64.sh).
 # PROGRAM@1/2 runs it with ATTN_PART=1/2: one of two halves of a program that takes long (a test over a list counts in
 # both).
 set -u
@@ -11,7 +12,7 @@ if [ "${1:-}" = --one ]; then
     program=${3%@*} part=${3#"${3%@*}"}
     name=$(basename "$program")$(echo "$part" | tr / -)
     log=$2/$name.log
-    ATTN_PART=${part#@} timeout "${UNIT_TIMEOUT:-600}" "$program" >"$log" 2>&1
+    ATTN_PART=${part#@} timeout "${UNIT_TIMEOUT:-600}" ${UNIT_UNDER:-} "$program" >"$log" 2>&1
     status=$?
     p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s)\.$/\1/p; s/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
     f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s), listed below:$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')

@@ -1,7 +1,7 @@
 #!/bin/sh
 # What a command of the Makefile needs and this machine lacks: found by looking, installed by name.
 #
-#   tests/setup.sh run|test|load|fuzz|deploy|library   install what is missing for it; silent and quick when nothing is
+#   tests/setup.sh run|test|load|fuzz|deploy|library|arm64   install what is missing for it; silent and quick when nothing is
 #   tests/setup.sh python               print the Python that the tests run with
 #   tests/setup.sh list GROUP           print the missing packages of a group and install nothing
 #
@@ -40,6 +40,8 @@ load wrk                 wrk
 load python3             python3
 fuzz clang               clang
 fuzz libclang-rt-dev     sanitizers
+arm64 gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc
+arm64 qemu-user-static   qemu-aarch64-static
 '
 
 # The first Python that has what the tests import; Debian's own where none has yet, since apt installs for that one.
@@ -154,6 +156,26 @@ fetch_other_libmicrohttpd() {
     rm -rf build/tools/mhd
 }
 
+# What a program for arm64 is linked with and runs with, and what those need: apt looks it up as it would on an arm64
+# system of the same release on which nothing is installed. It is unpacked into build/tools/arm64/root, not installed.
+fetch_arm64() {
+    [ -e build/tools/arm64/root/complete ] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
+    echo "Fetching libraries for arm64 (their packages are unpacked into build/tools/arm64, not installed)"
+    rm -rf build/tools/arm64
+    mkdir -p build/tools/arm64/lists/partial build/tools/arm64/archives/partial build/tools/arm64/root
+    (cd build/tools/arm64 && : >status &&
+        apt='apt-get -q -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o APT::Sandbox::User=root -o Acquire::Languages=none' &&
+        apt="$apt -o Dir::State=$PWD -o Dir::State::status=$PWD/status -o Dir::State::lists=$PWD/lists -o Dir::Cache=$PWD -o Dir::Cache::archives=$PWD/archives" &&
+        $apt update && $apt install -y --no-install-recommends --download-only \
+            libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev zlib1g-dev libcmocka-dev &&
+        for package in archives/*.deb; do dpkg-deb -x "$package" root || exit 1; done &&
+        # Links that begin with / point into the root.
+        find root -lname '/*' | while read -r link; do ln -sfn "$PWD/root$(readlink "$link")" "$link"; done &&
+        touch root/complete && rm -rf lists archives) >build/tools/arm64.log 2>&1 ||
+        echo "libraries for arm64 are not to be had: make arm64 will be skipped (build/tools/arm64.log)"
+}
+
 python=$(find_python)
 case ${1:-} in
 python) echo "$python" ;;
@@ -177,6 +199,10 @@ fuzz) install "run fuzz" ;;
 library)
     install "run test"
     fetch_other_libmicrohttpd
+    ;;
+arm64)
+    install "run test arm64"
+    fetch_arm64
     ;;
 *) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

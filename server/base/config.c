@@ -574,7 +574,7 @@ static enum config_result settle(struct reading *r)
 
 static void put_version(FILE *to)
 {
-    fprintf(to, "attnd %s\n", ATTND_VERSION);
+    fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
 /* The text that the first of these flags asks for, which is given whatever else is wrong; NULL: none is there. */

@@ -57,13 +57,13 @@ void config_help(FILE *to)
 {
     char text[512], number[24];
     fprintf(to,
-            "attnd %s: exact attention, forward and backward, over HTTP\n\n"
+            "attnd %s (%s): exact attention, forward and backward, over HTTP\n\n"
             "Usage: attnd [options]\n"
             "       attnd healthcheck [URL]\n\n"
             "Each option can be given as --name VALUE, as --name=VALUE or in the environment; flags win.\n"
             "Sizes take the suffixes K, M and G, powers of 1024.\n\n"
             "  %-36s%-30s%s\n",
-            ATTND_VERSION, "Option", "Environment", "Default");
+            ATTND_VERSION, CONFIG_MACHINE, "Option", "Environment", "Default");
     for (size_t i = 0; i < config_option_count; i++) {
         const struct config_option *o = &config_options[i];
         snprintf(text, sizeof text, "--%s %s", o->flag, o->placeholder ? o->placeholder : "");

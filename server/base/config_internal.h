@@ -15,6 +15,15 @@
 #error "the Makefile defines ATTND_VERSION and ATTND_DATE"
 #endif
 
+/* What the compiler built for, as --version says it. */
+#if defined(__x86_64__)
+#define CONFIG_MACHINE "x86-64"
+#elif defined(__aarch64__)
+#define CONFIG_MACHINE "arm64"
+#else
+#define CONFIG_MACHINE "another processor"
+#endif
+
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 #define KIB           INT64_C(1024)
 #define MIB           (KIB * 1024)

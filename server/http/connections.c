@@ -178,8 +178,9 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    atomic_store_explicit(&connection->progress_bytes, 0, memory_order_relaxed);
+    /* In this order, and a sweep reads them in the other: no bytes since long ago would be a client too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
+    atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
                                                    memory_order_acquire);
 }
@@ -290,8 +291,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
     for (struct connection *connection = connections->first, *next; connection; connection = next) {
         next = connection->next;
         int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
+        const uint64_t bytes = atomic_load_explicit(&connection->progress_bytes, memory_order_acquire);
         const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
-        const uint64_t bytes = atomic_load_explicit(&connection->progress_bytes, memory_order_relaxed);
         const bool moved = has_moved(connection, phase, since, bytes, now_ms);
         if (phase == CONNECTION_ADDED) {
             if (!moved && inode_of(connection->fd) != connection->inode) drop_lost(connections, connection);

@@ -29,7 +29,7 @@ def test_help_goes_to_stdout():
 
 def test_version():
     r = run('--version')
-    assert r.returncode == 0 and re.search(r'\d+\.\d+\.\d+', r.stdout)
+    assert r.returncode == 0 and re.fullmatch(r'attnd \d+\.\d+\.\d+ \((x86-64|arm64)\)\n', r.stdout)
 
 
 def test_the_document_and_help_list_the_same_options():

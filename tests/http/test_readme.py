@@ -133,8 +133,8 @@ def test_make_run_serves(clone):
 
 
 def test_what_make_is_asked_for_is_there():
-    listed = set(re.findall(r'^([a-z-]+):.*## ', text_of('Makefile'), re.M))
-    named = set(re.findall(r'`make ([a-z-]+)', README)) | {command(line).split()[1] for line in ('make run', 'make test')}
+    listed = set(re.findall(r'^([a-z0-9-]+):.*## ', text_of('Makefile'), re.M))
+    named = set(re.findall(r'`make ([a-z0-9-]+)', README)) | {command(line).split()[1] for line in ('make run', 'make test')}
     assert named <= listed and {'install', 'load'} <= named, named - listed
 
 
