@@ -78,7 +78,7 @@ const struct config_option config_options[] = {
       .help = "Time that a GPU may take for a batch beyond what its size explains; then the GPU counts as lost. What it runs "
               "is answered 503, and without another GPU the server ends with status 70." },
     { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
-      .help = "File of bearer tokens, one per line. A comment behind \" #\" names the token in /metrics. Every route but the probes, /, /docs "
+      .help = "File of bearer tokens, one per line. A comment behind \" #\" names the token in /metrics and in the log. Every route but the probes, /, /docs "
               "and /openapi.json then needs one of these tokens." },
     { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
       .help = "How much of the staging memory, of the requests that may be received or wait, of the saved contexts, of the caches "

@@ -1,7 +1,7 @@
 /* tokens.h: the bearer tokens that may use this server (--token-file): one per line, blank lines and lines that start
- * with # are skipped. Text behind " #" names the token in /metrics; without one it is called "line 3". Each has an
- * account of its own (caller.h). The file is read again on SIGHUP; a token that stays keeps its account and its name.
- * Thread-safe. */
+ * with # are skipped. Text behind " #" names the token in /metrics and in the log; without one it is called "line 3".
+ * Each has an account of its own (caller.h). The file is read again on SIGHUP; a token that stays keeps its account and
+ * its name. Thread-safe. */
 #ifndef TOKENS_H
 #define TOKENS_H
 
