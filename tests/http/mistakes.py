@@ -205,6 +205,9 @@ for name, cure in (('softmaxScale', "write 'scale'"), ('cuSeqlensQ', "'cu_seqlen
                    ('deadline', "write 'timeout_ms'"), ('output_format', 'the header Accept'), ('requires_grad', BACKWARD), ('dq', BACKWARD), ('q_shape', 'an object with shape, dtype and data'),
                    ('average_attn_weights', 'never formed'), ('deterministic', 'always gives the same bits'), ('input_ids', 'no models')):
     member(name, 1, cure)
+for name, cure in (('valid_mask', "about masks there are 'keep_mask'"), ('max_attn_window', '"window": [left, right]'), ('prompt_lens', "'seqlens_k'"), ('fp8_scale', "'q_scale'"), ('torch_seed', "'seed'"),
+                   ('attn_cap', "'softcap'"), ('sink_weight', "'sinks'"), ('kv_page_indptr', "'page_table'"), ('k_transposed', "'layout'"), ('kernel_version', 'the server decides'), ('bsz', 'the shapes of q, k and v')):
+    member(name, 1, cure, '(/docs lists the members of forward)')
 for name, cure in (('gradOutput', "write 'dout'"), ('dy', "write 'dout'"), ('o', "write 'out'"), ('stats', "write 'lse'"), ('requires_grad', 'answers dq, dk and dv')):
     row(f'member {name} of a backward', {**BACK, name: 1}, 400, (f"'{name}'", cure), path=BACKWARD)
 for name, cure in (('sequence_id', '"caches"'), ('kv_len', "'caches'"), ('gradOutput', BACKWARD), ('mask_mod', "write 'keep_mask'")):

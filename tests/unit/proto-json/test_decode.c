@@ -336,7 +336,9 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "causal: comes from context and cannot be given beside it" },
         /* J4: unknown, repeated, of the other op */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        { FORWARD, O("\"key_mask\":true"), "/key_mask", "unknown member 'key_mask', did you mean 'keep_mask'?" },
+        { FORWARD, O("\"key_mask\":true"), "/key_mask",
+          "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "
+          "'mask_startend_rows' (/docs lists the members of forward)" },
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, O("\"kepe_msak\":true"), "/kepe_msak", "unknown member 'kepe_msak', did you mean 'keep_mask'?" },
         { FORWARD, O("\"x\":{\"data\":\"***\"}"), "/x",
@@ -347,7 +349,8 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"\":1"), "/", "unknown member '' (/docs lists the members of forward)" },
         { FORWARD, O("\"a_member_whose_name_is_longer_than_anybody_would_care_to_read_at_once\":1"),
           "/a_member_whose_name_is_longer_than_anybody_would_care_to_read",
-          "unknown member 'a_member_whose_name_is_longer_than_anybody_would...' (/docs lists the members of forward)" },
+          "unknown member 'a_member_whose_name_is_longer_than_anybody_would...'; a name for a request is the header "
+          "X-Request-Id (/docs lists the members of forward)" },
         { FORWARD,
           O("\"\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20a"
             "c\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\":1"),
