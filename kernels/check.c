@@ -209,7 +209,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
                                  attn_tensors[id].name, a, (ll)is, (ll)must);
             return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
                              "%s: shape[%d] is %lld, must be %s%lld, %s", attn_tensors[id].name, a, (ll)is,
-                             may_be_one ? "1 or " : "", (ll)must, letter_name(letters[a]));
+                             may_be_one && must != 1 ? "1 or " : "", (ll)must, letter_name(letters[a]));
         }
     }
     return ATTN_OK;

@@ -379,11 +379,12 @@ const struct habit habits[] = {
     { HABIT_TENSOR, "requires_grad grad", "leave it out, POST /v1/attention/backward has the gradients" },
     { HABIT_TENSOR, "name", "leave it out, the member's own name says it" },
 
-    { HABIT_DTYPE, "half halftensor float16array f2", "float16" },
-    { HABIT_DTYPE, "float single floattensor float32array f4 tf32", "float32" },
-    { HABIT_DTYPE, "bf bfloat bfloat16tensor v2", "bfloat16" }, /* NumPy calls that of ml_dtypes V2 */
+    { HABIT_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
+    { HABIT_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f", "float32" },
+    { HABIT_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
+      "bfloat16" }, /* NumPy calls that of ml_dtypes V2 */
     { HABIT_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
-    { HABIT_DTYPE, "double float64array f8 f64 fp64", "float64" },
+    { HABIT_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
     { HABIT_DTYPE, "int int32array i4", "int32" },
     { HABIT_DTYPE, "long bigint64array i8", "int64" },
     { HABIT_DTYPE, "u1 byte uint8array", "uint8" },
