@@ -206,7 +206,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
             }
             return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
                              "%s: shape[%d] is %lld, must be %s%lld, %s%s", attn_tensors[id].name, a, (ll)is,
-                             may_be_one ? "1 or " : "", (ll)must,
+                             may_be_one && must != 1 ? "1 or " : "", (ll)must,
                              letters[a] == 'b' && d->packed ? "the sequences of cu_seqlens_q" : letter_name(letters[a]),
                              kind == ATTN_AXES_SPREAD && rank == 1
                                  ? "; one dimension is that of the heads, and a scale of each batch row is [B, 1]"

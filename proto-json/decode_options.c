@@ -155,6 +155,16 @@ static attn_status wrong(const char *name, const char *step, const cJSON *value,
     return wrong_word(name, step, value, rule, decode_value_cure(value), err);
 }
 
+/* The same of one that should be true or false. */
+static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
+{
+    const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);
+    const char *const cure = text && text_is_among("1 yes y on", text)   ? "; write true"
+                             : text && text_is_among("0 no n off", text) ? "; write false"
+                                                                         : decode_value_cure(value);
+    return wrong_word(name, NULL, value, "true or false", cure, err);
+}
+
 /* The same of one that should be an integer; one in a pair cannot be left out. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
@@ -306,7 +316,7 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
     attn_status status = ATTN_OK;
     switch (o->type) {
     case PROTO_TYPE_BOOL:
-        if (!cJSON_IsBool(value)) return wrong(o->name, NULL, value, "true or false", err);
+        if (!cJSON_IsBool(value)) return wrong_bool(o->name, value, err);
         *(bool *)to = cJSON_IsTrue(value);
         break;
     case PROTO_TYPE_NUMBER: {

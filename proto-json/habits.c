@@ -382,11 +382,12 @@ const struct habit habits[] = {
     { HABIT_TENSOR, "requires_grad grad", "leave it out, POST /v1/attention/backward has the gradients" },
     { HABIT_TENSOR, "name", "leave it out, the member's own name says it" },
 
-    { HABIT_DTYPE, "half halftensor float16array f2", "float16" },
-    { HABIT_DTYPE, "float single floattensor float32array f4 tf32", "float32" },
-    { HABIT_DTYPE, "bf bfloat bfloat16tensor v2", "bfloat16" }, /* NumPy calls that of ml_dtypes V2 */
+    { HABIT_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
+    { HABIT_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f", "float32" },
+    { HABIT_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
+      "bfloat16" }, /* NumPy calls that of ml_dtypes V2 */
     { HABIT_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
-    { HABIT_DTYPE, "double float64array f8 f64 fp64", "float64" },
+    { HABIT_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
     { HABIT_DTYPE, "int int32array i4", "int32" },
     { HABIT_DTYPE, "long bigint64array i8", "int64" },
     { HABIT_DTYPE, "u1 byte uint8array", "uint8" },
@@ -422,6 +423,114 @@ const char *habit_of(const char *place, const char *word)
 {
     for (const struct habit *habit = habits; habit->places; habit++)
         if (text_is_among(habit->places, place) && text_has_word(habit->words, word)) return habit->cure;
+    return NULL;
+}
+
+/* ---- Names of which a part is known ------------------------------------------------------------------------------ */
+
+#define NO_LAYER "this server computes attention alone, there are no layers, weights and tokens here"
+
+const struct habit habit_topics[] = {
+    { SCORES, "softcap softcapping capping cap tanh", "about a cap there is 'softcap'" },
+    { SCORES, "sink sinks softmax1", "about sinks there is 'sinks', a logit of each head" },
+    { SCORES, "alibi slope slopes", "about ALiBi there is 'alibi_slopes'" },
+    { BOTH, "dropout drop dropped", "about dropout there are 'dropout_p' and 'seed'" },
+    { "decode", "dropout drop dropped seed rng random", "a decode drops nothing" },
+    { BOTH, "seed rng prng philox random", "about random numbers there is 'seed'" },
+    { "forward", "scale scales scaling scaled descale amax temperature temp",
+      "about scales there are 'scale', and 'q_scale', 'k_scale' and 'v_scale' of float8" },
+    { "backward decode", "scale scales scaling scaled descale amax temperature temp", "about scales there is 'scale'" },
+    { BOTH, "mask masks masked sparse sparsity bigbird longformer strict reverse global",
+      "about masks there are 'keep_mask' (1: may attend), 'bias' and 'mask_startend_rows'" },
+    { "decode", "mask masks masked sparse sparsity strict tree draft spec medusa global",
+      "about masks there is 'keep_mask' (1: may attend), of the last keys" },
+    { BOTH, "bias biases", "about what is added to the scores there are 'bias' and 'alibi_slopes'" },
+    { "decode", "bias biases", NO_BIAS },
+    { SCORES, "window windows lookahead ahead span band bound swa",
+      "about windows there is \"window\": [left, right]" },
+    { SCORES, "causal triangular diagonal alignment aligned", "about causal masks there are 'causal' and 'alignment'" },
+    { "forward", "page pages paged block blocks slot slots",
+      "about pages there are 'page_table' and 'seqlens_k'; or " TO_DECODE },
+    { "backward", "page pages paged block blocks slot slots", NO_PAGES },
+    { "decode", "page pages paged block blocks slot slots cache caches cached past", OWN_CACHE },
+    { BOTH,
+      "len lens length lengths seqlen seqlens seq sequence sequences indptr offset offsets start loc ragged packed "
+      "padded pad padding varlen segment document qlen kvlen",
+      "about lengths there are 'seqlens_k', and for packed rows 'cu_seqlens_q' and 'cu_seqlens_k'" },
+    { "decode", "len lens length lengths seqlen seqlens seq sequence sequences indptr offset offsets start",
+      OWN_CACHE },
+    { "forward", "cache caches cached past", TO_DECODE },
+    { "backward", "cache caches cached past", "send all keys and values as 'k' and 'v'" },
+    { "forward decode", "grad grads gradient gradients derivative loss backward", GRADIENTS },
+    { "backward", "grad grads gradient gradients dout derivative loss", "about gradients there are 'dout' and 'dlse'" },
+    { SCORES, "weights probs attentions entropy max sum", NO_WEIGHTS },
+    { OPS, "rope rotary pos position positions",
+      "positions are not rotated here, send q and k as they are multiplied" },
+    { OPS, "norm normalize layernorm rmsnorm", "nothing is normalised here, send q and k as they are multiplied" },
+    { BOTH, "quant quantize quantized quantization bits int8 int4 fp8",
+      "a forward takes float8_e4m3fn, other numbers are converted before they are sent" },
+    { "forward decode", "dtype precision upcast accum accumulate accumulation fp32 fp16 bf16 float32 float16",
+      "about dtypes there is 'out_dtype', and each tensor has its own" },
+    { "backward", "dtype precision upcast accum accumulate accumulation fp32 fp16 bf16 float32 float16",
+      "about dtypes: each tensor has its own" },
+    { BOTH, "layout transpose transposed permute axis axes order first last",
+      "about the order of axes there is 'layout', of [B, S, H, D] or [B, H, S, D]" },
+    { OPS, "stride strides contiguous", "data are C-contiguous, there are no strides" },
+    { "forward decode",
+      "output outputs out return returns result results lse answer response reply include includes only select",
+      "about what comes back there are 'outputs', 'out_dtype' and 'encoding'" },
+    { "backward",
+      "output outputs out return returns result results lse answer response reply include includes only select",
+      "about what comes back there are 'outputs' and 'encoding'" },
+    { SCORES, "base64 b64 list array numpy format encoding serialization json",
+      "about how tensors are written there is 'encoding'" },
+    { SCORES, "deterministic reproducible bitwise exact approx approximate",
+      "attention here is exact; only a backward on a GPU has a choice, deterministic" },
+    { OPS, "timeout deadline time ttl wait retry retries", "about time there is 'timeout_ms'" },
+    { SCORES, "priority qos urgency", "about order there is 'priority'" },
+    { OPS,
+      "kernel kernels backend flash fa sdpa sdp math cudnn xformers triton engine fuse fused algorithm rank world nccl "
+      "device gpu cuda thread threads prefill phase stage mode",
+      "the server decides what computes it" },
+    { OPS, "shm shared region pointer ptr address handle ipc file path url uri",
+      "tensors are in the body; shared memory goes by POST /v2/models/attention_forward/infer" },
+    { SCORES,
+      "head heads dim dims hdim num size sizes shape shapes batch batches bs bsz bsize group groups query queries key "
+      "keys "
+      "dh dk nh hq hkv tq tk lq lk",
+      "the shapes of q, k and v say all sizes" },
+    { OPS,
+      "layer layers encoder decoder expert experts gelu activation residual smoothing embedding embeddings src tgt "
+      "source target model token tokens text beam beams sampling stop eos logits proj projection",
+      NO_LAYER },
+    { OPS, "id ids name tag label title description notes job run request session experiment trace agent client",
+      "a name for a request is the header X-Request-Id" },
+    { NULL, NULL, NULL },
+};
+
+/* The parts of a name: mask and dtype of mask_dtype and of maskDtype. */
+static const char *next_part(const char *at, size_t *length)
+{
+    while (*at && !isalnum((unsigned char)*at)) at++;
+    *length = *at != '\0';
+    while (isalnum((unsigned char)at[*length]) &&
+           !(isupper((unsigned char)at[*length]) && islower((unsigned char)at[*length - 1])))
+        ++*length;
+    return at;
+}
+
+const char *habit_topic(const char *place, const char *word)
+{
+    for (const struct habit *topic = habit_topics; topic->places; topic++) {
+        size_t length;
+        if (!text_is_among(topic->places, place)) continue;
+        for (const char *part = next_part(word, &length); length > 0; part = next_part(part + length, &length)) {
+            char name[32];
+            if (length >= sizeof name) continue;
+            snprintf(name, sizeof name, "%.*s", (int)length, part);
+            if (text_is_among(topic->words, name)) return topic->cure;
+        }
+    }
     return NULL;
 }
 

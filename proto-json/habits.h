@@ -24,9 +24,14 @@ struct habit {
 };
 extern const struct habit habits[]; /* places is NULL after the last */
 
-/* What to do about a word that is not known at that place: "write 'causal'". NULL: nobody's habit. Neither case nor
- * underscores count: isCausal is is_causal. */
+/* What to do about a word that is not known at that place: "write 'causal'". NULL: nobody's habit. Case does not count,
+ * and underscores do not: isCausal is is_causal. */
 const char *habit_of(const char *place, const char *word);
+
+/* Where nobody has that habit: what there is about a part of the name, such as mask or window; by places as above.
+ * NULL: no part is known. */
+extern const struct habit habit_topics[];
+const char *habit_topic(const char *place, const char *word);
 
 /* A dtype of another program: "torch.bfloat16" is bfloat16, "<f4" and "float" are float32, "double" is float64. */
 enum { HABIT_DTYPE_BYTES = 32 };

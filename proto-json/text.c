@@ -253,7 +253,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
 {
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
-    if (distance >= nearest->distance || 2 * distance >= (int)strlen(name))
+    if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
         return; /* too short to be alike by so much */
     nearest->name = name;
     nearest->distance = distance;

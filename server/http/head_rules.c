@@ -46,6 +46,8 @@ static void check_method(struct request *request, bool answers)
         snprintf(more, sizeof more, " with tensors in the body, as JSON or binary (%s)",
                  routes_media(request->route, media, sizeof media));
     else if (strcmp(request->method, "POST") == 0) snprintf(more, sizeof more, "; " ROUTES_WHERE_TO);
+    else if (strcmp(request->method, "DELETE") == 0 && strcmp(request->path, "/v1/caches") == 0)
+        snprintf(more, sizeof more, "; DELETE /v1/caches/{id} deletes one");
     request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "%.*s came, this path answers %s%s",
                  quoted(request->method), request->method, route_allow(request->methods, allow), more);
 }

@@ -455,33 +455,49 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 /* How paths of other servers begin, and what else there is to say. */
 static const struct {
     const char *begins, *says;
+    bool surely; /* a path of ours that is spelt alike is another thing */
 } elsewhere[] = {
-    { "/v1/chat", NO_MODEL },
-    { "/v1/completions", NO_MODEL },
-    { "/v1/embeddings", NO_MODEL },
-    { "/v1/models", NO_MODEL },
-    { "/api/", NO_MODEL },
-    { "/generate", NO_MODEL },
-    { "/v2/models", "; a model has /infer, /ready, /config and /stats" },
-    { "/predict", "; " ROUTES_WHERE_TO },
-    { "/invocations", "; " ROUTES_WHERE_TO },
-    { "/attention", "; " ROUTES_WHERE_TO },
-    { "/v1/attention", "; " ROUTES_WHERE_TO },
-    { "/v1/flash", "; " ROUTES_WHERE_TO },
-    { "/ping", ", did you mean /livez?" },
-    { "/version", ", did you mean /v1/info?" },
-    { "/status", ", did you mean /v1/info?" },
-    { "/swagger", ", did you mean /docs?" },
-    { "/redoc", ", did you mean /docs?" },
-    { "/openapi", ", did you mean /openapi.json?" },
+    { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
+    { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },
+    { "/v1/attention/grad", ", did you mean /v1/attention/backward?", true },
+    { "/v1/attention/append", ", did you mean /v1/caches/{id}/append?", true },
+    { "/v1/attention/bwd", ", did you mean /v1/attention/backward?", false },
+    { "/v1/attention/train", ", did you mean /v1/attention/backward?", false },
+    { "/v1/attention/step", ", did you mean /v1/attention/decode?", false },
+    { "/v1/attention/generate", ", did you mean /v1/attention/decode?", false },
+    { "/v1/caches/", "; a cache has /append, /fork and /truncate, and DELETE deletes it", false },
+    { "/v1/version", ", did you mean /v1/info?", false },
+    { "/api-docs", ", did you mean /docs?", false },
+    { "/infer", ", did you mean /v2/models/attention_forward/infer?", false },
+    { "/v1/chat", NO_MODEL, false },
+    { "/v1/completions", NO_MODEL, false },
+    { "/v1/embeddings", NO_MODEL, false },
+    { "/v1/models", NO_MODEL, false },
+    { "/api/", NO_MODEL, false },
+    { "/generate", NO_MODEL, false },
+    { "/v2/models", "; a model has /infer, /ready, /config and /stats", false },
+    { "/predict", "; " ROUTES_WHERE_TO, false },
+    { "/invocations", "; " ROUTES_WHERE_TO, false },
+    { "/attention", "; " ROUTES_WHERE_TO, false },
+    { "/v1/attention", "; " ROUTES_WHERE_TO, false },
+    { "/v1/flash", "; " ROUTES_WHERE_TO, false },
+    { "/v1/sdpa", "; " ROUTES_WHERE_TO, false },
+    { "/v1/scaled_dot", "; " ROUTES_WHERE_TO, false },
+    { "/v1/batch", "; " ROUTES_WHERE_TO, false },
+    { "/ping", ", did you mean /livez?", false },
+    { "/version", ", did you mean /v1/info?", false },
+    { "/status", ", did you mean /v1/info?", false },
+    { "/swagger", ", did you mean /docs?", false },
+    { "/redoc", ", did you mean /docs?", false },
+    { "/openapi", ", did you mean /openapi.json?", false },
 };
 
 const char *routes_hint(unsigned port, const char *path, char text[ROUTES_HINT_BYTES])
 {
     const char *const near = route_nearest(routes, (int)ARRAY_SIZE(routes), port, path);
     snprintf(text, ROUTES_HINT_BYTES, "%s%s%s", near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
-    for (size_t i = 0; i < ARRAY_SIZE(elsewhere) && !near && port == PORT_MAIN; i++)
-        if (strncmp(path, elsewhere[i].begins, strlen(elsewhere[i].begins)) == 0) {
+    for (size_t i = 0; i < ARRAY_SIZE(elsewhere) && port == PORT_MAIN; i++)
+        if ((!near || elsewhere[i].surely) && strncmp(path, elsewhere[i].begins, strlen(elsewhere[i].begins)) == 0) {
             snprintf(text, ROUTES_HINT_BYTES, "%s", elsewhere[i].says);
             break;
         }

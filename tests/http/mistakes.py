@@ -205,6 +205,9 @@ for name, cure in (('softmaxScale', "write 'scale'"), ('cuSeqlensQ', "'cu_seqlen
                    ('deadline', "write 'timeout_ms'"), ('output_format', 'the header Accept'), ('requires_grad', BACKWARD), ('dq', BACKWARD), ('q_shape', 'an object with shape, dtype and data'),
                    ('average_attn_weights', 'never formed'), ('deterministic', 'always gives the same bits'), ('input_ids', 'no models')):
     member(name, 1, cure)
+for name, cure in (('valid_mask', "about masks there are 'keep_mask'"), ('max_attn_window', '"window": [left, right]'), ('prompt_lens', "'seqlens_k'"), ('fp8_scale', "'q_scale'"), ('torch_seed', "'seed'"),
+                   ('attn_cap', "'softcap'"), ('sink_weight', "'sinks'"), ('kv_page_indptr', "'page_table'"), ('k_transposed', "'layout'"), ('kernel_version', 'the server decides'), ('bsz', 'the shapes of q, k and v')):
+    member(name, 1, cure, '(/docs lists the members of forward)')
 for name, cure in (('gradOutput', "write 'dout'"), ('dy', "write 'dout'"), ('o', "write 'out'"), ('stats', "write 'lse'"), ('requires_grad', 'answers dq, dk and dv')):
     row(f'member {name} of a backward', {**BACK, name: 1}, 400, (f"'{name}'", cure), path=BACKWARD)
 for name, cure in (('sequence_id', '"caches"'), ('kv_len', "'caches'"), ('gradOutput', BACKWARD), ('mask_mod', "write 'keep_mask'")):
@@ -267,6 +270,8 @@ dtype('', 'torch.bfloat16', 'must be float32, float16, bfloat16 or float8_e4m3fn
 dtype('', 'float', 'must be float32', 'write float32')
 dtype('', 'half', 'must be float32', 'write float16', base=HALVES)
 dtype('', '<f4', 'must be float32', 'write float32')
+dtype('', 'at::kHalf', 'must be float32', 'write float16', base=HALVES)
+dtype('', 'DT_BFLOAT16', 'must be float32', 'write bfloat16')
 dtype('', "<class 'numpy.float32'>", 'must be float32', 'write float32')
 dtype('', "dtype('float32')", 'must be float32', 'write float32')
 dtype('', 'Float32Array', 'must be float32', 'write float32')
@@ -397,7 +402,8 @@ option('scale', '0.125', "is '0.125'", 'must be a number', 'without quotes')
 option('scale', None, 'is null', 'must be a number', 'leave it out where it is not wanted')
 option('causal', 'true', "is 'true'", 'must be true or false', 'without quotes')
 option('causal', 'True', "is 'True'", 'must be true or false', 'without quotes')
-option('causal', 1, 'is 1', 'must be true or false')
+option('causal', 1, 'is 1', 'must be true or false', 'write true')
+option('causal', 'no', "is 'no'", 'must be true or false', 'write false')
 option('window', 128, 'is 128', '[left, right]', '-1')
 option('window', [128], 'has 1 element', '[left, right]')
 option('window', [None, 0], '[0] is null', 'must be an integer', '-1')
@@ -496,6 +502,11 @@ row('capitals in the path', TEXT, 404, ('/v1/Attention/Forward', f'did you mean 
 row('options in the URL', TEXT, 400, ("the URL has a query ('?causal')", 'members of the body'), path=FORWARD + '?causal=true')
 row('the length of a fork in the URL', None, 400, ("the URL has a query ('?length')", 'members of the body'), path=f'/v1/caches/{"0" * 40}/fork?length=3&x=1')
 row('a DELETE with an option', None, 400, ("the URL has a query ('?dry_run')", 'this path has no options'), method='DELETE', path=f'/v1/caches/{"0" * 40}?dry_run=true')
+for path, hint in (('/v1/attention/verify', 'verify is a member of POST ' + FORWARD), ('/v1/attention/grad', f'did you mean {BACKWARD}?'), ('/v1/attention/bwd', f'did you mean {BACKWARD}?'),
+                   ('/v1/attention/step', f'did you mean {DECODE}?'), ('/v1/attention/append', 'did you mean /v1/caches/{id}/append?'), ('/v1/caches/x/rollback', '/append, /fork and /truncate'),
+                   ('/infer', 'did you mean /v2/models/attention_forward/infer?'), ('/v1/sdpa', FORWARD), ('/v1/batch', FORWARD)):
+    row(f'POST {path}', TEXT, 404, (f"'{path}'", hint), code='not-found', path=path)
+row('DELETE all caches', None, 405, ('DELETE came', 'DELETE /v1/caches/{id} deletes one'), code='method-not-allowed', method='DELETE', path=CACHES)
 row('POST /', TEXT, 405, ('POST came', FORWARD), code='method-not-allowed', path='/')
 for path, hint in (('/v1/attention', FORWARD), ('/predict', FORWARD), ('/api' + FORWARD, f'did you mean {FORWARD}?')):
     row(f'POST {path}', TEXT, 404, (f"'{path}'", hint, FORWARD), code='not-found', path=path)

@@ -245,7 +245,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "alignment: is 'Top_left', must be bottom_right or top_left, did you mean 'top_left'?" },
         { FORWARD, O("\"encoding\":null"), "/encoding",
           "encoding: is null, must be base64 or array; leave it out where it is not wanted" },
-        { FORWARD, O("\"causal\":1"), "/causal", "causal: is 1, must be true or false" },
+        { FORWARD, O("\"causal\":1"), "/causal", "causal: is 1, must be true or false; write true" },
         { FORWARD, O("\"causal\":\"true\""), "/causal", "causal: is 'true', must be true or false, without quotes" },
         { FORWARD, O("\"causal\":null"), "/causal",
           "causal: is null, must be true or false; leave it out where it is not wanted" },
@@ -309,7 +309,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "not wanted" },
         { FORWARD, O("\"verify\":true"), "/verify",
           "verify: is true, must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
-        { FORWARD, O("\"save\":\"yes\""), "/save", "save: is 'yes', must be true or false" },
+        { FORWARD, O("\"save\":\"yes\""), "/save", "save: is 'yes', must be true or false; write true" },
         { FORWARD, O("\"timeout_ms\":0"), "/timeout_ms",
           "timeout_ms: is 0, must be an integer from 1 to 2^53, in milliseconds; leave it out where it is not wanted" },
         { FORWARD, O("\"timeout_ms\":\"5s\""), "/timeout_ms",
@@ -321,7 +321,8 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"timeout_ms\":1.5"), "/timeout_ms",
           "timeout_ms: is 1.5, must be an integer from 1 to 2^53, in milliseconds; it is written without point and "
           "exponent" },
-        { BACKWARD, OB("\"deterministic\":0"), "/deterministic", "deterministic: is 0, must be true or false" },
+        { BACKWARD, OB("\"deterministic\":0"), "/deterministic",
+          "deterministic: is 0, must be true or false; write false" },
         { BACKWARD, "{\"context\":\"\"," DOUT "}", "/context",
           "context: is '', must be the id that a forward with save answered" },
         { BACKWARD, "{\"context\":\"../x\"," DOUT "}", "/context",
@@ -336,7 +337,9 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "causal: comes from context and cannot be given beside it" },
         /* J4: unknown, repeated, of the other op */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        { FORWARD, O("\"key_mask\":true"), "/key_mask", "unknown member 'key_mask', did you mean 'keep_mask'?" },
+        { FORWARD, O("\"key_mask\":true"), "/key_mask",
+          "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "
+          "'mask_startend_rows' (/docs lists the members of forward)" },
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, O("\"kepe_msak\":true"), "/kepe_msak", "unknown member 'kepe_msak', did you mean 'keep_mask'?" },
         { FORWARD, O("\"x\":{\"data\":\"***\"}"), "/x",
@@ -347,7 +350,8 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"\":1"), "/", "unknown member '' (/docs lists the members of forward)" },
         { FORWARD, O("\"a_member_whose_name_is_longer_than_anybody_would_care_to_read_at_once\":1"),
           "/a_member_whose_name_is_longer_than_anybody_would_care_to_read",
-          "unknown member 'a_member_whose_name_is_longer_than_anybody_would...' (/docs lists the members of forward)" },
+          "unknown member 'a_member_whose_name_is_longer_than_anybody_would...'; a name for a request is the header "
+          "X-Request-Id (/docs lists the members of forward)" },
         { FORWARD,
           O("\"\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20a"
             "c\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\":1"),

@@ -171,6 +171,38 @@ static void test_no_cure_leads_to_the_next_refusal(void **state)
     (void)state;
     for (const struct habit *habit = habits; habit->places; habit++)
         for_each(habit->places, habit, NULL, check_names_at);
+    for (const struct habit *topic = habit_topics; topic->places; topic++)
+        for_each(topic->places, topic, NULL, check_names_at);
+}
+
+static void test_a_name_of_which_a_part_is_known_is_told_what_there_is_about_it(void **state)
+{
+    static const struct {
+        const char *place, *word, *says; /* NULL: nothing is known of any part */
+    } cases[] = {
+        { "forward", "valid_mask", "about masks there are 'keep_mask'" },
+        { "forward", "validMask", "about masks" },
+        { "decode", "valid_mask", "about masks there is 'keep_mask' (1: may attend), of the last keys" },
+        { "forward", "max_attn_window", "about windows" },
+        { "forward", "scale_s", "'q_scale', 'k_scale' and 'v_scale' of float8" },
+        { "backward", "scale_s", "about scales there is 'scale'" },
+        { "forward", "kv_page_indptr", "'page_table' and 'seqlens_k'" },
+        { "backward", "kv_page_indptr", "backward has no pages" },
+        { "forward", "prompt_lens", "'seqlens_k'" },
+        { "append", "device_ordinal", "the server decides" },
+        { "append", "valid_mask", NULL },
+        { "forward", "unmasked", NULL },
+        { "forward", "frobnicate", NULL },
+        { "forward", "__", NULL },
+        { HABIT_TENSOR, "valid_mask", NULL },
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const char *const says = habit_topic(cases[i].place, cases[i].word);
+        if (cases[i].says == NULL) assert_null(says);
+        else if (says == NULL || strstr(says, cases[i].says) == NULL)
+            fail_msg("%s: %s\nsays: %s\nmust say: %s", cases[i].place, cases[i].word, says, cases[i].says);
+    }
 }
 
 static void test_each_operation_has_its_own_cures(void **state)
@@ -239,6 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_word_gets_the_cure_of_its_row),
         cmocka_unit_test(test_no_cure_leads_to_the_next_refusal),
+        cmocka_unit_test(test_a_name_of_which_a_part_is_known_is_told_what_there_is_about_it),
         cmocka_unit_test(test_each_operation_has_its_own_cures),
         cmocka_unit_test(test_a_word_is_a_whole_one_in_any_case),
         cmocka_unit_test(test_many_hexadecimal_digits_are_known_by_the_first),

@@ -427,7 +427,7 @@ static void test_options_that_cannot_be(void **state)
           "causal: is 'TRUE', must be true or false, in small letters (in JSON without quotes)" },
         { FORWARD, METADATA("\"causal\":\"\""), 34, "/causal",
           "causal: is '', must be true or false; leave it out where it is not wanted" },
-        { FORWARD, METADATA("\"causal\":\"1\""), 34, "/causal", "causal: is 1, must be true or false" },
+        { FORWARD, METADATA("\"causal\":\"1\""), 34, "/causal", "causal: is 1, must be true or false; write true" },
         { FORWARD, METADATA("\"causal\":\"\\\"true\\\"\""), 34, "/causal",
           "causal: is 'true', must be true or false, without quotes" },
         { FORWARD, METADATA("\"scale\":\"0,5\""), 34, "/scale", "scale: is '0,5', must be a number" },
