@@ -35,10 +35,11 @@ struct cuda_args {
     /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
      * q_start + i. */
     int64_t lse_batch, lse_head;
+    int first_tile;  /* of each head (packed: of all sequences): the lowest tile of rows, or of keys, of a launch */
     int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
     /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to
-     * be computed one key after the other, and a later launch computes them (simple/simple.cu). NULL: the kernel
-     * computes them at once. */
+     * be computed one key after the other, and a later launch computes them (simple/simple.cu). rows_later[-1] says
+     * whether there is any such row. NULL: the kernel computes them at once. */
     uint8_t *rows_later, *keys_later;
     /* In a backward: saved.lse and saved.rest where tiles compute them for rows with huge scores, NULL where they are
      * computed row by row. The forward kernel that computes them for a backward writes nothing else. */
@@ -57,7 +58,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.drop_first = chip->first_batch * a.drop_batch + chip->first_head;
     a.lse_head = a.g.dims.Sq; /* packed: total_q */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
-    a.decode_rows = 0;
+    a.first_tile = a.decode_rows = 0;
     a.rows_later = chip->rows_later, a.keys_later = chip->keys_later;
     a.part_lse = a.part_rest = nullptr;
     return a;
@@ -286,6 +287,14 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
+/* A grid of all tiles becomes that of a launch's share of them. */
+static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
+{
+    const tile_range tiles = share_of(chip, grid.x);
+    a.first_tile = (int)tiles.first;
+    grid.x = (unsigned)(tiles.end - tiles.first);
+}
+
 /* Heads and batch rows that a grid can count; nothing larger has been asked for. */
 static inline bool tile_grid_fits(const attn_dims &d)
 {
@@ -301,7 +310,7 @@ struct tile_place {
 /* The last tiles of a head come first: under a causal mask they are the longest. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
-    const int tile = (int)(gridDim.x - 1 - tile_index);
+    const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);
     tile_place place;
     int b = blockIdx.z, first = 0;
     if (a.g.dims.packed) {

@@ -58,8 +58,11 @@ const double LEAST_STEPS_LEFT = 0;
 const double LEAST_STEPS_LEFT = 1;
 #endif
 
-/* Seconds of work that attn_run_some() queues in a call. Queued work cannot be cancelled. */
-const double SOME_SECONDS = 2.5 * STEP_SECONDS;
+/* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled. */
+const double SOME_STEPS = 2.5;
+
+/* Before the marks of rows that were left: cuda_args.rows_later[-1]. */
+enum { MARKS_HEAD = 16 };
 
 struct block {
     block *next;
@@ -94,6 +97,7 @@ struct stream {
         *note;      /* pinned memory: the number of the last note that the device has come to; NULL: it writes none */
     uint32_t notes; /* put on the stream so far */
     int *counter;   /* see cuda_chip */
+    uint8_t *found; /* pinned memory, see cuda_chip */
     bool after_decode; /* the last that was queued is decode.cu's, and writes these */
     memory_range written[2];
 };
@@ -160,6 +164,14 @@ bool copies_by_threads()
     return copies && strcmp(copies, "threads") == 0;
 }
 
+/* ATTN_CUDA_STEP_US=N: steps of N microseconds at most. To test that steps give the same bits, on small problems. */
+double step_seconds()
+{
+    const char *microseconds = getenv("ATTN_CUDA_STEP_US");
+    const double seconds = microseconds ? atof(microseconds) / 1e6 : 0;
+    return seconds > 0 ? seconds : STEP_SECONDS;
+}
+
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -210,6 +222,7 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     d->chip.multiprocessors = d->properties.multiProcessorCount;
     d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
     d->chip.copies_by_threads = copies_by_threads();
+    d->chip.step_seconds = step_seconds();
     list_kernels(d);
     d->write_word = d->properties.unifiedAddressing ? word_writer() : nullptr;
     d->memory_limit = options && options->memory_bytes ? options->memory_bytes
@@ -498,11 +511,11 @@ size_t mark_bytes(const device *d, const attn_plan *plan)
     const attn_geometry &g = plan->geometry;
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * STEP_SECONDS || most_steps_of_rows_left(plan, &d->chip) < LEAST_STEPS_LEFT ||
+    if (rows < 2 * d->chip.step_seconds || most_steps_of_rows_left(plan, &d->chip) < LEAST_STEPS_LEFT ||
         plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes)
         return 0;
-    return (size_t)(query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
+    return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 
 bool plan(const attn_device *base, int index, attn_plan *plan)
@@ -558,6 +571,7 @@ void stream_close(attn_stream *base)
         if (s->cuda) cudaStreamDestroy(s->cuda);
         if (s->note) cudaFreeHost((void *)s->note);
         if (s->counter) cudaFree(s->counter);
+        if (s->found) cudaFreeHost(s->found);
     }
     free(s);
 }
@@ -575,6 +589,9 @@ attn_status stream_open(attn_device *base, attn_stream **opened, attn_error *err
         status = check(d, cudaEventCreate(&s->marks[i]), "cudaEventCreate", err);
     if (status == ATTN_OK) status = check(d, cudaMalloc((void **)&s->counter, COUNTER_BYTES), "cudaMalloc", err);
     if (status == ATTN_OK) status = check(d, cudaMemset(s->counter, 0, COUNTER_BYTES), "cudaMemset", err);
+    if (status == ATTN_OK)
+        status = check(d, cudaHostAlloc((void **)&s->found, sizeof *s->found, cudaHostAllocPortable), "cudaHostAlloc",
+                       err);
     if (status == ATTN_OK && d->write_word) {
         status = check(d, cudaHostAlloc((void **)&s->note, sizeof *s->note, cudaHostAllocPortable), "cudaHostAlloc",
                        err);
@@ -652,7 +669,7 @@ bool reads_no_results(const stream *s, const attn_problem *p)
 /* Does the problem take several steps? Other problems are one launch, or a few. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
-    return tile_seconds(&d->chip, plan) > STEP_SECONDS || mark_bytes(d, plan) > 0 ||
+    return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(d, plan) > 0 ||
            plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
 }
 
@@ -662,17 +679,22 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     const size_t marks = chip->steps ? mark_bytes(d, plan) : 0; /* where all is queued at once, nothing is left */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
-        chip->rows_later = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
+        uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
+        chip->rows_later = head + MARKS_HEAD;
+        chip->found = looks_for_rows(chip, plan) ? s->found : nullptr;
         chip->keys_later = forward ? nullptr : chip->rows_later + query_rows(plan->geometry.dims);
         if (takes_step(chip, 0)) {
-            const cudaError_t code = cudaMemsetAsync(chip->rows_later, 0, marks, s->cuda);
+            const cudaError_t code = cudaMemsetAsync(head, 0, marks, s->cuda);
             if (code != cudaSuccess) return code;
         }
     }
-    if (!forward || by_rows || takes_step(chip, tile_seconds(chip, plan))) {
-        const cudaError_t code = kernel_of(plan)->launch(chip, s->cuda, plan, scratch);
-        if (code != cudaSuccess) return code;
-    }
+    const auto kernel = kernel_of(plan);
+    const auto launch = [&](const cuda_chip *part) { return kernel->launch(part, s->cuda, plan, scratch); };
+    const double seconds = tile_seconds(chip, plan);
+    cudaError_t code = cudaSuccess;
+    if (forward && kernel->shares) code = in_shares(chip, seconds, launch);
+    else if (!forward || by_rows || takes_step(chip, seconds)) code = launch(chip);
+    if (code != cudaSuccess) return code;
     if (forward && marks) simple_rows_left(chip, plan, s->cuda);
     return cudaPeekAtLastError();
 }
@@ -683,7 +705,7 @@ attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
     const attn_dims &dims = plan->geometry.dims;
-    const double steps = tile_seconds(&d->chip, plan) / STEP_SECONDS;
+    const double steps = tile_seconds(&d->chip, plan) / d->chip.step_seconds;
     attn_part part = { 0, dims.B, 0, dims.Hk };
     if (steps < 1.5 || kernel_of(plan) == &decode_forward || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes)
@@ -800,8 +822,15 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
 attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void *workspace, int64_t *step,
                      attn_error *err)
 {
-    cuda_steps steps = { *step, 0, SOME_SECONDS, false, false };
-    attn_status status = enter(device_of(base->device), err);
+    device *d = device_of(base->device);
+    cuda_steps steps = { *step, 0, SOME_STEPS * d->chip.step_seconds, false, false, false, false };
+    attn_status status = enter(d, err);
+    if (status == ATTN_OK && *step > 0) {
+        const cudaError_t code = cudaStreamQuery(stream_of(base)->cuda);
+        steps.idle = code == cudaSuccess;
+        if (code == cudaErrorNotReady) cudaGetLastError();
+        else status = check(d, code, "cudaStreamQuery", err);
+    }
     if (status == ATTN_OK) status = run_with(stream_of(base), plans, count, (char *)workspace, &steps, err);
     *step = steps.more ? steps.done : ATTN_NO_MORE_STEPS;
     return status;

@@ -28,10 +28,13 @@ struct cuda_chip {
     /* True if the call before on this stream was a decode and this problem reads none of its results: then it may read
      * before that call has ended. Of a launch, as decode_rows; false in a device's own. */
     bool after_decode;
-    int *counter;                               /* the stream's, for sm90/scheduler.cuh; NULL: it has none */
-    uint8_t *rows_later, *keys_later;           /* see cuda_args */
+    int *counter;                     /* the stream's, for sm90/scheduler.cuh; NULL: it has none */
+    uint8_t *rows_later, *keys_later; /* see cuda_args */
+    uint8_t *found; /* pinned memory: did kernels leave rows, by the last look? NULL: nobody looks, see simple.cu */
     int64_t first_batch, first_head, all_heads; /* where a part of a problem begins; 0: the problem is whole */
-    struct cuda_steps *steps;                   /* which launches of the problem are to be made now; NULL: all */
+    int share, shares;        /* which of so many shares of its tiles a launch computes; 0 of 0: all, see in_shares() */
+    double step_seconds;      /* of a step, at most */
+    struct cuda_steps *steps; /* which launches of the problem are to be made now; NULL: all */
 };
 
 /* A problem of many launches is queued in steps. A step is one launch, or several that together take 20 ms at most. A
@@ -43,6 +46,8 @@ struct cuda_steps {
     double seconds; /* that this call may still queue; its first step is always queued */
     bool more;      /* this call left a step to the next call */
     bool any;       /* this call has queued a step */
+    bool idle;      /* all that earlier calls queued was over when this call began */
+    bool looked;    /* this call has queued a look for rows that were left, of which it cannot see the result */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)
@@ -60,24 +65,80 @@ static inline bool takes_step(const struct cuda_chip *chip, double seconds)
     return true;
 }
 
-#ifdef ATTN_STEP_SECONDS /* the emulator sets it, so that its small problems have several steps too */
+/* cuda_chip.step_seconds, but for tests. The emulator sets it, so that its small problems have several steps too. */
+#ifdef ATTN_STEP_SECONDS
 const double STEP_SECONDS = ATTN_STEP_SECONDS;
 #else
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, of `seconds_each`, into parts and calls launch(first, count) for each part. A part
- * is a step; there are at most `most_steps`. */
+/* Divides `count` pieces of work, of `seconds_each`, into parts and calls visit(first, count) for each part, which is
+ * a step. There are at most `most_parts`. */
 template <typename F>
-void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch, double most_steps = 1e9)
+void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, double most_parts, F visit)
 {
-    const double fits = STEP_SECONDS / seconds_each, least = (double)count / most_steps,
+    const double fits = chip->step_seconds / seconds_each, least = (double)count / most_parts,
                  most = fits > least ? fits : least;
     const int64_t part = most < 1 ? 1 : most < (double)count ? (int64_t)most : count;
-    for (int64_t first = 0; first < count; first += part) {
-        const int64_t n = part < count - first ? part : count - first;
+    for (int64_t first = 0; first < count; first += part) visit(first, part < count - first ? part : count - first);
+}
+
+/* The same: calls launch(first, count) for each step that is to be launched now. */
+template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch)
+{
+    in_parts(chip, count, seconds_each, 1e9, [&](int64_t first, int64_t n) {
         if (takes_step(chip, (double)n * seconds_each)) launch(first, n);
+    });
+}
+
+/* The tiles of one head may take longer than a step, too. Then each of several launches, which are steps, computes a
+ * share of them; no bit changes. */
+struct tile_range {
+    int64_t first, end; /* [first, end) */
+};
+static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
+{
+    const int64_t shares = chip->shares > 1 ? chip->shares : 1;
+    return { tiles * chip->share / shares, tiles * (chip->share + 1) / shares };
+}
+static inline bool is_first_share(const struct cuda_chip *chip)
+{
+    return chip->share == 0;
+}
+static inline bool is_last_share(const struct cuda_chip *chip)
+{
+    return chip->share + 1 >= chip->shares;
+}
+
+/* How many shares work of `seconds` has: one, unless that takes half as long again as a step. */
+static inline int shares_of(const struct cuda_chip *chip, double seconds)
+{
+    const double steps = seconds / chip->step_seconds, most = 1 << 20;
+    return steps < 1.5 ? 1 : steps < most ? (int)steps + 1 : (int)most;
+}
+
+/* Calls launch(chip) for each share that is to be launched now. */
+template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double seconds, F launch)
+{
+    struct cuda_chip part = *chip;
+    cudaError_t code = cudaSuccess;
+    part.shares = shares_of(chip, seconds);
+    for (part.share = 0; part.share < part.shares && code == cudaSuccess; part.share++)
+        if (takes_step(&part, seconds / part.shares)) code = launch((const struct cuda_chip *)&part);
+    return code;
+}
+
+/* The same for work that other work comes before. Where all is one share both are one step. */
+template <typename F, typename G>
+cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
+{
+    if (shares_of(chip, seconds) > 1) {
+        const cudaError_t code = in_shares(chip, seconds_before, before);
+        return code == cudaSuccess ? in_shares(chip, seconds, launch) : code;
     }
+    if (!takes_step(chip, seconds)) return cudaSuccess;
+    const cudaError_t code = before(chip);
+    return code == cudaSuccess ? launch(chip) : code;
 }
 
 struct cuda_kernel {
@@ -89,6 +150,7 @@ struct cuda_kernel {
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues the kernels of one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
+    bool shares; /* of a forward: launch() computes chip->share alone. A backward divides its work by itself */
 };
 
 enum { TILE_HEAD_DIM = 256 }; /* the widest tile of the kernels on tensor cores */

@@ -96,6 +96,16 @@ static const struct rate_case cases[] = {
     { "mask of -3.4e38, float32 backward", "", B, ATTN_F32, 8, 2048, 64, 1, PADDED, -3.4028234e38f },
     { "one head of 50000, D 1, huge scores", "", F, ATTN_F16, 1, 50000, 1, 1.5e4 },
     { "one head of 50000, D 512", "", F, ATTN_BF16, 1, 50000, 512, 1 },
+    { "one head of 250000, forward D 128", "", F, ATTN_BF16, 1, 250000, 128, 1 },
+    { "one head of 250000, forward D 256", "", F, ATTN_BF16, 1, 250000, 256, 1 },
+    { "one head of 150000, generic forward D 128", "generic", F, ATTN_BF16, 1, 150000, 128, 1 },
+    { "one head of 60000, float32 forward D 64", "", F, ATTN_F32, 1, 60000, 64, 1 },
+    { "one head of 150000, backward D 64", "", B, ATTN_BF16, 1, 150000, 64, 1 },
+    { "one head of 150000, backward D 128", "", B, ATTN_BF16, 1, 150000, 128, 1 },
+    { "one head of 100000, backward D 256", "", B, ATTN_BF16, 1, 100000, 256, 1 },
+    { "one head of 60000, generic backward D 128", "generic", B, ATTN_BF16, 1, 60000, 128, 1 },
+    { "one head of 30000, float32 backward D 64", "", B, ATTN_F32, 1, 30000, 64, 1 },
+    { "one head of 30000, huge scores, backward D 64", "", B, ATTN_BF16, 1, 30000, 64, 1e5 },
 };
 /* clang-format on */
 

@@ -678,6 +678,7 @@ struct bench {
     attn_device_info info;
     uint64_t also; /* features that every problem is said to have besides its own */
     bool in_steps; /* by attn_run_some(), waiting for the stream between its calls */
+    int64_t calls; /* of attn_run_some(), that the last run took */
 };
 
 HELPER void bench_open(struct bench *b, const char *backend, int threads)
@@ -751,7 +752,7 @@ HELPER attn_status run_plans(struct bench *b, const attn_plan *plans, int count,
     if (!b->in_steps) return attn_run(b->stream, plans, count, NULL, err);
     attn_status status = attn_workspace(b->device, plans, count, &bytes, err);
     if (!status && bytes) status = attn_device_alloc(b->device, bytes, &workspace, err);
-    while (!status && step != ATTN_NO_MORE_STEPS) {
+    for (b->calls = 0; !status && step != ATTN_NO_MORE_STEPS; b->calls++) {
         status = attn_run_some(b->stream, plans, count, workspace, &step, err);
         if (!status) status = attn_stream_wait(b->stream, err);
     }

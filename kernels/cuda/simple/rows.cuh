@@ -78,6 +78,14 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
+/* By a whole warp: leaves a row or key to a later launch, which finds `what` in its mark. */
+DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
+{
+    if (threadIdx.x % 32) return;
+    *mark = (uint8_t)what;
+    a.rows_later[-1] = 1; /* as other warps may: the same value */
+}
+
 /* Which rows forward_row() writes: every row, or only rows that tensor cores cannot compute. Such a row has a result
  * that is not finite, or huge scores (unless those are by in_base_2()). The result of tensor cores may also be not
  * finite because their sums overflowed. A row's own numbers decide. */
@@ -109,7 +117,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
 {
     const attn_geometry &g = a.g;
     if (a.rows_later) {
-        if (threadIdx.x % 32 == 0) a.rows_later[lse_at(a, x, i)] = (uint8_t)(1 + which);
+        leave_to_later(a, a.rows_later + lse_at(a, x, i), 1 + which);
         return;
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
@@ -211,7 +219,11 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
                                                    bool now = false)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
-    if (!now && (a.rows_later || is_parted_by_tiles(a, lse))) return make_float2(lse, 0);
+    if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
+    if (!now && a.rows_later) { /* lse_in_parts_left() knows it by its lse */
+        leave_to_later(a, a.rows_later - 1, 1);
+        return make_float2(lse, 0);
+    }
     const attn_geometry &g = a.g;
     float q[CHANNELS], k[CHANNELS], derivative, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
@@ -276,7 +288,7 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
 {
     const attn_geometry &g = a.g;
     if (a.rows_later) {
-        if (threadIdx.x % 32 == 0) a.rows_later[lse_at(a, x, i)] = 1;
+        leave_to_later(a, a.rows_later + lse_at(a, x, i), 1);
         return;
     }
     const int64_t D = g.dims.D, Dv = g.dims.Dv, line = x.s.q_start + i;
@@ -304,7 +316,7 @@ static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s,
     const attn_sequence sequence = attn_sequence_of(&g, b);
     const int64_t line = sequence.k_start + j;
     if (a.keys_later) {
-        if (threadIdx.x % 32 == 0) a.keys_later[((d.packed ? 0 : b * d.Hk) + hk) * d.Sk + line] = 1;
+        leave_to_later(a, a.keys_later + ((d.packed ? 0 : b * d.Hk) + hk) * d.Sk + line, 1);
         return;
     }
     float k[CHANNELS], v[CHANNELS], q[CHANNELS], dout[CHANNELS], dk[CHANNELS] = {}, dv[CHANNELS] = {};

@@ -407,7 +407,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
         s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
         launch_rows(chip, a, s.out, s.lse, stream);
     }
-    if (takes_step(chip, STEP_SECONDS)) simple_delta(a, s, given, stream);
+    if (takes_step(chip, chip->step_seconds)) simple_delta(a, s, given, stream);
     if (a.g.view[ATTN_T_dq].data) launch_dq(chip, a, s, stream);
     if (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data) launch_dkdv(chip, a, s, stream);
     simple_gradients(chip, plan->problem, a, s, stream);
@@ -422,19 +422,31 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
     if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
 }
 
+/* A step that lets the host see, when it is over, whether rows were left so far. The next look begins anew. */
+static void look_for_rows(const cuda_chip *chip, uint8_t *marks, cudaStream_t stream)
+{
+    if (!chip->found || !takes_step(chip, 0)) return;
+    cudaMemcpyAsync(chip->found, marks - 1, 1, cudaMemcpyDeviceToHost, stream);
+    cudaMemsetAsync(marks - 1, 0, 1, stream);
+    chip->steps->looked = true;
+}
+
 /* Calls launch(blocks, first, count, warps) in steps, for rows that were left. Where rows are many, a warp looks at
- * several. */
+ * several. Where the host has looked and found none, the steps are there, but nothing is launched; the call that has
+ * queued the look leaves them to the next. */
 template <typename F>
 static void launch_left(const cuda_chip *chip, const attn_plan *plan, int64_t rows, double seconds_each, F launch)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* warps */
-    in_steps(
-        chip, rows, seconds_each,
-        [&](int64_t first, int64_t count) {
-            const int64_t warps = attn_max64(attn_tiles(count, 32), attn_min64(count, busy));
+    const double most_parts = chip->found ? 1e9 : most_steps_of_rows_left(plan, chip);
+    cuda_steps *const s = chip->steps;
+    in_parts(chip, rows, seconds_each, most_parts, [&](int64_t first, int64_t count) {
+        const int64_t warps = attn_max64(attn_tiles(count, 32), attn_min64(count, busy));
+        if (s->looked && s->at >= s->done) s->more = true;
+        const bool any = !chip->found || !s->idle || *(volatile uint8_t *)chip->found;
+        if (takes_step(chip, any ? (double)count * seconds_each : 0) && any)
             launch(blocks_for(warps), first, count, (int64_t)blocks_for(warps) * WARPS);
-        },
-        most_steps_of_rows_left(plan, chip));
+    });
 }
 
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream)
@@ -444,6 +456,7 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
     const bool wide = attn_max64(a.g.dims.D, a.g.dims.Dv) > CHANNELS * 32;
     a.rows_later = a.keys_later = nullptr;
     if (!marks) return;
+    look_for_rows(chip, marks, stream);
     launch_left(chip, plan, query_rows(a.g.dims), row_seconds(chip, a.g, FORWARD_PAIR),
                 [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
                     const auto kernel = wide ? forward_rows_left<WIDE_CHANNELS> : forward_rows_left<CHANNELS>;
@@ -454,10 +467,11 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream)
 {
-    const uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
+    uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
     const int64_t query = query_rows(a.g.dims), key = key_rows(a.g.dims);
     a.rows_later = a.keys_later = nullptr;
     if (!rows) return;
+    look_for_rows(chip, rows, stream);
     launch_left(chip, plan, query, row_seconds(chip, a.g, FORWARD_PAIR),
                 [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
                     lse_in_parts_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s);

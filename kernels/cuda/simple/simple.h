@@ -62,7 +62,8 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    const double flops = (double)(2 * (g.dims.D + g.dims.Dv)) * (plan->problem->op == ATTN_OP_BACKWARD ? 2.5 : 1),
+    const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64); /* tiles are no narrower */
+    const double flops = (double)(2 * (D + Dv)) * (plan->problem->op == ATTN_OP_BACKWARD ? 2.5 : 1),
                  rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
                         : hopper                           ? 3e14
                                                            : 1e14;
@@ -70,7 +71,14 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            chip->multiprocessors;
 }
 
-/* How many launches may look for rows that tiles have left: as many as take half a percent of the problem's time. A
+/* Should the host look for rows that tiles have left, before it launches what computes them? It then waits for the
+ * stream once more, which takes some 30 us: less than one percent of such a problem's time. */
+static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
+{
+    return tile_seconds(chip, plan) >= chip->step_seconds / 4;
+}
+
+/* Without a look, how many launches may search for such rows: as many as take half a percent of the problem's time. A
  * launch that finds no such row takes some 5 us, and nearly no problem has one. */
 static inline double most_steps_of_rows_left(const attn_plan *plan, const cuda_chip *chip)
 {

@@ -32,7 +32,7 @@
 
 /* forward.cu */
 extern const cuda_kernel generic_forward;
-cudaError_t forward_parts(cuda_args a, const attn_plan *plan, cudaStream_t stream);
+cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
@@ -432,9 +432,10 @@ bool is_empty(dim3 grid)
 }
 
 template <typename T, int D, bool SCORE_MODS, int PARTS>
-cudaError_t launch_dkdv(const cuda_args &a, const scratch &w, cudaStream_t stream)
+cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cudaStream_t stream)
 {
-    const dim3 grid = key_grid(a.g.dims, tile<D>::BN);
+    dim3 grid = key_grid(a.g.dims, tile<D>::BN);
+    take_share(chip, a, grid);
     if (is_empty(grid)) return cudaSuccess;
     const cudaError_t code = allow_shared<dkdv_tiles<T, D, SCORE_MODS, PARTS>>(sizeof(shared<D, SCORE_MODS>));
     if (code == cudaSuccess)
@@ -446,10 +447,11 @@ cudaError_t launch_dkdv(const cuda_args &a, const scratch &w, cudaStream_t strea
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
-cudaError_t launch_wide(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
+cudaError_t launch_wide(const cuda_chip *chip, cuda_args a, const scratch &w, cudaStream_t stream)
 {
     typedef shared_wide<D> Shared;
-    const dim3 grid = key_grid(a.g.dims, Shared::BN);
+    dim3 grid = key_grid(a.g.dims, Shared::BN);
+    take_share(chip, a, grid);
     if (is_empty(grid)) return cudaSuccess;
     const bool both = sizeof(Shared) <= (size_t)chip->shared_bytes;
     const size_t bytes = both ? sizeof(Shared) : least_wide<D>;
@@ -461,17 +463,18 @@ cudaError_t launch_wide(const cuda_chip *chip, const cuda_args &a, const scratch
 }
 
 template <typename T, int D, bool SCORE_MODS>
-cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
+cudaError_t launch_form(const cuda_chip *chip, cuda_args a, const scratch &w, cudaStream_t stream)
 {
-    const dim3 grid = tile_grid(a.g, BM);
+    dim3 grid = tile_grid(a.g, BM);
     cudaError_t code = cudaSuccess;
     if constexpr (D <= 128 && !SCORE_MODS) code = launch_wide<T, D>(chip, a, w, stream);
-    else if constexpr (D <= 128) code = launch_dkdv<T, D, SCORE_MODS, DK | DV>(a, w, stream);
+    else if constexpr (D <= 128) code = launch_dkdv<T, D, SCORE_MODS, DK | DV>(chip, a, w, stream);
     else {
         const scratch without_dq = { w.s, w.values };
-        code = launch_dkdv<T, D, SCORE_MODS, DK>(a, w, stream);
-        if (code == cudaSuccess) code = launch_dkdv<T, D, SCORE_MODS, DV>(a, without_dq, stream);
+        code = launch_dkdv<T, D, SCORE_MODS, DK>(chip, a, w, stream);
+        if (code == cudaSuccess) code = launch_dkdv<T, D, SCORE_MODS, DV>(chip, a, without_dq, stream);
     }
+    take_share(chip, a, grid);
     if (code == cudaSuccess && a.g.view[ATTN_T_dq].data && !w.sums && !is_empty(grid)) {
         code = allow_shared<dq_tiles<T, D, SCORE_MODS>>(sizeof(shared_dq<D, SCORE_MODS>));
         if (code == cudaSuccess)
@@ -550,20 +553,33 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return plan->workspace_bytes > 0;
 }
 
+cudaError_t finish_dq(const attn_plan *plan, const backward_run &run, cudaStream_t stream)
+{
+    const dim3 grid = tile_grid(run.args.g, BM);
+    if (run.scratch.sums && !is_empty(grid))
+        steps_for(run.args.g.dims).finish[plan->problem->q.dtype == ATTN_F16](run.args, run.scratch, grid, stream);
+    return cudaPeekAtLastError();
+}
+
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
+    const bool by_tiles = parts_by_tiles(plan), options = has_options(plan);
+    const double seconds = tile_seconds(chip, plan);
     backward_run run = {};
     cudaError_t code = begin_backward(chip, stream, plan, adds_dq(plan), memory, &run);
-    if (code == cudaSuccess && (run.tiles_now = takes_step(chip, tile_seconds(chip, plan)))) {
-        const bool by_tiles = parts_by_tiles(plan);
-        if (by_tiles) run.args.part_lse = run.scratch.s.lse, run.args.part_rest = run.scratch.s.rest;
-        code = prepare_backward(stream, plan, run);
-        if (code == cudaSuccess && by_tiles) code = forward_parts(run.args, plan, stream);
-        if (code == cudaSuccess)
-            code = plan->problem->q.dtype == ATTN_BF16
-                       ? launch_for<__nv_bfloat16>(chip, run.args, run.scratch, has_options(plan), stream)
-                       : launch_for<__half>(chip, run.args, run.scratch, has_options(plan), stream);
-    }
+    if (code != cudaSuccess) return code;
+    if (by_tiles) run.args.part_lse = run.scratch.s.lse, run.args.part_rest = run.scratch.s.rest;
+    const auto before = [&](const cuda_chip *part) {
+        const cudaError_t prepared = is_first_share(part) ? prepare_backward(stream, plan, run) : cudaSuccess;
+        return prepared == cudaSuccess && by_tiles ? forward_parts(part, run.args, plan, stream) : prepared;
+    };
+    const auto tiles = [&](const cuda_chip *part) {
+        const cudaError_t launched = plan->problem->q.dtype == ATTN_BF16
+                                         ? launch_for<__nv_bfloat16>(part, run.args, run.scratch, options, stream)
+                                         : launch_for<__half>(part, run.args, run.scratch, options, stream);
+        return launched == cudaSuccess && is_last_share(part) ? finish_dq(plan, run, stream) : launched;
+    };
+    code = in_shares_after(chip, by_tiles ? seconds : 0, before, seconds, tiles);
     return code == cudaSuccess ? end_backward(chip, stream, plan, run) : code;
 }
 
@@ -598,8 +614,9 @@ cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const att
         recomputed_forward forward;
         if (!plan_recomputed(&forward, generic_forward, chip, plan, out, out + w.out))
             return cudaErrorInvalidConfiguration;
-        if (takes_step(chip, tile_seconds(chip, &forward.plan)))
-            code = generic_forward.launch(chip, stream, &forward.plan, nullptr);
+        code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {
+            return generic_forward.launch(part, stream, &forward.plan, nullptr);
+        });
         simple_rows_left(chip, &forward.plan, stream);
         a.g.view[ATTN_T_out] = forward.plan.geometry.view[ATTN_T_out];
         a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
@@ -618,9 +635,6 @@ cudaError_t prepare_backward(cudaStream_t stream, const attn_plan *plan, const b
 
 cudaError_t end_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const backward_run &run)
 {
-    const dim3 grid = tile_grid(run.args.g, BM);
-    if (run.tiles_now && run.scratch.sums && !is_empty(grid))
-        steps_for(run.args.g.dims).finish[plan->problem->q.dtype == ATTN_F16](run.args, run.scratch, grid, stream);
     simple_gradients_left(chip, plan, run.args, run.scratch.s, stream);
     simple_gradients(chip, plan->problem, run.args, run.scratch.s, stream);
     return cudaPeekAtLastError();

@@ -150,18 +150,19 @@ struct key_place {
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
+    const int tile = a.first_tile + (int)block.x;
     key_place place;
     place.b = block.z;
     place.hk = block.y;
-    place.j0 = block.x * BN;
+    place.j0 = tile * BN;
     place.limit = whole;
     place.s.q_start = place.s.k_start = 0;
     place.s.Sq = g.dims.Sq;
     place.s.Sk = g.dims.Sk;
     if (!is_whole(a)) {
         if (g.dims.packed) {
-            place.b = sequence_of_tile(g.cu_k, g.dims.B, BN, 1, (int)block.x);
-            place.j0 = ((int)block.x - (g.cu_k[place.b] / BN + place.b)) * BN;
+            place.b = sequence_of_tile(g.cu_k, g.dims.B, BN, 1, tile);
+            place.j0 = (tile - (g.cu_k[place.b] / BN + place.b)) * BN;
         }
         place.s = attn_sequence_of(&g, place.b);
         place.limit = limits_of(g, place.s);

@@ -3,10 +3,10 @@
  *
  *   begin_backward   the forward, where out and lse are not given
  *   prepare_backward `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ
- *   the main kernel  dK, dV, and dQ of all its keys added to the sums
- *   end_backward     `finish`: dQ = scale * sums, in its dtype; dbias, dalibi_slopes and dsinks where wanted
+ *   the main kernel  dK, dV, and dQ of all its keys added to the sums; dQ = scale * sums, in its dtype
+ *   end_backward     rows that were left; dbias, dalibi_slopes and dsinks where wanted
  *
- * sm90/backward.cu does by itself what prepare does (sm90/backward_prepare.cuh), and finish (sm90/backward_dq.cuh). */
+ * sm90/backward.cu does by itself what prepare does (sm90/backward_prepare.cuh). */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
 #define ATTN_SM80_BACKWARD_STEPS_H
 
@@ -58,7 +58,6 @@ size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
-    bool tiles_now; /* the launches between begin and the end of `finish` are one step: are they to be made now? */
 };
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);

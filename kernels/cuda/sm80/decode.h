@@ -43,7 +43,7 @@ cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const
     cuda_chip without = *chip;
     without.decode_rows = DECODE_ROWS;
     const cudaError_t code = other.launch(&without, stream, plan, (char *)workspace + decode_workspace(plan->geometry));
-    return code == cudaSuccess ? decode_launch(chip, stream, plan, workspace) : code;
+    return code == cudaSuccess && is_last_share(chip) ? decode_launch(chip, stream, plan, workspace) : code;
 }
 
 #endif

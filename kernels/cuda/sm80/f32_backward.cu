@@ -44,7 +44,8 @@
 
 /* f32_forward.cu */
 extern const cuda_kernel f32_forward;
-cudaError_t f32_forward_parts(cuda_args a, const split_planes &k, const split_planes &v, cudaStream_t stream);
+cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
+                              cudaStream_t stream);
 
 namespace {
 
@@ -187,10 +188,11 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     /* Which keys. Packed, sequences own tiles as in tile_place_of(), of keys here. */
-    int b = blockIdx.z, j0 = blockIdx.x * BN;
+    const int key_tile = a.first_tile + (int)blockIdx.x;
+    int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
-        b = sequence_of_tile(g.cu_k, g.dims.B, BN, 1, (int)blockIdx.x);
-        j0 = ((int)blockIdx.x - (g.cu_k[b] / BN + b)) * BN;
+        b = sequence_of_tile(g.cu_k, g.dims.B, BN, 1, key_tile);
+        j0 = (key_tile - (g.cu_k[b] / BN + b)) * BN;
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
@@ -426,14 +428,15 @@ parts parts_of(const attn_plan *plan, size_t forward)
 }
 
 template <int D, bool SCORE_MODS, int PARTS>
-cudaError_t launch_dkdv(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums,
+cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const backward_planes &planes, const saved &s, float *sums,
                         cudaStream_t stream)
 {
     const attn_dims &d = a.g.dims;
     const int BN = tile<D, SCORE_MODS>::BN;
     const size_t bytes = shared_bytes<D, SCORE_MODS>();
-    const dim3 grid = d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk)
-                               : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
+    dim3 grid = d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk)
+                         : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
+    take_share(chip, a, grid);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     const cudaError_t code = allow_shared<f32_dkdv_tiles<D, SCORE_MODS, PARTS>>(bytes);
     if (code == cudaSuccess) f32_dkdv_tiles<D, SCORE_MODS, PARTS><<<grid, BN * 2, bytes, stream>>>(a, planes, s, sums);
@@ -441,18 +444,20 @@ cudaError_t launch_dkdv(const cuda_args &a, const backward_planes &planes, const
 }
 
 template <int D, bool SCORE_MODS>
-cudaError_t launch_form(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums,
+cudaError_t launch_form(const cuda_chip *chip, cuda_args a, const backward_planes &planes, const saved &s, float *sums,
                         cudaStream_t stream)
 {
     const int BM = tile<D, SCORE_MODS>::BM;
     const bool dq = a.g.view[ATTN_T_dq].data != nullptr;
     cudaError_t code = cudaSuccess;
-    if constexpr (D <= 128) code = launch_dkdv<D, SCORE_MODS, DK | DV>(a, planes, s, sums, stream);
+    if constexpr (D <= 128) code = launch_dkdv<D, SCORE_MODS, DK | DV>(chip, a, planes, s, sums, stream);
     else {
-        code = launch_dkdv<D, SCORE_MODS, DK>(a, planes, s, sums, stream);
-        if (code == cudaSuccess) code = launch_dkdv<D, SCORE_MODS, DV>(a, planes, s, nullptr, stream);
+        code = launch_dkdv<D, SCORE_MODS, DK>(chip, a, planes, s, sums, stream);
+        if (code == cudaSuccess) code = launch_dkdv<D, SCORE_MODS, DV>(chip, a, planes, s, nullptr, stream);
     }
-    const dim3 grid = tile_grid(a.g, sums ? BM : (int)DQ_BM);
+    dim3 grid = tile_grid(a.g, sums ? BM : (int)DQ_BM);
+    if (!sums) take_share(chip, a, grid);
+    else if (!is_last_share(chip)) return code;
     if (code == cudaSuccess && dq && grid.x && grid.y && grid.z) {
         if (sums) f32_finish_dq<D, BM><<<grid, 128, 0, stream>>>(a, planes, s, sums);
         else {
@@ -465,11 +470,11 @@ cudaError_t launch_form(const cuda_args &a, const backward_planes &planes, const
 }
 
 template <int D>
-cudaError_t launch_width(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, bool options,
-                         cudaStream_t stream)
+cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
+                         float *sums, bool options, cudaStream_t stream)
 {
-    return options ? launch_form<D, true>(a, planes, s, sums, stream)
-                   : launch_form<D, false>(a, planes, s, sums, stream);
+    return options ? launch_form<D, true>(chip, a, planes, s, sums, stream)
+                   : launch_form<D, false>(chip, a, planes, s, sums, stream);
 }
 
 /* What the kernels of a problem want. */
@@ -500,20 +505,27 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* The launches that compute in tiles, after the forward. */
-cudaError_t launch_tiles(const cuda_args &a, const attn_plan *plan, const backward_planes &planes, const saved &s,
-                         float *sums, size_t sums_bytes, cudaStream_t stream)
+/* What tiles want to find, and then the launches that compute in tiles, of the chip's share. */
+cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
+                          float *sums, size_t sums_bytes, cudaStream_t stream)
 {
     const split_planes list[] = { planes.q, planes.k, planes.v, planes.dout };
-    simple_delta(a, s, true, stream);
-    cudaError_t code = split_tensors(a, list, split_ids, 4, stream);
-    if (code == cudaSuccess && a.part_lse) code = f32_forward_parts(a, planes.k, planes.v, stream);
-    if (code == cudaSuccess && sums) code = cudaMemsetAsync(sums, 0, sums_bytes, stream);
-    if (code != cudaSuccess) return code;
+    cudaError_t code = cudaSuccess;
+    if (is_first_share(chip)) {
+        simple_delta(a, s, true, stream);
+        code = split_tensors(a, list, split_ids, 4, stream);
+        if (code == cudaSuccess && sums) code = cudaMemsetAsync(sums, 0, sums_bytes, stream);
+    }
+    return code == cudaSuccess && a.part_lse ? f32_forward_parts(chip, a, planes.k, planes.v, stream) : code;
+}
+
+cudaError_t launch_tiles(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
+                         const backward_planes &planes, const saved &s, float *sums, cudaStream_t stream)
+{
     switch (split_class(a.g.dims)) {
-    case 64: return launch_width<64>(a, planes, s, sums, has_options(plan), stream);
-    case 128: return launch_width<128>(a, planes, s, sums, has_options(plan), stream);
-    default: return launch_width<256>(a, planes, s, sums, has_options(plan), stream);
+    case 64: return launch_width<64>(chip, a, planes, s, sums, has_options(plan), stream);
+    case 128: return launch_width<128>(chip, a, planes, s, sums, has_options(plan), stream);
+    default: return launch_width<256>(chip, a, planes, s, sums, has_options(plan), stream);
     }
 }
 
@@ -534,8 +546,9 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     if (!plan->problem->out.rank) { /* the forward first */
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
-        if (takes_step(chip, tile_seconds(chip, &forward.plan)))
-            code = f32_forward.launch(chip, stream, &forward.plan, at + w.out + w.lse);
+        code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {
+            return f32_forward.launch(part, stream, &forward.plan, at + w.out + w.lse);
+        });
         simple_rows_left(chip, &forward.plan, stream);
         a.g.view[ATTN_T_out] = forward.plan.geometry.view[ATTN_T_out];
         a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
@@ -543,8 +556,12 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     s.out = a.g.view[ATTN_T_out];
     if (parts_by_tiles(plan)) a.part_lse = s.lse, a.part_rest = s.rest;
     const backward_planes all = { planes[0], planes[1], planes[2], planes[3] };
-    if (code == cudaSuccess && takes_step(chip, tile_seconds(chip, plan)))
-        code = launch_tiles(a, plan, all, s, sums, w.sums, stream);
+    const double seconds = tile_seconds(chip, plan);
+    if (code == cudaSuccess)
+        code = in_shares_after(
+            chip, a.part_lse ? seconds : 0,
+            [&](const cuda_chip *part) { return prepare_tiles(part, a, all, s, sums, w.sums, stream); }, seconds,
+            [&](const cuda_chip *part) { return launch_tiles(part, a, plan, all, s, sums, stream); });
     if (code != cudaSuccess) return code;
     simple_gradients_left(chip, plan, a, s, stream);
     simple_gradients(chip, plan->problem, a, s, stream);

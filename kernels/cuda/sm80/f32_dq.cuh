@@ -60,8 +60,8 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* p is 2^P_BITS P of a row that sees one key, whose lse in base 2 less P_BITS is lse2. P is 1 where the score is lse but
- * for rounding. */
+/* p is 2^P_BITS P of a row that sees one key, and lse2 is the row's lse in base 2 less P_BITS. P is 1 where the score
+ * is lse but for rounding. */
 DEVICE float of_one_key(float p, float lse2)
 {
     const float lse = (lse2 + P_BITS) * LN2, off = (log2f(p) - P_BITS) * LN2;

@@ -350,16 +350,17 @@ again:
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 template <int D, bool SCORE_MODS>
-cudaError_t launch_form(const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
+cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
 {
-    return launch_tiles<shape<D, SCORE_MODS>, f32_forward_tiles<D, SCORE_MODS>>(a, sizeof(shared<D, SCORE_MODS>),
+    return launch_tiles<shape<D, SCORE_MODS>, f32_forward_tiles<D, SCORE_MODS>>(chip, a, sizeof(shared<D, SCORE_MODS>),
                                                                                 stream, planes);
 }
 
 template <int D>
-cudaError_t launch_width(const cuda_args &a, const forward_planes &planes, bool options, cudaStream_t stream)
+cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const forward_planes &planes, bool options,
+                         cudaStream_t stream)
 {
-    return options ? launch_form<D, true>(a, planes, stream) : launch_form<D, false>(a, planes, stream);
+    return options ? launch_form<D, true>(chip, a, planes, stream) : launch_form<D, false>(chip, a, planes, stream);
 }
 
 template <int D> size_t shared_bytes(bool options)
@@ -398,27 +399,28 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const cuda_args a = cuda_args_of(chip, plan);
     split_planes planes[2];
     lay_out(a.g.dims, memory, planes);
-    const cudaError_t code = split_tensors(a, planes, split_ids, 2, stream);
+    const cudaError_t code = is_first_share(chip) ? split_tensors(a, planes, split_ids, 2, stream) : cudaSuccess;
     if (code != cudaSuccess) return code;
     const forward_planes all = { planes[0], planes[1] };
     switch (split_class(a.g.dims)) {
-    case 64: return launch_width<64>(a, all, has_options(plan), stream);
-    case 128: return launch_width<128>(a, all, has_options(plan), stream);
-    default: return launch_width<256>(a, all, has_options(plan), stream);
+    case 64: return launch_width<64>(chip, a, all, has_options(plan), stream);
+    case 128: return launch_width<128>(chip, a, all, has_options(plan), stream);
+    default: return launch_width<256>(chip, a, all, has_options(plan), stream);
     }
 }
 
 } // namespace
 
 /* As forward_parts() of forward.cu. */
-cudaError_t f32_forward_parts(cuda_args a, const split_planes &k, const split_planes &v, cudaStream_t stream)
+cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
+                              cudaStream_t stream)
 {
     const forward_planes all = { k, v };
     a.rows_later = nullptr;
     switch (split_class(a.g.dims)) {
-    case 64: return launch_width<64>(a, all, true, stream);
-    case 128: return launch_width<128>(a, all, true, stream);
-    default: return launch_width<256>(a, all, true, stream);
+    case 64: return launch_width<64>(chip, a, all, true, stream);
+    case 128: return launch_width<128>(chip, a, all, true, stream);
+    default: return launch_width<256>(chip, a, all, true, stream);
     }
 }
 
@@ -428,4 +430,5 @@ extern const cuda_kernel f32_forward = {
     ANY_COMPUTE,
     plan,
     launch,
+    true,
 };

@@ -243,31 +243,35 @@ again:
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 template <typename T, int D, bool SCORE_MODS, bool PAGED>
-cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
+cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, cudaStream_t stream)
 {
     return launch_tiles<shape<D, SCORE_MODS>, forward_tiles<T, D, SCORE_MODS, PAGED>>(
-        a, sizeof(shared<D, SCORE_MODS>), stream, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
+        chip, a, sizeof(shared<D, SCORE_MODS>), stream, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
 }
 
-template <typename T, int D> cudaError_t launch_width(const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
+template <typename T, int D>
+cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
 {
     if (has_pages(plan))
-        return has_options(plan) ? launch_form<T, D, true, true>(a, stream) : launch_form<T, D, false, true>(a, stream);
-    return has_options(plan) ? launch_form<T, D, true, false>(a, stream) : launch_form<T, D, false, false>(a, stream);
+        return has_options(plan) ? launch_form<T, D, true, true>(chip, a, stream)
+                                 : launch_form<T, D, false, true>(chip, a, stream);
+    return has_options(plan) ? launch_form<T, D, true, false>(chip, a, stream)
+                             : launch_form<T, D, false, false>(chip, a, stream);
 }
 
-template <typename T> cudaError_t launch_for(const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
+template <typename T>
+cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
 {
     const int64_t D = attn_max64(a.g.dims.D, a.g.dims.Dv);
-    return D <= 64    ? launch_width<T, 64>(a, plan, stream)
-           : D <= 128 ? launch_width<T, 128>(a, plan, stream)
-                      : launch_width<T, 256>(a, plan, stream);
+    return D <= 64    ? launch_width<T, 64>(chip, a, plan, stream)
+           : D <= 128 ? launch_width<T, 128>(chip, a, plan, stream)
+                      : launch_width<T, 256>(chip, a, plan, stream);
 }
 
-cudaError_t launch_dtype(const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
+cudaError_t launch_dtype(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
 {
-    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, plan, stream)
-                                               : launch_for<__half>(a, plan, stream);
+    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, plan, stream)
+                                               : launch_for<__half>(chip, a, plan, stream);
 }
 
 bool plan(const cuda_chip *chip, attn_plan *plan)
@@ -288,7 +292,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 {
     cuda_args a = cuda_args_of(chip, plan);
     a.decode_rows = chip->decode_rows;
-    return launch_dtype(a, plan, stream);
+    return launch_dtype(chip, a, plan, stream);
 }
 
 const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
@@ -296,10 +300,10 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 } // namespace
 
 /* Computes a.part_lse and part_rest for a backward with options: for rows with huge scores, in tiles that have such. */
-cudaError_t forward_parts(cuda_args a, const attn_plan *plan, cudaStream_t stream)
+cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;
-    return launch_dtype(a, plan, stream);
+    return launch_dtype(chip, a, plan, stream);
 }
 
 extern const cuda_kernel generic_forward = {
@@ -308,6 +312,7 @@ extern const cuda_kernel generic_forward = {
     ANY_COMPUTE,
     plan,
     launch,
+    true,
 };
 extern const cuda_kernel generic_packed_forward = {
     { "generic+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_OPTION_BIT(KEY_DTYPE) },
@@ -315,4 +320,5 @@ extern const cuda_kernel generic_packed_forward = {
     ANY_COMPUTE,
     plan_with_decode<generic_forward>,
     launch_with_decode<generic_forward>,
+    true,
 };

@@ -128,11 +128,13 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* A block per tile of queries of each head. */
+/* A block per tile of queries of each head, of the chip's share. */
 template <class X, auto kernel, typename... Args>
-cudaError_t launch_tiles(const cuda_args &a, size_t shared_bytes, cudaStream_t stream, const Args &...args)
+cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
+                         const Args &...args)
 {
-    const dim3 grid = tile_grid(a.g, X::BM);
+    dim3 grid = tile_grid(a.g, X::BM);
+    take_share(chip, a, grid);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     const cudaError_t code = allow_shared<kernel>(shared_bytes);
     if (code == cudaSuccess) kernel<<<grid, X::THREADS, shared_bytes, stream>>>(a, args...);

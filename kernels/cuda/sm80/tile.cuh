@@ -278,7 +278,7 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
     place.b = (int)block.z;
     place.h = (int)block.y;
     place.hk = key_head(a, place.h);
-    place.i0 = (int)(gridDim.x - 1 - block.x) * rows;
+    place.i0 = (a.first_tile + (int)(gridDim.x - 1 - block.x)) * rows;
     place.Sq = (int)a.g.dims.Sq;
     place.q_start = place.k_start = 0;
     place.limit = whole;

@@ -588,9 +588,9 @@ template <class X> static __device__ __noinline__ void repair_own_keys(const pla
 {
     const int warp = threadIdx.x / 32 - 4;
     repair_begins();
-    for (int base = 0; base < p.order.tiles; base += 32) {
+    for (int base = p.order.first; base < p.order.end; base += 32) {
         const int n = base + threadIdx.x % 32;
-        const bool mine = n < p.order.tiles && ((volatile uint16_t *)p.nonfinite)[n * 8 + warp] == blockIdx.x + 1;
+        const bool mine = n < p.order.end && ((volatile uint16_t *)p.nonfinite)[n * 8 + warp] == blockIdx.x + 1;
         for (unsigned set = __ballot_sync(0xffffffff, mine); set; set &= set - 1) {
             const int t = base + __ffs(set) - 1;
             repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, t)), warp);
@@ -638,7 +638,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         /* prepare_ahead, which has long ended; but the kernel after this one waits for this one's end alone. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
-        if (p.begun) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
+        if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
         if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_keys<X>(p, a);
     }
 }
@@ -732,15 +732,15 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.begun = g.view[ATTN_T_dq].data ? p.prepared + e.B * d.Hk : nullptr;
     p.done = p.begun ? p.begun + query_tiles_of(d) * 2 : nullptr;
     p.claimed = p.begun ? (int *)p.done + e.B * d.Hk : nullptr;
+    p.makes_dq = p.begun && is_last_share(job.chip);
     p.mods = score_mods_of(g, 1 / LOG2E);
     p.cap = (float)g.softcap * LOG2E;
     p.near_0 = near_tanh_of(p.mods.cap);
     p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
-    const cudaError_t cleared = cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream);
-    if (cleared != cudaSuccess) return cleared;
     p.counter = job.chip->counter;
-    return cudaSuccess;
+    take_share(job.chip, p.order);
+    return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
 }
 
 template <typename T, class X, typename R> cudaError_t launch(const backward_job &job)
@@ -759,13 +759,18 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     }
     p.units = (int)query_tiles_of(d) * UNITS_OF_TILE<X>;
     p.units_of_head = p.units / p.order.heads;
+    const int tiles = p.order.end - p.order.first;
+    const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
+    if (!is_first_share(job.chip)) { /* the queries are prepared, and this launch waits for all of the one before */
+        if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
+        return cudaPeekAtLastError();
+    }
     const int64_t preparers = std::min(attn_tiles(p.units, PREPARER_THREADS / 32),
                                        attn_tiles(job.chip->multiprocessors, PREPARER_SHARE));
     prepare_ahead<T, shape<X::D, X::BM, PLAIN>>
         <<<(unsigned)preparers, PREPARER_THREADS, 0, job.stream>>>(job.run.args, p);
     code = cudaPeekAtLastError();
-    if (code != cudaSuccess) return code;
-    const int blocks = p.begun ? job.chip->multiprocessors : std::min(p.order.tiles, job.chip->multiprocessors);
+    if (code != cudaSuccess || blocks == 0) return code;
     return launch_dependent(backward_tiles<T, X, R>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
                             m);
 }
@@ -816,15 +821,16 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;
-    job.run.tiles_now = takes_step(chip, tile_seconds(chip, plan));
     const uint64_t options = plan->features & OPTIONS;
     const auto is_float = [](const attn_tensor &t) { return t.rank && t.dtype == ATTN_F32; };
     const bool floats = is_float(plan->problem->dk) || is_float(plan->problem->dv);
     const form takes = !options ? PLAIN : options == ATTN_OPTION_BIT(SOFTCAP) ? CAPPED : WITH_OPTIONS;
-    for (const shape_row &x : shapes)
-        if (job.run.tiles_now && x.D == backward_class(d) && x.takes == takes)
-            code = x.launch[plan->problem->q.dtype == ATTN_F16][floats](job);
-    job.run.scratch.sums = nullptr; /* there is nothing left for finish */
+    const shape_row *x = shapes;
+    while (x->D != backward_class(d) || x->takes != takes) x++;
+    code = in_shares(chip, tile_seconds(chip, plan), [&](const cuda_chip *part) {
+        job.chip = part;
+        return x->launch[plan->problem->q.dtype == ATTN_F16][floats](job);
+    });
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 

@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     static_assert(sizeof(shared_keys<X>) <= 227 << 10, "what a block may have");
     static_assert(X::DV <= X::D, "dV is staged in K");
     shared_keys<X> &sm = block_memory<shared_keys<X>>();
-    const int wg = warpgroup_index(), t = p.part * p.keys.tiles + (int)blockIdx.x;
+    const int wg = warpgroup_index(), t = p.part * p.keys.tiles + first_tile(p.keys);
 
     if (threadIdx.x == 0) {
         prefetch_maps(m);
@@ -508,7 +508,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 {
     const attn_geometry &g = job.run.args.g;
     const bool of_keys = g.view[ATTN_T_dk].data || g.view[ATTN_T_dv].data, of_queries = g.view[ATTN_T_dq].data;
-    const plan p = plan_of(job);
+    plan p = plan_of(job);
     maps m;
     const auto repair = [&](auto kernel) {
         return launch_dependent(kernel, job.chip->multiprocessors, 128, 0, job.stream, job.run.args, p);
@@ -517,11 +517,15 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
     if (!make_maps<X>(m, g)) return cudaErrorInvalidValue;
     if (p.kept.tiles) code = launch_parts<T, X>(job, p, m);
     else {
-        if (of_keys)
-            code = launch_blocks<backward_keys<T, X, false>, X>(job, p, m, p.keys.tiles, sizeof(shared_keys<X>));
-        if (code == cudaSuccess && of_queries)
-            code = launch_blocks<backward_queries<T, X>, X>(job, p, m, p.queries.tiles, sizeof(shared_queries<X>));
+        take_share(job.chip, p.keys);
+        take_share(job.chip, p.queries);
+        const int keys = p.keys.end - p.keys.first, queries = p.queries.end - p.queries.first;
+        if (of_keys && keys)
+            code = launch_blocks<backward_keys<T, X, false>, X>(job, p, m, keys, sizeof(shared_keys<X>));
+        if (code == cudaSuccess && of_queries && queries)
+            code = launch_blocks<backward_queries<T, X>, X>(job, p, m, queries, sizeof(shared_queries<X>));
     }
+    if (!is_last_share(job.chip)) return code;
     if (code == cudaSuccess && of_keys) code = repair(repair_keys<X>);
     if (code == cudaSuccess && of_queries) code = repair(repair_queries<X>);
     return code;
@@ -559,12 +563,17 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     const attn_dims &d = plan->geometry.dims;
     backward_job job = { chip, stream, {}, kept_part_of(plan), (uint8_t *)memory + backward_bytes(chip, plan, false) };
     cudaError_t code = begin_backward(chip, stream, plan, false, memory, &job.run);
-    job.run.tiles_now = code == cudaSuccess && takes_step(chip, tile_seconds(chip, plan));
-    if (job.run.tiles_now) code = prepare_backward(stream, plan, job.run);
     if (code != cudaSuccess) return code;
     const shape_row *x = shapes;
     while (d.D > x->D || d.Dv > x->Dv) x++;
-    if (job.run.tiles_now) code = x->launch[plan->problem->q.dtype == ATTN_F16](job);
+    const auto tiles = [&](const cuda_chip *part) {
+        job.chip = part;
+        if (is_first_share(part)) code = prepare_backward(stream, plan, job.run);
+        return code == cudaSuccess ? x->launch[plan->problem->q.dtype == ATTN_F16](job) : code;
+    };
+    const double seconds = tile_seconds(chip, plan);
+    if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
+    else if (takes_step(chip, seconds)) code = tiles(chip); /* a head whose dS fits takes a few milliseconds */
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 

@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     static_assert(sizeof(shared_queries<X>) <= 227 << 10, "what a block may have");
     static_assert(X::DV <= X::D, "a stage holds values too");
     shared_queries<X> &sm = block_memory<shared_queries<X>>();
-    const int wg = warpgroup_index(), t = (int)blockIdx.x;
+    const int wg = warpgroup_index(), t = first_tile(p.queries);
 
     if (threadIdx.x == 0) {
         prefetch_maps(m);

@@ -57,6 +57,7 @@ struct plan {
     uint32_t *begun;          /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
     uint32_t *done;  /* per key/value head: tiles of keys whose parts of dQ are added, each consumer's for itself */
     int *claimed;    /* units of queries of which somebody makes dQ: see dq_writer */
+    bool makes_dq;   /* of a launch: dQ is wanted, and no share of the tiles of keys comes after this one */
     bool in_order;   /* deterministic */
     bool claims;     /* the first block that comes to a part of the sums stores it, the others add to it; */
     bool zeros;      /* or prepare_ahead has written zeros to the sums, and all blocks add */
@@ -190,7 +191,7 @@ template <class X> struct scheduler {
     {
         ring<2> at;
         uint32_t phase = 0;
-        for (int t; (t = atomicAdd(p.counter, 1)) < p.order.tiles;) {
+        for (int t; (t = p.order.first + atomicAdd(p.counter, 1)) < p.order.end;) {
             block_place &x = sm.work[at.stage];
             await_empty(sm.bars_work, at);
             find(x, t);

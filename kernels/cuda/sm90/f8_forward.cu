@@ -170,7 +170,7 @@ template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
     ring<1> at;
-    for (int t = blockIdx.x; t < p.order.tiles; t = claim_tile(t, p.counter, scheduler)) {
+    for (int t = first_tile(p.order); t < p.order.end; t = claim_tile(p.order, t, p.counter, scheduler)) {
         if (scheduler) {
             work_tile &x = sm.work;
             x = work_tile_of<X>(p, t);
@@ -744,6 +744,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     p.transpose = make_transpose_plan(job, p.order.section, sweep_rows);
     p.notes = (repair_note *)(job.memory + job.place.notes);
     p.counter = &((run_counters *)job.memory)->tile;
+    take_share(job.chip, p.order);
     return p;
 }
 
@@ -784,7 +785,7 @@ template <class X> cudaError_t launch(const f8_job &job)
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
     /* Blocks without a tile of work transpose V for those that have one. */
-    const int64_t blocks = attn_max64(p.order.tiles, (p.transpose.units + 1) / 2);
+    const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
@@ -865,4 +866,5 @@ extern const cuda_kernel sm90_f8_forward = {
     90,
     plan_forward,
     launch_forward,
+    true,
 };

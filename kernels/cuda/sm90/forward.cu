@@ -206,7 +206,7 @@ template <class X> struct work_scheduler {
     DEVICE void run()
     {
         int newest = -1;
-        for (int t = blockIdx.x; t < p.order.tiles; t = claim_tile(t, p.counter, scheduler)) {
+        for (int t = first_tile(p.order); t < p.order.end; t = claim_tile(p.order, t, p.counter, scheduler)) {
             const work_tile x = work_tile_of<X::BM, X::BN>(p, t);
             if (x.i0 == SKIP) continue;
             if (scheduler) p.before[t] = newest;
@@ -786,13 +786,15 @@ template <typename T, class X> cudaError_t launch(const forward_job &job, int le
     if (code != cudaSuccess) return code;
     make_plan(job, X::BM, X::BN, p);
     p.least_Sk = least_Sk, p.most_Sk = most_Sk;
+    take_share(job.chip, p.order);
+    if (p.order.first == p.order.end) return cudaSuccess;
     if (X::SCORE_MODS && p.mask.bounds) {
         const int warps = (int)(d.B * (d.H / g.mask_group)) * p.mask.key_tiles;
         tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
             p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
-    return launch_dependent(forward_tiles<T, X>, attn_min64(p.order.tiles, job.chip->multiprocessors), X::THREADS,
-                            sizeof(shared<X>), job.stream, p, maps, out, job.given);
+    return launch_dependent(forward_tiles<T, X>, attn_min64(p.order.end - p.order.first, job.chip->multiprocessors),
+                            X::THREADS, sizeof(shared<X>), job.stream, p, maps, out, job.given);
 }
 
 enum { OPEN = 1, CAUSAL = 2, WINDOW = 4, ANY = OPEN | CAUSAL | WINDOW }; /* bounded: not; on the right; on the left */
@@ -893,7 +895,7 @@ const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_BIT(SOF
 } // namespace
 
 extern const cuda_kernel sm90_forward = {
-    { "sm90", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES }, 90, 90, plan_forward, launch_forward,
+    { "sm90", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES }, 90, 90, plan_forward, launch_forward, true,
 };
 extern const cuda_kernel sm90_packed_forward = {
     { "sm90+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES },
@@ -901,4 +903,5 @@ extern const cuda_kernel sm90_packed_forward = {
     90,
     plan_with_decode<sm90_forward>,
     launch_with_decode<sm90_forward>,
+    true,
 };

@@ -17,10 +17,11 @@ const int LAST_TILES = 264;        /* of an ending_order: two per multiprocessor
 /* ---- The order --------------------------------------------------------------------------------------------------- */
 
 struct tile_order {
-    int tiles;    /* all of them */
-    int per_head; /* tiles of rows of a head */
-    int heads;    /* of the batch */
-    int section;  /* heads that are walked together */
+    int tiles;      /* all of them */
+    int per_head;   /* tiles of rows of a head */
+    int heads;      /* of the batch */
+    int section;    /* heads that are walked together */
+    int first, end; /* tiles [first, end) are those of a launch: all, but for a share of a long problem */
 };
 
 /* Its plan. head_bytes: K and V that a query head reads; uneven: tiles differ in length; share: bytes of a section. */
@@ -30,11 +31,18 @@ static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t 
     tile_order x;
     x.per_head = (int)per_head;
     x.heads = (int)heads;
-    x.tiles = x.per_head * x.heads;
+    x.tiles = x.end = x.per_head * x.heads;
+    x.first = 0;
     x.section = 1;
     if (uneven)
         while (x.section < x.heads && x.section * 2 * head_bytes <= share) x.section *= 2;
     return x;
+}
+
+static inline void take_share(const cuda_chip *chip, tile_order &x)
+{
+    const tile_range tiles = share_of(chip, x.tiles);
+    x.first = (int)tiles.first, x.end = (int)tiles.end;
 }
 
 struct head_tile {
@@ -100,10 +108,14 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
                            share);
 }
 
-/* The warp's next tile of work, from the counter of those that are not the blocks' first. */
-DEVICE int claim_tile(int t, int *counter, bool scheduler)
+/* The block's first tile of work, and the warp's next, from the counter of those that are not the blocks' first. */
+DEVICE int first_tile(const tile_order &x)
 {
-    if (scheduler) t = (int)gridDim.x + atomicAdd(counter, 1);
+    return x.first + (int)blockIdx.x;
+}
+DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
+{
+    if (scheduler) t = x.first + (int)gridDim.x + atomicAdd(counter, 1);
     return __shfl_sync(0xffffffff, t, 0);
 }
 
@@ -158,9 +170,9 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* A counter of tiles is two words: the next tile less gridDim.x, and the number of blocks that have ended. Both are 0
- * between kernels, so that no kernel has to clear them. Each stream has a counter (cuda_chip.counter), because kernels
- * that run at once must not share one. */
+/* A counter of tiles is two words: the next tile, less those before it that nobody claims, and the number of blocks
+ * that have ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter
+ * (cuda_chip.counter), because kernels that run at once must not share one. */
 
 /* A block has ended: the last leaves the counter as the stream's next kernel wants it. */
 DEVICE void leave_counter(int *counter)

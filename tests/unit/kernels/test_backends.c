@@ -2529,8 +2529,8 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
         const enum one_key how = (enum one_key)(n / 4 % ONE_KEYS);
         const int64_t Sk = how == ALONE ? 1 : 70, key = how == ALONE ? 0 : (int64_t)(n * 13 % 70), Sq = 50;
         const bool given = n % 2;
-        struct spec s = SPEC(BACK, SIZES(Sq, Sk, head_sizes[n / 4 / ONE_KEYS]), HEADS(4, 2), .q_amp = 30, .any_order = n / 2 % 2,
-                             .give_forward = given, .data_seed = 5 + n);
+        struct spec s = SPEC(BACK, SIZES(Sq, Sk, head_sizes[n / 4 / ONE_KEYS]), HEADS(4, 2), .q_amp = 30,
+                             .any_order = n / 2 % 2, .give_forward = given, .data_seed = 5 + n);
         struct fixture f;
         if (!is_ours()) continue;
         if (how == WINDOWED) s.window_left = s.window_right = 0;
@@ -2587,6 +2587,72 @@ static void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         assert_outputs_equal(&steps, &at_once);
         assert_true(agrees(&cases[n]));
         fixture_clear(&at_once), fixture_clear(&steps);
+    }
+}
+
+/* Upper bound on the seconds of a problem's tiles on an H100, as kernels/cuda/simple/simple.h has it, where q is bfloat16
+ * and the kernel one of Hopper's without options: no other has a smaller one. */
+static double least_tile_seconds(const struct spec *s)
+{
+    const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
+    const double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
+    return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
+}
+
+/* One head alone takes several steps of a device whose steps are very short, and one of a device as it is. Its bits are
+ * the same: the tiles of a launch are a share of all. */
+static void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(BF16, HEADS(1, 1), SIZES(420, 150, 64), .causal = true),
+        SPEC(BF16, HEADS(1, 1), SIZES(300, 90, 128)),
+        SPEC(BF16, HEADS(3, 1), SIZES(260, 110, 128), WINDOW(70, 20), .sinks = 1),
+        SPEC(F16, HEADS(1, 1), SIZES(300, 70, 192), .seqlens_k = true, .causal = true),
+        SPEC(BF16, HEADS(2, 1), .sequences = 3, .q_lengths = { 230, 7, 150 }, .k_lengths = { 70, 40, 110 }, .D = 64,
+             .Dv = 64, .causal = true),
+        SPEC(BF16, HEADS(1, 1), SIZES(300, 100, 64), .softcap = 20, .alibi = 1),
+        SPEC(BF16, HEADS(1, 1), SIZES(150, 100, 100), .bias = 4, .dropout_p = 0.3, .seed = 5),
+        SPEC(BF16, HEADS(1, 1), SIZES(300, 130, 64), .mask_bounds = 2, .causal = true),
+        SPEC(FP8, HEADS(1, 1), SIZES(420, 130, 64), .causal = true),
+        SPEC(FP8, HEADS(1, 1), SIZES(300, 130, 128), .fp8_scales = true, .softcap = 30, .no_lse = true),
+        SPEC(FP8, HEADS(1, 1), SIZES(300, 130, 128), .no_lse = true),
+        SPEC(HEADS(1, 1), SIZES(260, 70, 64), .causal = true),
+        SPEC(HEADS(2, 1), SIZES(150, 60, 128), .keep_mask = 4, .keep = 0.7),
+        SPEC(BF16, HEADS(1, 1), SIZES(260, 40, 64), .q_amp = 3e5),
+        SPEC(BACK, BF16, HEADS(1, 1), SIZES(110, 300, 64), .causal = true, .give_forward = true),
+        SPEC(BACK, BF16, HEADS(2, 1), SIZES(90, 280, 128), WINDOW(200, 0), .sinks = 1, .dlse = true),
+        SPEC(BACK, BF16, HEADS(1, 1), SIZES(70, 280, 128), .softcap = 20, .give_forward = true),
+        SPEC(BACK, BF16, HEADS(1, 1), SIZES(130, 130, 64), .alibi = 1, .bias = 1),
+        SPEC(BACK, BF16, HEADS(2, 1), .sequences = 2, .q_lengths = { 150, 40 }, .k_lengths = { 50, 130 }, .D = 200,
+             .Dv = 200),
+        SPEC(BACK, BF16, HEADS(1, 1), .sequences = 3, .q_lengths = { 70, 7, 40 }, .k_lengths = { 200, 40, 150 },
+             .D = 96, .Dv = 96, .causal = true),
+        SPEC(BACK, HEADS(1, 1), SIZES(130, 150, 64), .causal = true),
+        SPEC(BACK, HEADS(2, 1), SIZES(70, 130, 128), .dropout_p = 0.5, .seed = 3, .bias = 1),
+        SPEC(BACK, BF16, HEADS(1, 1), SIZES(70, 260, 64), .q_amp = 3e5, .sinks = 1),
+        SPEC(BACK, HEADS(1, 1), SIZES(70, 130, 64), .q_amp = 3e5),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture whole, steps;
+        struct bench quick;
+        char step[32];
+        if (!is_ours()) continue;
+        fixture_make(&whole, &cases[n]);
+        fixture_copy(&steps, &whole);
+        snprintf(step, sizeof step, "%.9f", 1e6 * least_tile_seconds(&whole.spec) / 4);
+        setenv("ATTN_CUDA_STEP_US", step, 1);
+        bench_open(&quick, backend, 0);
+        unsetenv("ATTN_CUDA_STEP_US");
+        bench.in_steps = quick.in_steps = true;
+        fixture_run(&bench, &whole);
+        fixture_run(&quick, &steps);
+        bench.in_steps = false;
+        assert_outputs_equal(&steps, &whole);
+        assert_int_equal(bench.calls, 1);
+        if (strcmp(backend, "cuda") == 0 && quick.calls < 2) fail_msg("case %zu: one call", n);
+        bench_close(&quick);
+        fixture_clear(&whole), fixture_clear(&steps);
     }
 }
 
@@ -2654,6 +2720,7 @@ int main(void)
         cmocka_unit_test(test_one_key_has_p_1_to_the_last_bit),
         cmocka_unit_test(test_float32_gradients_round_to_those_of_16_bits),
         cmocka_unit_test(test_work_in_steps_has_the_bits_of_work_at_once),
+        cmocka_unit_test(test_one_head_in_steps_has_the_bits_of_one_launch),
         cmocka_unit_test(test_work_that_sees_no_keys_between_other_work),
         cmocka_unit_test(test_float8_without_lse_agrees_with_the_reference),
         cmocka_unit_test(test_float8_rows_of_one_key_are_its_value),
