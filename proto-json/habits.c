@@ -94,7 +94,10 @@ const struct habit habits[] = {
       "paged_kv_last_page_len last_page_len page_size block_size block_table block_tables pages_table page_tables "
       "slot_mapping",
       NO_PAGES },
-    { BOTH, "segment_ids q_segment_ids kv_segment_ids offsets query_seq_lengths",
+    { BOTH, "query_seq_lengths seqused_q q_lens qo_lens actual_seq_lengths", "write 'seqlens_q'" },
+    { BOTH, "cu_seqlens_q_padded", "write it as 'cu_seqlens_q', and the lengths as 'seqlens_q'" },
+    { BOTH, "cu_seqlens_k_padded cu_seqlens_kv_padded", "write it as 'cu_seqlens_k', and the lengths as 'seqlens_k'" },
+    { BOTH, "segment_ids q_segment_ids kv_segment_ids offsets",
       "pack the sequences one behind the other, with 'cu_seqlens_q' and 'cu_seqlens_k'" },
     { BOTH, "max_seqlen max_seqlen_q max_seqlen_k max_seqlen_kv",
       "leave it out, cu_seqlens_q and cu_seqlens_k say it" },
@@ -108,12 +111,14 @@ const struct habit habits[] = {
     { "decode", "cache cache_id cache_ids session_id", "write \"caches\": [\"...\"], an id for each row of q" },
     { BOTH, "cache_seqlens context_lens seqused_k kv_lens actual_seq_lengths_kv key_value_seq_lengths",
       "write 'seqlens_k'" },
-    { BOTH, "seqlens seq_lens", "write 'seqlens_k', or 'cu_seqlens_q' and 'cu_seqlens_k' where rows are packed" },
+    { BOTH, "seqlens seq_lens",
+      "write 'seqlens_q' and 'seqlens_k', or 'cu_seqlens_q' and 'cu_seqlens_k' where rows are packed" },
     { "decode",
       "key_padding_mask padding_mask cu_seqlens cu_seq_lens_q qo_indptr query_start_loc cu_seq_lens_k cu_seqlens_kv "
       "kv_indptr paged_kv_indptr kv_indices paged_kv_indices kv_page_indices kv_last_page_len paged_kv_last_page_len "
       "last_page_len page_size block_size block_table block_tables pages_table page_tables segment_ids q_segment_ids "
-      "kv_segment_ids offsets query_seq_lengths max_seqlen max_seqlen_q max_seqlen_k max_seqlen_kv cache_seqlens "
+      "kv_segment_ids offsets query_seq_lengths seqused_q q_lens qo_lens actual_seq_lengths cu_seqlens_q_padded "
+      "cu_seqlens_k_padded cu_seqlens_kv_padded max_seqlen max_seqlen_q max_seqlen_k max_seqlen_kv cache_seqlens "
       "context_lens seqused_k kv_lens actual_seq_lengths_kv key_value_seq_lengths seqlens seq_lens seqlen_k seq_len_kv",
       OWN_CACHE },
     { "decode", "slot_mapping", "leave it out, k and v are appended to each of 'caches'" },
