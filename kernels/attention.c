@@ -151,10 +151,11 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
+    const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k'; /* rows of keys */
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
         if (attn_axis_may_be_one(kind, a, rank)) at = stpcpy(at, "1 or ");
-        at = stpcpy(stpcpy(at, axis_text(letters[a], packed)), a == rank - 1 ? "]" : ", ");
+        at = stpcpy(stpcpy(at, axis_text(letters[a], packed && !(side_by_side && a == 1))), a == rank - 1 ? "]" : ", ");
     }
     *at = '\0';
     return at;
@@ -217,6 +218,13 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
+/* Packed, are k and v [B, Sk, Hk, D], a row for each sequence? */
+static bool rows_of_keys(const attn_problem *p)
+{
+    return p->cu_seqlens_q.rank == 1 && p->page_table.rank == 0 && p->k.rank == 4 &&
+           p->k.shape[0] == p->cu_seqlens_q.shape[0] - 1;
+}
+
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1])
 {
     const attn_tensor_id owner = attn_axes_owner(id);
@@ -227,6 +235,8 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     if (attn_axes_may_lack_one(info->kind) && p->tensor[owner].rank > 0 &&
         (size_t)p->tensor[owner].rank == strlen(axes) - 1)
         axes++;
+    if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
+        axes = info->plain;
     for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us per problem */
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
@@ -275,6 +285,10 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Sk = size_on(&k, 'k');
     d.D = size_on(&q, 'd');
     d.Dv = size_on(&v, 'e');
+    if (d.packed && rows_of_keys(p)) {
+        d.row_k = d.Sk;
+        if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX; /* attn_check() refuses it */
+    }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
     if (p->page_table.rank > 0) { /* what does not fit in 63 bits is refused by attn_check() */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
@@ -336,7 +350,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     switch (letter) {
     case 'b': return d->B;
     case 'q': return d->Sq;
-    case 'k': return d->Sk;
+    case 'k': return d->row_k ? d->row_k : d->Sk;
     case 'h': return d->H;
     case 'g': return d->Hk;
     case 'd': return d->D;
@@ -363,6 +377,12 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
     const bool rows_are_keys = id == ATTN_T_mask_startend_rows;
     if (t->rank != rank) {
         view.data = NULL;
+        return view;
+    }
+    const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
+    if (side_by_side) { /* one axis of rows */
+        view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
+        view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
     }
     for (int a = 0; a < rank; a++) {
@@ -405,6 +425,7 @@ attn_geometry attn_geometry_of(const attn_problem *p)
 #undef X
     g.cu_q = p->cu_seqlens_q.rank ? p->cu_seqlens_q.data : NULL;
     g.cu_k = p->cu_seqlens_k.rank ? p->cu_seqlens_k.data : NULL;
+    g.seqlens_q = p->seqlens_q.rank ? p->seqlens_q.data : NULL;
     g.seqlens_k = p->seqlens_k.rank ? p->seqlens_k.data : NULL;
     g.page_table = p->page_table.rank ? p->page_table.data : NULL;
     g.page_table_row = p->page_table.rank ? p->page_table.stride[0] : 0;
@@ -474,6 +495,8 @@ uint64_t attn_features(const attn_problem *p)
     if (p->keep_mask.rank && p->keep_mask_at_end) features |= ATTN_OPTION_BIT(KEEP_MASK_AT_END);
     if (p->alignment == ATTN_TOP_LEFT) features |= ATTN_OPTION_BIT(TOP_LEFT);
     if (d.H != d.Hk) features |= ATTN_OPTION_BIT(GROUPED);
+    if ((p->cu_seqlens_q.rank && p->seqlens_q.rank) || (p->cu_seqlens_k.rank && p->seqlens_k.rank))
+        features |= ATTN_OPTION_BIT(GAPS);
     if (!is_plain_scale(p)) features |= ATTN_OPTION_BIT(SCALE);
 #define X(name, id, least, most, rule, meaning) \
     if (p->name != 0) features |= ATTN_OPTION_BIT(id);
@@ -495,7 +518,8 @@ uint64_t attn_features(const attn_problem *p)
 double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
-    const bool alike = g.cu_q == NULL && g.seqlens_k == NULL; /* every sequence has as many pairs */
+    const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
+                       g.seqlens_k == NULL; /* every sequence has as many pairs */
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {
@@ -504,6 +528,15 @@ double attn_flops(const attn_problem *p)
     }
     if (alike) pairs *= (double)g.dims.B;
     return pairs * (double)g.dims.H * 2 * (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
+}
+
+int64_t attn_rows_that_exist(const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    int64_t rows = 0;
+    if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq); /* q was checked */
+    for (int64_t b = 0; b < g.dims.B; b++) rows += g.seqlens_q[b];
+    return rows * g.dims.H;
 }
 
 /* Triples of a sequence that FlashMask leaves, for the heads of each of its rows of bounds. */

@@ -194,7 +194,9 @@ typedef struct attn_axes {
  *        IN_BACK read by backward; OUT_BACK written by backward.
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
  * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
- * lse [H, total_q]. lse and dlse are never swapped. attn_check() reads the values of index and mask tensors, bias,
+ * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
+ * and seqlens how many of their rows exist. Packed, k and v may be [B, Sk, Hk, D], rows side by side, which start at
+ * cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
  * sinks, alibi_slopes and the scales, which must be in host memory there.
  *
  * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
@@ -205,37 +207,40 @@ typedef struct attn_axes {
  * smaller than a page, so that pages overlap. seqlens_k is required, and cu_seqlens_k is not given beside cu_seqlens_q.
  * Sk of the problem is most * page_size, that of row b seqlens_k[b]. Entries past the pages that hold keys of the row
  * are not read, nor are slots past its length. Rows may share pages. */
-#define ATTN_TENSOR_MAP(X)                                                                                            \
-    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
-    X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
-      "keys; Hk divides H; with page_table [pages, page_size, Hk, D]")                                                \
-    X(v, IN, KEY, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                  \
-      "values; with page_table [pages, page_size, Hk, Dv]")                                                           \
-    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")     \
-    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                      \
-    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                                \
-    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                     \
-      "one more logit a head, without a value: it joins the denominator and lse")                                     \
-    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts")  \
-    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                      \
-    X(seqlens_k, IN, I32, ATTN_AXES_OR_PAGED("b", "", "b", FIXED), "only the first seqlens_k[b] keys of row b exist") \
-    X(page_table, IN, I32, ATTN_AXES("bt", "bt", FIXED),                                                              \
-      "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")     \
-    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                      \
-      "FlashMask: for each key the query rows hidden from it")                                                        \
-    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what q is to be multiplied with")                     \
-    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what k is to be multiplied with")                     \
-    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what v is to be multiplied with")                     \
-    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")       \
-    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                   \
-      "natural logarithm of the softmax denominator; -inf for such a query")                                          \
-    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                              \
-    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                      \
-    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                             \
-    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                             \
-    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                             \
-    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                      \
-    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")             \
+#define ATTN_TENSOR_MAP(X)                                                                                           \
+    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                     \
+    X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                 \
+      "keys; Hk divides H; beside cu_seqlens_q, without cu_seqlens_k, [B, Sk, Hk, D] too; with page_table [pages, "  \
+      "page_size, Hk, D]")                                                                                           \
+    X(v, IN, KEY, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                 \
+      "values; as k, [B, Sk, Hk, Dv] or with page_table [pages, page_size, Hk, Dv]")                                 \
+    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")    \
+    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                     \
+    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                               \
+    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                    \
+      "one more logit a head, without a value: it joins the denominator and lse")                                    \
+    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts") \
+    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                     \
+    X(seqlens_q, IN, I32, ATTN_AXES("b", "b", FIXED),                                                                \
+      "only the first seqlens_q[b] queries of row or sequence b exist; results of the others are 0, lse -inf")       \
+    X(seqlens_k, IN, I32, ATTN_AXES("b", "b", FIXED), "only the first seqlens_k[b] keys of row or sequence b exist") \
+    X(page_table, IN, I32, ATTN_AXES("bt", "bt", FIXED),                                                             \
+      "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")    \
+    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                     \
+      "FlashMask: for each key the query rows hidden from it")                                                       \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what q is to be multiplied with")                    \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what k is to be multiplied with")                    \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what v is to be multiplied with")                    \
+    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")      \
+    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                  \
+      "natural logarithm of the softmax denominator; -inf for such a query")                                         \
+    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                             \
+    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                     \
+    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                            \
+    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                            \
+    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                            \
+    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                     \
+    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")            \
     X(dalibi_slopes, OUT_BACK, F32, ATTN_LIKE(alibi_slopes), "gradient with respect to alibi_slopes")
 
 typedef enum attn_tensor_id {
@@ -330,6 +335,7 @@ typedef struct attn_dims {
     int64_t total_q,
         total_k; /* packed: rows of q and of k; with page_table: the most keys that all rows have together */
     int64_t pages, page_size; /* with page_table: of k and v; else 0 */
+    int64_t row_k;            /* packed, and k is [B, Sk, Hk, D]: its Sk; else 0 */
 } attn_dims;
 
 /* Sizes from the shapes alone, without checking that they agree: for attn_check and for messages. Needs the ranks
@@ -364,9 +370,9 @@ typedef struct attn_geometry {
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    const int32_t *cu_q, *cu_k, *seqlens_k; /* NULL where not given */
-    const int32_t *page_table;              /* the same; row b starts at b * page_table_row */
-    const int32_t *prefix_keys;             /* the same */
+    const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k; /* NULL where not given */
+    const int32_t *page_table;                          /* the same; row b starts at b * page_table_row */
+    const int32_t *prefix_keys;                         /* the same */
     int64_t page_table_row;
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
@@ -398,6 +404,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     X(KEEP_MASK_AT_END, "keep_mask_at_end", "keep_mask is of the last keys of each row")     \
     X(TOP_LEFT, "alignment", "the first query is aligned with the first key")                \
     X(GROUPED, "", "several query heads read one key/value head")                            \
+    X(GAPS, "", "packed sequences have fewer rows (seqlens) than there is room for")         \
     X(SCALE, "", "the scale is 0, negative or beyond 1e-6 to 1e30: no factor of exponents")  \
     X(DROPOUT, "dropout_p", "dropout_p is above 0")                                          \
     X(DETERMINISTIC, "deterministic", "a backward shall have the same bits on every run")    \
@@ -434,13 +441,16 @@ extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST -
 uint64_t attn_features(const attn_problem *p);
 
 /* Floating point operations by the convention of the field: 2 * (D + Dv) a permitted (query, key, head) triple
- * forward, 2.5 times that backward. Causal, window, packed and seqlens_k are counted exactly, other masks as if
- * they hid nothing. A closed form: only cu_seqlens and seqlens_k make it look at each sequence. */
+ * forward, 2.5 times that backward. Causal, window and lengths are counted exactly, other masks as if they hid
+ * nothing. A closed form: only cu_seqlens and seqlens make it look at each sequence. */
 double attn_flops(const attn_problem *p);
 
 /* The permitted (query, key, head) triples that are left when FlashMask's hidden ones are taken out too; otherwise
  * those that attn_flops() counts. Walks over mask_startend_rows, where given. */
 double attn_scores(const attn_problem *p);
+
+/* Query rows of all heads that exist: without padding and gaps. Reads lengths. */
+int64_t attn_rows_that_exist(const attn_problem *p);
 
 /* None of the outputs that this checked problem asks for has an element: attn_run() passes it over, and it needs no
  * workspace, however large its sizes are. */

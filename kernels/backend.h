@@ -101,6 +101,9 @@ typedef struct attn_part {
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
+/* Writes the results of rows that do not exist, on the host: 0, and -inf to lse. No kernel writes them. padding.c. */
+void attn_fill_padding(const attn_problem *p);
+
 /* attention.c lists those of the build, preferred first. */
 extern const attn_backend
     attn_backend_reference;                   /* kernels/cpu/reference.c: textbook loops in double; defines correct */

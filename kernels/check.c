@@ -11,7 +11,7 @@
  *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
- *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, page_table, mask rows,
+ *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens, page_table, mask rows,
  *      keep_mask, bias, sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the
  *      client's own affair.
  *
@@ -284,7 +284,10 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     if (p->cu_seqlens_q.rank == 0 && p->cu_seqlens_k.rank != 0)
         return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k");
     if (p->cu_seqlens_q.rank != 0 && p->cu_seqlens_k.rank == 0 && p->page_table.rank == 0)
-        return attn_fail(err, ATTN_INVALID, "/cu_seqlens_k", "cu_seqlens_k: is required with cu_seqlens_q");
+        return attn_fail(err, ATTN_INVALID, "/cu_seqlens_k",
+                         "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
+                         "for each sequence",
+                         (ll)(p->cu_seqlens_q.shape[0] - 1));
     if (p->cu_seqlens_q.rank) { /* before dims: it sets B */
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
@@ -324,6 +327,11 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
             "there may be %lld",
             (ll)p->page_table.shape[1], (ll)d.page_size, (double)p->page_table.shape[1] * (double)d.page_size,
             (ll)AXIS_MAX);
+    if (d.row_k > 0 && d.Sk > AXIS_MAX)
+        return attn_fail(err, ATTN_TOO_LARGE, "/k/shape/1",
+                         "k: shape[1] is %lld, of the %lld sequences of cu_seqlens_q %.10g keys, of which there may be "
+                         "%lld",
+                         (ll)d.row_k, (ll)d.B, (double)d.row_k * (double)d.B, (ll)AXIS_MAX);
     if (p->v.dtype != p->k.dtype)
         return attn_fail(err, ATTN_INVALID, "/v/dtype", "v: dtype is %s, must be %s as k's",
                          attn_dtype_name(p->v.dtype), attn_dtype_name(p->k.dtype));
@@ -405,6 +413,11 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
                          "%s: its strides reach past 2^63 bytes", name);
     /* Memory of results may be found later: attn_run() looks again. */
+    if (axis_of(p, id, 'k') == 1 && t->rank == 4 && p->cu_seqlens_q.rank && p->page_table.rank == 0 && elements > 0 &&
+        t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1])
+        return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
+                         "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
+                         (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
     if (t->data == NULL && elements > 0 && !is_written(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
@@ -584,6 +597,38 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, cure);
 }
 
+/* Lengths of rows or sequences: none is longer than the room that there is. */
+static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
+                                 const char *most_of, attn_error *err)
+{
+    const int32_t *const cu = p->tensor[cu_id].rank ? p->tensor[cu_id].data : NULL;
+    const char *const name = attn_tensors[id].name;
+    char member[MEMBER_BYTES], rule[160];
+    snprintf(rule, sizeof rule, "between 0 and %lld, %s", (ll)most, most_of);
+    if (!cu) return check_rows(p, id, first_out_of_range, most, rule, err);
+    for (int64_t b = 0; p->tensor[id].rank && b < p->tensor[id].shape[0]; b++) {
+        const int32_t is = ((const int32_t *)p->tensor[id].data)[b * p->tensor[id].stride[0]];
+        if (is < 0 || is > cu[b + 1] - cu[b])
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"),
+                             "%s: [%lld] is %d, must be between 0 and %d, the rows that %s has for this sequence", name,
+                             (ll)b, is, cu[b + 1] - cu[b], attn_tensors[cu_id].name);
+    }
+    return ATTN_OK;
+}
+
+/* Packed, and k is [B, Sk, Hk, D]: the starts that cu_seqlens_k has are those of its rows. */
+static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
+{
+    const int32_t *const cu = p->cu_seqlens_k.data;
+    for (int64_t b = 0; d->packed && p->k.rank == 4 && d->page_size == 0 && b <= d->B; b++)
+        if (cu[b] != b * d->row_k)
+            return attn_fail(err, ATTN_INVALID, "/cu_seqlens_k/data",
+                             "cu_seqlens_k: [%lld] is %d, must be %lld, where that row of k begins; with k [B, Sk, Hk, "
+                             "D] it may be left out",
+                             (ll)b, cu[b], (ll)(b * d->row_k));
+    return ATTN_OK;
+}
+
 /* The entries that are read: of row b those of the pages that hold its first seqlens_k[b] keys. */
 static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
@@ -636,17 +681,17 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     const row_test bias_test = p->bias.dtype == ATTN_F16    ? first_f16_not_finite
                                : p->bias.dtype == ATTN_BF16 ? first_bf16_not_finite
                                                             : first_float_not_finite;
-    char keys[128], queries[64];
+    char keys[128] = "the keys of k", queries[64];
     attn_status status;
     if (p->page_table.rank)
-        snprintf(keys, sizeof keys, "between 0 and %lld, the slots of the %lld pages of a row of page_table", (ll)d->Sk,
-                 (ll)p->page_table.shape[1]);
-    else if (p->seqlens_k.rank) snprintf(keys, sizeof keys, "between 0 and %lld, the keys of k", (ll)d->Sk);
+        snprintf(keys, sizeof keys, "the slots of the %lld pages of a row of page_table", (ll)p->page_table.shape[1]);
     if (p->mask_startend_rows.rank)
         snprintf(queries, sizeof queries, "between 0 and %lld, the queries of q", (ll)d->Sq);
     if ((status = check_cu_seqlens(p, ATTN_T_cu_seqlens_q, d->total_q, "q", err)) ||
         (status = check_cu_seqlens(p, ATTN_T_cu_seqlens_k, d->total_k, "k", err)) ||
-        (status = check_rows(p, ATTN_T_seqlens_k, first_out_of_range, d->Sk, keys, err)) ||
+        (status = check_starts(p, d, err)) ||
+        (status = check_seqlens(p, ATTN_T_seqlens_q, ATTN_T_cu_seqlens_q, d->Sq, "the queries of q", err)) ||
+        (status = check_seqlens(p, ATTN_T_seqlens_k, ATTN_T_cu_seqlens_k, d->Sk, keys, err)) ||
         (status = check_pages(p, d, err)) || (status = check_prefixes(p, d, err)) ||
         (status = check_rows(p, ATTN_T_mask_startend_rows, first_out_of_range, d->Sq, queries, err)) ||
         (status = check_rows(p, ATTN_T_keep_mask, first_not_a_bit, 0, "0 or 1", err)) ||

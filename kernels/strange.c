@@ -353,7 +353,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
         const struct row row = row_at(&look->g, picked, next(&draw));
         const attn_range keys = attn_keys_of(&look->g, &row.s, row.i);
-        if (keys.lo >= keys.hi) continue;
+        if (row.i >= row.s.Sq || keys.lo >= keys.hi) continue;
         all += (double)(keys.hi - keys.lo);
         of[kind_of(look, &row, keys)] += (double)(keys.hi - keys.lo);
     }

@@ -6,6 +6,7 @@
  *                               attn_view, whose strides are by meaning (batch, head, row), and 0 of broadcast axes.
  *   where is key j?             attn_key_at(): as any row, or in a page.
  *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
+ *   how much room has it?       attn_room_of(): rows from its length on are padding, or a gap before the next one.
  *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
  *   which queries may see j?    attn_rows_of(): the same, the other way round, for the gradients of k and v.
  *   is a tile worth a visit?    attn_mask_classify(): FlashMask hides it wholly, not at all, or in part.
@@ -98,15 +99,28 @@ typedef struct attn_sequence {
     int64_t Sq, Sk;
 } attn_sequence;
 
-/* Reads cu_seqlens or seqlens_k: call it where they are. */
+/* Reads cu_seqlens or seqlens: call it where they are. */
 ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
 {
     attn_sequence s;
     s.q_start = g->cu_q ? g->cu_q[b] : 0;
     s.k_start = g->cu_k ? g->cu_k[b] : 0;
-    s.Sq = g->cu_q ? g->cu_q[b + 1] - s.q_start : g->dims.Sq;
-    s.Sk = g->cu_k ? g->cu_k[b + 1] - s.k_start : g->seqlens_k ? g->seqlens_k[b] : g->dims.Sk;
+    s.Sq = g->seqlens_q ? g->seqlens_q[b] : g->cu_q ? g->cu_q[b + 1] - s.q_start : g->dims.Sq;
+    s.Sk = g->seqlens_k ? g->seqlens_k[b] : g->cu_k ? g->cu_k[b + 1] - s.k_start : g->dims.Sk;
     return s;
+}
+
+/* Rows that belong to sequence b, those that do not exist included. The same remark. */
+ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
+{
+    return cu ? cu[b + 1] - cu[b] : all;
+}
+
+/* Are there rows of queries that do not exist, so that no kernel writes their results? And rows of keys, whose
+ * gradients none writes? (Behind seqlens_k of keys that are not packed kernels write zeros.) */
+ATTN_HD bool attn_has_padding(const attn_geometry *g)
+{
+    return g->seqlens_q || (g->seqlens_k && g->cu_k);
 }
 
 /* ---- Which pairs count: causal, window, alignment ---------------------------------------------------------------- */

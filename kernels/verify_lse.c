@@ -151,14 +151,16 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
     for (int64_t n = 0; n < count; n++) {
         const int64_t first = n * (total / count), end = n + 1 == count ? total : first + total / count;
         state = hash(state);
-        const attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
+        attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
+        const attn_sequence s = attn_sequence_of(&g, row.b);
+        if (s.Sq == 0) continue;
+        row.i %= s.Sq; /* of padding, a row that exists */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
         look->row[look->count] = row;
-        look->row[look->count++].lse = attn_load(
-            ATTN_F32, p->lse.data,
-            attn_at(&g.view[ATTN_T_lse], row.b, row.h, attn_sequence_of(&g, row.b).q_start + row.i));
+        look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
+                                                 attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
     /* The first rows of the list are checked first, and must come from all parts of the problem. */
     for (int n = 0; n < look->count; n++) {

@@ -155,6 +155,7 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
         }
     if (*item->context) return beside_context(value, err);
     if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r, item, err);
+    decode_starts_of_keys(r, &item->problem);
     const attn_status prepared = proto_item_prepare(item, err);
     if (prepared == ATTN_OK && r->op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
         return attn_fail(
@@ -328,8 +329,9 @@ static attn_status make_room(struct format_body *body, struct decode_room *room,
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");
     const size_t used = SCAN_ALIGNED(body->memory_bytes);
     attn_error why = { 0 };
-    room->left = requests ? 0 : decode_room_of(body->root);
-    for (const cJSON *one = requests ? requests->child : NULL; one; one = one->next) room->left += decode_room_of(one);
+    room->left = requests ? 0 : decode_room_of(body->root, used);
+    for (const cJSON *one = requests ? requests->child : NULL; one; one = one->next)
+        room->left += decode_room_of(one, used);
     if (room->left == 0) return ATTN_OK;
     const attn_status status = scan_make_room(body->room, used, room->left, &why);
     if (status != ATTN_OK) {

@@ -39,8 +39,11 @@ struct decode_reader {
 attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err);
 
-/* How much of decode_room the members of a problem need at most. */
-size_t decode_room_of(const cJSON *problem);
+/* How much of decode_room the members of a problem need at most, of a body with so many bytes of tensors. */
+size_t decode_room_of(const cJSON *problem, size_t bytes);
+
+/* Packed queries and keys [B, Sk, Hk, D]: makes cu_seqlens_k, where each row of keys starts. */
+void decode_starts_of_keys(const struct decode_reader *r, attn_problem *p);
 
 /* For a reader, before the bytes arrive: is the size that a body says of a tensor's bytes what its shape and dtype
  * need? `what`: how it calls that size. A shape that cannot be is not looked at: decode_tensor() refuses it. */

@@ -338,9 +338,22 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-size_t decode_room_of(const cJSON *problem)
+/* Bytes of the cu_seqlens_k that goes with this cu_seqlens_q: no more than that has itself in a body of `most` bytes.
+ * One that has fewer than it says is refused later. */
+static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
+{
+    const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
+    int64_t count;
+    if (!cJSON_IsArray(shape) || !tree_integer(shape->child, 1, INT32_MAX, &count)) return 0;
+    return (size_t)count > most / sizeof(int32_t) ? 0 : SCAN_ALIGNED((size_t)count * sizeof(int32_t));
+}
+
+size_t decode_room_of(const cJSON *problem, size_t most)
 {
     size_t bytes = 0;
+    const cJSON *const packed = cJSON_GetObjectItemCaseSensitive(problem, attn_tensors[ATTN_T_cu_seqlens_q].name);
+    if (packed && !cJSON_GetObjectItemCaseSensitive(problem, attn_tensors[ATTN_T_cu_seqlens_k].name))
+        bytes += bytes_of_starts(packed, most);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (proto_may_be_number((attn_tensor_id)id) &&
             tree_number(cJSON_GetObjectItemCaseSensitive(problem, attn_tensors[id].name)))
@@ -357,6 +370,16 @@ static void *take(const struct decode_reader *r, size_t bytes)
     r->room->at += whole;
     r->room->left -= whole;
     return memset(at, 0, whole);
+}
+
+void decode_starts_of_keys(const struct decode_reader *r, attn_problem *p)
+{
+    if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
+    const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
+    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() says what is wrong */
+    int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
+    for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
+    p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });
 }
 
 /* One number for all: a tensor [1]. */

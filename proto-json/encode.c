@@ -153,13 +153,13 @@ static void put_size(struct text *t, const char *name, int64_t size)
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
     const attn_dims d = attn_dims_of(&item->problem);
-    const bool pages = item->problem.page_table.rank > 0;
+    const bool pages = item->problem.page_table.rank > 0, by_rows = d.packed && !pages && item->problem.k.rank == 4;
     int64_t Sk = d.Sk;
     for (int i = 0; i < result->length_count; i++)
         if (i == 0 || result->lengths[i] > Sk) Sk = result->lengths[i];
     put_size(t, d.packed ? "{\"sequences\":" : "{\"B\":", d.B);
     put_size(t, d.packed ? ",\"total_q\":" : ",\"Sq\":", d.Sq);
-    put_size(t, d.packed && !pages ? ",\"total_k\":" : ",\"Sk\":", Sk);
+    put_size(t, d.packed && !pages && !by_rows ? ",\"total_k\":" : ",\"Sk\":", by_rows ? d.row_k : Sk);
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);

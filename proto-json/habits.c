@@ -64,9 +64,10 @@
     "cache_seqlens context_lens seqused_k kv_lens actual_seq_lengths_kv key_value_seq_lengths kv_seq_lens kv_seqlens " \
     "seqlens_kv seq_lens_k seq_lens_kv key_lengths kv_lengths k_lens k_lengths k_seqlens cache_lens cache_lengths "    \
     "context_lengths valid_len valid_lens valid_length valid_lengths memory_lengths"
+#define SEQLENS_Q "query_seq_lengths seqused_q q_lens q_lengths query_lengths qo_lens qo_lengths actual_seq_lengths"
 #define SEQLENS "seqlens seq_lens lengths lens seq_lengths sequence_lengths input_lengths"
 #define SEGMENTS                                                                                                  \
-    "segment_ids q_segment_ids kv_segment_ids offsets query_seq_lengths document_ids document_id doc_ids doc_id " \
+    "segment_ids q_segment_ids kv_segment_ids offsets document_ids document_id doc_ids doc_id " \
     "sample_ids sequence_ids q_segments kv_segments"
 #define CU_Q                                                                                                        \
     "cu_seq_lens_q qo_indptr query_start_loc q_cu_seqlens cu_q cu_seqlen_q cu_seqlens_query seqstart_q q_seqstart " \
@@ -199,6 +200,9 @@ const struct habit habits[] = {
       "kv_indptr paged_kv_indptr kv_last_page_len paged_kv_last_page_len last_page_len slot_mapping " PAGES_OF
       " " PAGE_SIZES " " PAGE_COUNTS " " TABLES,
       NO_PAGES },
+    { BOTH, SEQLENS_Q, "write 'seqlens_q'" },
+    { BOTH, "cu_seqlens_q_padded", "write it as 'cu_seqlens_q', and the lengths as 'seqlens_q'" },
+    { BOTH, "cu_seqlens_k_padded cu_seqlens_kv_padded", "write it as 'cu_seqlens_k', and the lengths as 'seqlens_k'" },
     { BOTH, SEGMENTS, "pack the sequences one behind the other, with 'cu_seqlens_q' and 'cu_seqlens_k'" },
     { BOTH, MAX_SEQLENS, "leave it out, cu_seqlens_q and cu_seqlens_k say it" },
     { "forward", K_CACHES, "write 'k', and 'seqlens_k' where rows are not full; or " TO_DECODE },
@@ -212,11 +216,12 @@ const struct habit habits[] = {
       "write \"caches\": [\"...\"], an id for each row of q" },
     { BOTH, "cache_batch_idx", "leave it out, row b of q attends to row b of k and v" },
     { BOTH, SEQLENS_K, "write 'seqlens_k'" },
-    { BOTH, SEQLENS, "write 'seqlens_k', or 'cu_seqlens_q' and 'cu_seqlens_k' where rows are packed" },
+    { BOTH, SEQLENS, "write 'seqlens_q' and 'seqlens_k', or 'cu_seqlens_q' and 'cu_seqlens_k' where rows are packed" },
     { "decode",
       KEY_PADDING " " CU_Q " " CU_K " " PAGES_OF " " PAGE_SIZES " " PAGE_COUNTS " " TABLES " " SEGMENTS " " MAX_SEQLENS
-                  " " SEQLENS_K " " SEQLENS " " K_LENGTHS " cu_seqlens kv_indptr paged_kv_indptr kv_last_page_len "
-                  "paged_kv_last_page_len last_page_len page_table seqlens_k cu_seqlens_q cu_seqlens_k",
+                  " " SEQLENS_Q " " SEQLENS_K " " SEQLENS " " K_LENGTHS " cu_seqlens_q_padded cu_seqlens_k_padded "
+                  "cu_seqlens_kv_padded cu_seqlens kv_indptr paged_kv_indptr kv_last_page_len "
+                  "paged_kv_last_page_len last_page_len page_table seqlens_q seqlens_k cu_seqlens_q cu_seqlens_k",
       OWN_CACHE },
     { "decode", "slot_mapping", "leave it out, k and v are appended to each of 'caches'" },
     { BOTH, "startend_row_indices", "write 'mask_startend_rows'" },

@@ -258,6 +258,7 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     struct cpu_device *device = (struct cpu_device *)stream->device;
     struct pool_part part;
     attn_status status = ATTN_OK;
+    for (int n = 0; n < count; n++) attn_fill_padding(plans[n].problem);
     pool_begin(device->pool, &part, stream->owner, stream->cancel);
     for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
         n = flash_stretch(plans, count, first);

@@ -27,7 +27,7 @@
  * number of threads.
  * 2. No Sq x Sk matrix exists. Scratch is a few tiles a thread; the workspace is bounded by a multiple of the
  * tensors.
- * 3. The workspace can be sized without reading cu_seqlens or seqlens_k: flash_bytes() uses bounds on their sums. */
+ * 3. The workspace can be sized without reading cu_seqlens or seqlens: flash_bytes() uses bounds on their sums. */
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
@@ -40,18 +40,19 @@
 
 /* What flash attention was written for: every tensor and option by name, so that one which is added to the tables of
  * attention.h goes to the kernel "double" until the work here is done. */
-#define FLASH_FEATURES                                                                                             \
-    (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                \
-     ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) | \
-     ATTN_TENSOR_BIT(cu_seqlens_k) | ATTN_TENSOR_BIT(seqlens_k) | ATTN_TENSOR_BIT(page_table) |                    \
-     ATTN_TENSOR_BIT(mask_startend_rows) | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) |                   \
-     ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dout) |              \
-     ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                     \
-     ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_OPTION_BIT(CAUSAL) | \
-     ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(KEEP_MASK_AT_END) |                     \
-     ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(SCALE) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(DROPOUT) |     \
-     ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(KEY_DTYPE) | ATTN_OPTION_BIT(OUT_DTYPE) |                    \
-     ATTN_OPTION_BIT(DOUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE))
+#define FLASH_FEATURES                                                                                                \
+    (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                   \
+     ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) |    \
+     ATTN_TENSOR_BIT(cu_seqlens_k) | ATTN_TENSOR_BIT(seqlens_q) | ATTN_TENSOR_BIT(seqlens_k) |                        \
+     ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(GAPS) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
+     ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) | ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(out) |          \
+     ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) |                     \
+     ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) |                   \
+     ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | \
+     ATTN_OPTION_BIT(KEEP_MASK_AT_END) | ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(SCALE) |                          \
+     ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(DROPOUT) | ATTN_OPTION_BIT(DETERMINISTIC) |                           \
+     ATTN_OPTION_BIT(KEY_DTYPE) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE) | \
+     ATTN_OPTION_BIT(GRAD_DTYPE))
 
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 

@@ -174,8 +174,10 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
 {
     attn_status status = ATTN_OK;
     (void)memory;
-    for (int n = 0; n < count && status == ATTN_OK; n++)
+    for (int n = 0; n < count && status == ATTN_OK; n++) {
+        attn_fill_padding(plans[n].problem);
         status = plain_of(stream->device)->run(plans[n].problem, stream->cancel, err);
+    }
     return status;
 }
 

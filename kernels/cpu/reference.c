@@ -261,7 +261,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* dk and dv of (b, hk), zeros past seqlens_k included. */
+/* dk and dv of (b, hk), zeros past seqlens_k included where keys are not packed. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -435,7 +435,7 @@ struct attn_verifier {
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
 {
     const attn_dims d = attn_dims_of(p);
-    const int64_t total = d.H * (d.packed ? d.total_q : d.B * d.Sq);
+    const int64_t total = attn_rows_that_exist(p);
     *verifier = NULL;
     if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");

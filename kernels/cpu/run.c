@@ -112,34 +112,34 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
-/* Sums for the longest that the lengths may be. Packed, by these facts: a key/value head of a sequence has at most
- * 1 + 2 G Sq / BM row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS
- * keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles;
- * FLASH_DOTS likewise.
- * */
+/* Sums for the longest that the lengths may be. Packed, or with seqlens_q, by these facts: a key/value head of a
+ * sequence has at most 1 + 2 G Sq / BM row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences
+ * of 2 SPLIT_KEYS keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most
+ * SPLIT_TILES tiles; FLASH_DOTS likewise. */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
     const attn_dims *d = &f->g.dims;
-    if (!d->packed) {
+    if (!d->packed && !f->g.seqlens_q) {
         struct flash_sequence q = { .s = { .Sq = d->Sq, .Sk = d->Sk } };
         shape_sequence(f, &q);
         add_sequence(f, &q, d->B, &sums);
         return sums;
     }
-    const int64_t G = f->g.group, sequences = attn_min64(d->B, d->total_q);
-    const int64_t tiles = sequences + add_product(0, 2 * G, d->total_q) / f->BM;
-    const int64_t rows = add_product(add_product(0, G, d->total_q), FLASH_UNIT - 1, tiles);
-    const int64_t spans = d->total_k + d->total_k / 2; /* of SPLIT_KEYS */
+    const int64_t G = f->g.group, total_q = d->packed ? d->total_q : d->B * d->Sq,
+                  total_k = d->packed ? d->total_k : d->B * d->Sk;
+    const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
+    const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
+    const int64_t spans = total_k + total_k / 2; /* of SPLIT_KEYS */
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
-    sums.packs = add_product(0, d->Hk, d->total_k / f->BN + d->B);
-    sums.keys = add_product(0, d->Hk, d->total_k + (FLASH_UNIT - 1) * d->B);
+    sums.packs = add_product(0, d->Hk, total_k / f->BN + d->B);
+    sums.keys = add_product(0, d->Hk, total_k + (FLASH_UNIT - 1) * d->B);
     sums.parts = add_product(0, d->Hk,
                              add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->BM), spans / SPLIT_KEYS));
     sums.parts = add_product(sums.parts, d->Hk, add_product(0, FLASH_DOT_ROWS, spans / SPLIT_DOT_KEYS));
-    sums.longest_chunks = attn_tiles(d->total_k, f->Bk);
-    sums.chunks = add_product(0, d->Hk, d->total_k / f->Bk + d->B);
+    sums.longest_chunks = attn_tiles(d->packed ? total_k : d->Sk, f->Bk);
+    sums.chunks = add_product(0, d->Hk, total_k / f->Bk + d->B);
     return sums;
 }
 

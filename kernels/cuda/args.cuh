@@ -36,6 +36,7 @@ struct cuda_args {
      * q_start + i. */
     int64_t lse_batch, lse_head;
     int first_tile;  /* of each head (packed: of all sequences): the lowest tile of rows, or of keys, of a launch */
+    bool ends_of_queries, ends_of_keys; /* may a sequence of them end before its tensor (packed, seqlens)? */
     int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
     /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to
      * be computed one key after the other, and a later launch computes them (simple/simple.cu). rows_later[-1] says
@@ -58,6 +59,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.drop_first = chip->first_batch * a.drop_batch + chip->first_head;
     a.lse_head = a.g.dims.Sq; /* packed: total_q */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
+    a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
+    a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
     a.first_tile = a.decode_rows = 0;
     a.rows_later = chip->rows_later, a.keys_later = chip->keys_later;
     a.part_lse = a.part_rest = nullptr;

@@ -761,6 +761,10 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     const bool decodes = kernel_of(plan) == &decode_forward;
     chip.counter = s->counter;
     chip.steps = steps;
+    if (attn_has_padding(&plan->geometry) && takes_step(&chip, 0)) {
+        const cudaError_t code = cuda_fill_padding(s->cuda, plan);
+        if (code != cudaSuccess) return code;
+    }
     if (has_steps(d, plan)) {
         s->after_decode = false;
         return launch_parts(d, &chip, s, plan, scratch);

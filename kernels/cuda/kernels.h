@@ -163,10 +163,12 @@ const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_T
                                 ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
 const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT(cu_seqlens_k) |
                                  ATTN_TENSOR_BIT(seqlens_k);
+/* Queries that do not exist, and rows between packed sequences. Their results are written by cuda_fill_padding(). */
+const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
 /* What the plain forms of the kernels of sm80/ compute. For any other feature they have a second form, which computes
  * every score by the functions of args.cuh. */
-const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(page_table) |
+const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
                                 ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(KEY_DTYPE) |
@@ -199,6 +201,9 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
 
 /* moves.cu: attn_moves(). */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
+
+/* padding.cu: results of rows that do not exist, as attn_fill_padding() has them. */
+cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
 /* verify_lse.cu: attn_lse_start(). */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);

@@ -294,7 +294,7 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
     if (!with_context && op <= ATTN_OP_BACKWARD) {
         json_put(j, ",'dependentRequired':{'page_table':['seqlens_k'],'cu_seqlens_k':['cu_seqlens_q']");
-        if (op == ATTN_OP_BACKWARD) json_put(j, ",'cu_seqlens_q':['cu_seqlens_k'],'out':['lse'],'lse':['out']");
+        if (op == ATTN_OP_BACKWARD) json_put(j, ",'out':['lse'],'lse':['out']");
         json_raw(j, "}");
     }
     json_raw(j, "}");
@@ -398,11 +398,9 @@ static void put_answer_parts(struct json *j)
     json_put(
         j,
         "}},'Hints':{'type':'array','description':'What looks wrong in a valid request, in sentences for people; left "
-        "out "
-        "where nothing "
-        "does.','items':{'type':'string'}},'Sizes':{'type':'object','additionalProperties':false,'description':"
+        "out where nothing does.','items':{'type':'string'}},'Sizes':{'type':'object','additionalProperties':false,'description':"
         "'The sizes that the server has read from the shapes. A wrong layout shows here: H and Hk are heads. B, Sq "
-        "and Sk; where rows are packed sequences, total_q and total_k; of caches the longest is Sk.','properties':{");
+        "and Sk; where rows are packed sequences, total_q and total_k, or Sk of k [B, Sk, Hk, D]; of caches the longest is Sk.','properties':{");
     for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
         json_comma(j);
         json_put(j, "'%s':{'$ref':'#/components/schemas/Axis'}", sizes[i]);

@@ -124,8 +124,8 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 static attn_status check_save(const proto_item *item, const attn_device *device, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
-        ATTN_T_q,         ATTN_T_k,          ATTN_T_v,   ATTN_T_cu_seqlens_q, ATTN_T_cu_seqlens_k,
-        ATTN_T_seqlens_k, ATTN_T_page_table, ATTN_T_out, ATTN_T_lse
+        ATTN_T_q,         ATTN_T_k,         ATTN_T_v,          ATTN_T_cu_seqlens_q, ATTN_T_cu_seqlens_k,
+        ATTN_T_seqlens_q, ATTN_T_seqlens_k, ATTN_T_page_table, ATTN_T_out,          ATTN_T_lse
     };
     attn_problem backward = ATTN_PROBLEM_INIT;
     attn_error why = { 0 };

@@ -13,7 +13,7 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
     if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
     const attn_dims d = attn_dims_of(p);
-    const int64_t total = d.H * (d.packed ? d.total_q : d.B * d.Sq); /* fits: q was checked */
+    const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
     const int64_t heads = d.B * d.H; /* each head that has such a row is made ready once, at the price of a row */
     int64_t head, work;

@@ -47,9 +47,10 @@ def dec(t):
 
 
 def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16', back=False, layout='bshd', amp=1.0,
-         varlen=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
-    """One case. amp scales q and k; varlen is (lengths of q, lengths of k); give: send out and lse along with a
-    backward; extreme: what float32 can just hold, 'mask' (bias: one row is nothing but its most negative number),
+         varlen=None, rooms=None, key_rows=None, seqlens_q=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
+    """One case. amp scales q and k; varlen is (lengths of q, lengths of k), rooms (of q, of k) what there is from a
+    sequence to the next, key_rows the Sk of k [N, Sk, Hk, D] beside packed q; what rows do not exist are NaN; give: send
+    out and lse along with a backward; extreme: what float32 can just hold, 'mask' (bias: one row is nothing but its most negative number),
     'values', 'sinks'; opt: members that go into the request as they are."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
@@ -57,15 +58,24 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
     T = (lambda a: a.swapaxes(-3, -2)) if layout == 'bhsd' else (lambda a: a)
     if varlen:
         lq, lk = varlen
-        tq, tk = sum(lq), sum(lk)
-        shp = dict(q=(tq, H, D), k=(tk, Hk, D), v=(tk, Hk, Dv), dout=(tq, H, Dv))
+        room_q, room_k = rooms or varlen
+        room_k = [key_rows] * len(lk) if key_rows else room_k
+        at_q, at_k = np.cumsum([0] + list(room_q)), np.cumsum([0] + list(room_k))
+        rows_q, rows_k = (np.concatenate([np.arange(room) < n for n, room in zip(ns, each)]) for ns, each in ((lq, room_q), (lk, room_k)))
+        kv = (at_k[-1], Hk)
+        if key_rows:
+            kv, rows_k = (len(lk), key_rows, Hk), rows_k.reshape(len(lk), key_rows)
+        shp = dict(q=(at_q[-1], H, D), k=kv + (D,), v=kv + (Dv,), dout=(at_q[-1], H, Dv))
     else:
+        used_q, used_k = seqlens_q or [Sq] * B, seqlens_k or [Sk] * B
+        rows_q, rows_k = np.arange(Sq) < np.array(used_q)[:, None], np.arange(Sk) < np.array(used_k)[:, None]
         shp = dict(q=(B, Sq, H, D), k=(B, Sk, Hk, D), v=(B, Sk, Hk, Dv), dout=(B, Sq, H, Dv))
     req, val = {}, {}
     for n in ('q', 'k', 'v') + (('dout',) if back else ()):
         a = r.standard_normal(shp[n]) * (amp if n in 'qk' else 1.0)
         if extreme == 'values' and n == 'v':
             a = 3e38 * (0.5 + 0.5 * r.random(shp[n]))
+        a[~(rows_k if n in 'kv' else rows_q)] = np.nan
         t, x = enc(T(a), dt)
         req[n], val[n] = t, T(x)
     kw = dict(scale=opt.get('scale'), causal=opt.get('causal', False), window=tuple(opt.get('window', (-1, -1))), softcap=opt.get('softcap', 0.0),
@@ -103,22 +113,38 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
         o, l, _ = ref.forward(q, k, v, **kw)
         return dict(out=o, lse=l)
 
+    def pieces(where_q, where_k):
+        """Each sequence alone; its results go where it was, and what is nobody's is 0, of lse -inf."""
+        lead = shp['q'][:-2]
+        res = {'out': np.zeros(shp['q'][:-1] + (Dv,)), 'lse': np.full(lead[:-1] + (H, lead[-1]), -np.inf)}
+        if back:
+            res.update({'d' + n: np.zeros(shp[n]) for n in 'qkv'})
+        for i, j in zip(where_q, where_k):
+            one = run(val['q'][i][None], val['k'][j][None], val['v'][j][None], val['dout'][i][None] if back else None, None, kw)
+            for n, x in one.items():
+                if n == 'lse':
+                    res[n][i[:-1] + (slice(None), i[-1])] = x[0]
+                elif n in res and n != 'dsinks':
+                    res[n][j if n in ('dk', 'dv') else i] = x[0]
+                else:
+                    res[n] = res.get(n, 0) + x
+        return res
+
     if varlen:
-        parts, iq, ik = [], 0, 0
-        for a, b in zip(lq, lk):
-            s = lambda n, i, c: val[n][None, i:i + c]
-            parts.append(run(s('q', iq, a), s('k', ik, b), s('v', ik, b), s('dout', iq, a) if back else None, None, kw))
-            iq += a
-            ik += b
-        cat = lambda n: np.concatenate([p[n][0] for p in parts], -1 if n == 'lse' else 0)
-        res = {n: (sum(p[n] for p in parts) if n == 'dsinks' else cat(n)) for n in parts[0]}
-        req['cu_seqlens_q'] = enc(np.cumsum([0] + list(lq)), 'int32')[0]
-        req['cu_seqlens_k'] = enc(np.cumsum([0] + list(lk)), 'int32')[0]
-    elif seqlens_k:
-        req['seqlens_k'] = enc(np.array(seqlens_k), 'int32')[0]
-        parts = [run(val['q'][b:b + 1], val['k'][b:b + 1, :n], val['v'][b:b + 1, :n], val['dout'][b:b + 1] if back else None, None, kw) for b, n in enumerate(seqlens_k)]
-        pad = lambda a: np.concatenate([a, np.zeros((1, Sk - a.shape[1]) + a.shape[2:])], 1)
-        res = {n: np.concatenate([pad(p[n]) if n in ('dk', 'dv') else p[n] for p in parts]) for n in parts[0]}
+        of_k = [(b, slice(0, n)) for b, n in enumerate(lk)] if key_rows else [(slice(s, s + n),) for s, n in zip(at_k, lk)]
+        res = pieces([(slice(s, s + n),) for s, n in zip(at_q, lq)], of_k)
+        req['cu_seqlens_q'] = enc(at_q, 'int32')[0]
+        if not key_rows:
+            req['cu_seqlens_k'] = enc(at_k, 'int32')[0]
+        if rooms:
+            req['seqlens_q'] = enc(np.array(lq), 'int32')[0]
+        if rooms or key_rows:
+            req['seqlens_k'] = enc(np.array(lk), 'int32')[0]
+    elif seqlens_q or seqlens_k:
+        for n, lengths in (('seqlens_q', seqlens_q), ('seqlens_k', seqlens_k)):
+            if lengths:
+                req[n] = enc(np.array(lengths), 'int32')[0]
+        res = pieces([(b, slice(0, n)) for b, n in enumerate(used_q)], [(b, slice(0, n)) for b, n in enumerate(used_k)])
     else:
         res = run(val['q'], val['k'], val['v'], val.get('dout'), dl, kw)
     if back and give:
@@ -182,6 +208,16 @@ def cases(r):
     yield 'fwd_varlen_cross_empty', dict(H=4, Hk=2, D=64, varlen=([3, 0, 40], [90, 12, 0]))
     yield 'bwd_varlen', dict(H=2, D=64, varlen=([5, 90, 1, 33], [5, 90, 1, 33]), causal=True, back=True, dt='bfloat16')
     yield 'fwd_seqlens_k', dict(B=3, Sq=4, Sk=150, H=4, Hk=2, D=64, seqlens_k=[150, 1, 64], causal=True)
+    yield 'fwd_seqlens_q', dict(B=4, Sq=90, Sk=90, H=4, Hk=2, D=64, seqlens_q=[90, 0, 64, 1], causal=True, dt='bfloat16')
+    yield 'bwd_seqlens_q', dict(B=4, Sq=90, Sk=100, H=4, Hk=2, D=64, seqlens_q=[90, 0, 64, 1], causal=True, back=True)
+    yield 'fwd_seqlens_both_bhsd', dict(B=4, Sq=40, Sk=70, H=2, D=128, seqlens_q=[3, 40, 22, 0], seqlens_k=[70, 9, 64, 5], layout='bhsd', sinks=True)
+    yield 'bwd_seqlens_both', dict(B=4, Sq=40, Sk=70, H=4, Hk=2, D=64, seqlens_q=[3, 40, 22, 0], seqlens_k=[70, 9, 64, 5], window=[20, 4], sinks=True,
+                                   back=True, dt='float32')
+    yield 'fwd_gaps', dict(H=4, Hk=2, D=64, varlen=([5, 80, 0, 33], [7, 80, 9, 50]), rooms=([9, 80, 4, 70], [7, 90, 20, 64]), causal=True)
+    yield 'bwd_gaps', dict(H=4, Hk=2, D=64, varlen=([5, 80, 0, 33], [7, 80, 9, 50]), rooms=([9, 80, 4, 70], [7, 90, 20, 64]), causal=True, back=True,
+                           dt='bfloat16')
+    yield 'fwd_packed_queries_padded_cache', dict(H=4, Hk=2, D=128, varlen=([1, 17, 3], [60, 40, 3]), key_rows=64, causal=True, dt='bfloat16')
+    yield 'bwd_packed_queries_padded_cache', dict(H=4, Hk=2, D=64, varlen=([1, 17, 3], [60, 40, 3]), key_rows=64, causal=True, back=True)
     Sq = 96
     yield 'fwd_top_left', dict(Sq=40, Sk=90, H=2, D=64, causal=True, alignment='top_left')
     yield 'bwd_top_left_window', dict(Sq=90, Sk=60, H=2, D=64, window=[20, 0], alignment='top_left', back=True)

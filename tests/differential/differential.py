@@ -89,11 +89,14 @@ class Case:
             n = int(r.integers(1, 7))
             lq = [0 if chance(0.15) else int(r.integers(1, 80)) for _ in range(n)]
             lk = [q if chance(0.4) else 0 if chance(0.15) else int(r.integers(1, 110)) for q in lq]
-            Sq, Sk, B = sum(lq), sum(lk), n
-            self.add('cu_seqlens_q', np.cumsum([0] + lq), 'int32')
-            self.add('cu_seqlens_k', np.cumsum([0] + lk), 'int32')
+            room_q, room_k = self.rooms(lq, lk)
+            Sq, Sk, B = sum(room_q), sum(room_k), n
         lead = () if packed else (B,)
         shapes = {'q': lead + (Sq, H, D), 'k': lead + (Sk, Hk, D), 'v': lead + (Sk, Hk, Dv)}
+        if packed and 'cu_seqlens_k' not in self.problem:  # rows of keys
+            shapes.update(k=(n, room_k[0], Hk, D), v=(n, room_k[0], Hk, Dv))
+        elif not packed and self.more.random() < 0.2:
+            self.add('seqlens_q', self.more.integers(0, Sq + 1, B), 'int32')
 
         # options
         causal = chance(0.4)
@@ -173,11 +176,16 @@ class Case:
             self.problem[n] = wire.rounded(x[n], dtype)
         if chance(0.3):
             self.poison(x, r)
+        if any(f'seqlens_{n}' in self.problem for n in 'qk'):
+            self.poison_padding(x)
         for n in 'qkv':
             self.add(n, x[n], dtype)
         self.give = self.context = self.base_2 = False
         if back:
-            self.add('dout', r.standard_normal(shapes['q'][:-1] + (Dv,)), self.out_dtype)
+            dout = {'q': r.standard_normal(shapes['q'][:-1] + (Dv,))}
+            if 'seqlens_q' in self.problem:
+                self.poison_padding(dout)
+            self.add('dout', dout['q'], self.out_dtype)
             if chance(0.3):
                 self.add('dlse', r.standard_normal((H, Sq) if packed else (B, H, Sq)), 'float32')
             self.give = chance(0.4)
@@ -195,6 +203,31 @@ class Case:
             self.members['encoding'] = 'array'
         self.envelope = not self.context and chance(0.15)
         self.extreme = extreme
+
+    def rooms(self, lq, lk):
+        """Rows from each packed sequence to the next, of queries and keys; cu_seqlens, and seqlens where there is more room than rows."""
+        gaps, rows = self.more.random() < 0.3, self.more.random() < 0.25
+        room_q, room_k = ([n + int(self.more.integers(0, 40)) * gaps for n in lengths] for lengths in (lq, lk))
+        if rows:
+            room_k = [max(room_k)] * len(lk)
+        self.add('cu_seqlens_q', np.cumsum([0] + room_q), 'int32')
+        if gaps:
+            self.add('seqlens_q', lq, 'int32')
+        if gaps or rows:
+            self.add('seqlens_k', lk, 'int32')
+        if not rows:
+            self.add('cu_seqlens_k', np.cumsum([0] + room_k), 'int32')
+        return room_q, room_k
+
+    def poison_padding(self, x):
+        """NaN in rows that do not exist."""
+        exist = {n: np.zeros(a.shape[:-2], bool) for n, a in x.items()}
+        for b, q0, Sq, k0, Sk in oracle.sequences(self.problem):
+            for n, a in exist.items():
+                first, count = (q0, Sq) if n == 'q' else (k0, Sk)
+                (a if a.ndim == 1 else a[b])[first:first + count] = True
+        for n, a in x.items():
+            a[~exist[n]] = np.nan
 
     def beyond_float32(self, x, packed):
         """Makes the problem one whose scores, or parts of them, leave float32. Returns what kind of problem that is, '' for none."""
@@ -235,7 +268,7 @@ class Case:
     def add(self, name, x, dtype):
         x = np.asarray(x)
         self.problem[name] = x.astype(np.float64) if dtype == 'uint8' else wire.rounded(x, dtype)
-        if name in ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_k', 'mask_startend_rows'):
+        if name in ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'seqlens_k', 'mask_startend_rows'):
             self.problem[name] = x.astype(np.int64)
         if self.layout == 'bhsd' and name in ('q', 'k', 'v', 'dout'):
             x = x.swapaxes(1, 2)
@@ -258,7 +291,7 @@ class Case:
                 for h in range(hk * H // Hk, (hk + 1) * H // Hk):
                     seen |= oracle.visible(p, b, h, Sq, Sk).any(0)
                 hidden = np.flatnonzero(~seen)
-                at = (k0 + hidden, hk) if 'cu_seqlens_q' in p else (b, hidden, hk)
+                at = (k0 + hidden, hk) if oracle.keys_are_packed(p) else (b, hidden, hk)
                 x['k'][at] = np.nan
                 x['v'][at] = np.nan if self.dtype == 'float8_e4m3fn' or r.random() < 0.5 else np.inf
 

@@ -39,12 +39,19 @@ def kept(seed, head, Sq, Sk, p):
 # ---- Which pairs count -----------------------------------------------------------------------------------------------
 
 def sequences(p):
-    """(b, first query, queries, first key, keys that exist) of every sequence."""
-    if 'cu_seqlens_q' in p:
-        cq, ck = p['cu_seqlens_q'], p['cu_seqlens_k']
-        return [(n, int(cq[n]), int(cq[n + 1] - cq[n]), int(ck[n]), int(ck[n + 1] - ck[n])) for n in range(len(cq) - 1)]
-    B, Sq, Sk = p['q'].shape[0], p['q'].shape[1], p['k'].shape[1]
-    return [(b, 0, Sq, 0, int(p['seqlens_k'][b]) if 'seqlens_k' in p else Sk) for b in range(B)]
+    """(b, first query, queries that exist, first key, keys that exist) of every sequence."""
+    B = len(p['cu_seqlens_q']) - 1 if 'cu_seqlens_q' in p else p['q'].shape[0]
+
+    def of(x, b):
+        cu, used, rows = p.get('cu_seqlens_' + x), p.get('seqlens_' + x), p[x].shape[1]
+        start, room = (0, rows) if cu is None else (int(cu[b]), int(cu[b + 1] - cu[b]))
+        return start, room if used is None else int(used[b])
+    return [(b, *of('q', b), *of('k', b)) for b in range(B)]
+
+
+def keys_are_packed(p):
+    """Packed queries may be beside k [B, Sk, Hk, D]."""
+    return p['k'].ndim == 3
 
 
 def visible(p, b, h, Sq, Sk):
@@ -61,9 +68,9 @@ def visible(p, b, h, Sq, Sk):
     if right >= 0:
         sees &= j <= at + right
     if 'keep_mask' in p:
-        sees &= of_head(p['keep_mask'], b, h, Sk) != 0
+        sees &= of_head(p['keep_mask'], b, h, Sq, Sk) != 0
     if 'bias' in p:
-        sees &= of_head(p['bias'], b, h, Sk) != -np.inf
+        sees &= of_head(p['bias'], b, h, Sq, Sk) != -np.inf
     if 'mask_startend_rows' in p:
         rows = p['mask_startend_rows']
         heads = rows.shape[1]
@@ -78,9 +85,9 @@ def visible(p, b, h, Sq, Sk):
     return sees
 
 
-def of_head(x, b, h, Sk):
+def of_head(x, b, h, Sq, Sk):
     """[1 or Sq, Sk] of a tensor whose axes of 1 are broadcast."""
-    return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0][:, :Sk]
+    return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0][:Sq if x.shape[2] > 1 else 1, :Sk]
 
 
 # ---- One head --------------------------------------------------------------------------------------------------------
@@ -93,8 +100,8 @@ class Head:
         H, Hk = p['q'].shape[-2], p['k'].shape[-2]
         self.hk = hk = h * Hk // H
         self.rows = (slice(q0, q0 + Sq), h) if packed else (b, slice(0, Sq), h)
-        self.keys = (slice(k0, k0 + Sk), hk) if packed else (b, slice(0, Sk), hk)
-        self.lse_at = (h, slice(q0, q0 + Sq)) if packed else (b, h)
+        self.keys = (slice(k0, k0 + Sk), hk) if keys_are_packed(p) else (b, slice(0, Sk), hk)
+        self.lse_at = (h, slice(q0, q0 + Sq)) if packed else (b, h, slice(0, Sq))
         N = len(p['cu_seqlens_q']) - 1 if packed else len(p['q'])
         factor = [np.broadcast_to(p[n], (N, Hk))[b, hk] if n in p else 1.0 for n in ('q_scale', 'k_scale', 'v_scale')]
         self.q, self.k, self.v = p['q'][self.rows] * factor[0], p['k'][self.keys] * factor[1], p['v'][self.keys] * factor[2]
@@ -114,7 +121,7 @@ class Head:
             self.size = min(self.size, 8 * cap)
         self.distance = np.abs(np.arange(Sq)[:, None] + Sk - Sq - np.arange(Sk)[None, :])
         if 'bias' in p:
-            bias = of_head(p['bias'], b, h, Sk)
+            bias = of_head(p['bias'], b, h, Sq, Sk)
             s = s + np.where(np.isfinite(bias), bias, 0)
         if 'alibi_slopes' in p:
             m = p['alibi_slopes']
@@ -183,7 +190,10 @@ def backward(p):
         g['dv'][x.keys] += (P * x.M).T @ dout
         if 'dbias' in g:
             whole = g['dbias'][b if p['bias'].shape[0] > 1 else 0, h if p['bias'].shape[1] > 1 else 0]
-            whole[:, :dZ.shape[1]] += dZ if whole.shape[0] == dZ.shape[0] else dZ.sum(0)
+            if whole.shape[0] > 1:
+                whole[:dZ.shape[0], :dZ.shape[1]] += dZ
+            else:
+                whole[:, :dZ.shape[1]] += dZ.sum(0)
         if 'dalibi_slopes' in g:
             at = (b, h) if p['alibi_slopes'].ndim == 2 else h
             g['dalibi_slopes'][at] -= (dZ * x.distance).sum()

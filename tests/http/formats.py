@@ -47,7 +47,7 @@ def ask_kserve(server, op, members):
     answer = send_kserve(server, op, members)
     if answer.status != 200:
         return answer.status, answer.json()
-    return 200, {n: json.loads(m) if isinstance(m, str) and m[:1] in '{[' else m for n, m in answer.json()['parameters'].items()}
+    return 200, {n: json.loads(m) if isinstance(m, str) and m[:1] in '{[' else m for n, m in json.loads(answer.body)['parameters'].items()}
 
 
 def ask(server, kind, op, members):
@@ -69,7 +69,7 @@ def results(server, kind, op, members):
         status, one = (one['error']['status'], one['error']) if 'error' in one else (answer.status, one)
     elif kind == 'kserve':
         answer = send_kserve(server, op, members)
-        status, one = answer.status, answer.json()
+        status, one = answer.status, json.loads(answer.body)  # with -Infinity as its clients write it
         if status == 200:
             one = {t['name']: {'shape': t['shape'], 'dtype': 'any', 'data': t['data']} for t in one['outputs']}
     else:

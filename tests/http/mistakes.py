@@ -387,8 +387,11 @@ CU = [('cu_seqlens of lengths', [3, 5], ('[0] is 3', 'must be 0', 'lengths', '[0
       ('cu_seqlens decreasing', [0, 5, 3, 8], ('[2] is 3', 'at least 5')),
       ('cu_seqlens without the total', [0, 3], ('[1] is 3', 'must be 8', 'the rows of q')),
       ('cu_seqlens of lengths behind a 0', [0, 3, 5], ('[2] is 5', 'must be 8', 'lengths', '[0, 0, 3, 8]'))]
-for name, more in (('keep_mask', np.ones((1, 1, 8, 8), 'uint8')), ('seqlens_k', np.array([3, 5], 'int32'))):
-    row(f'{name} of packed rows', {**PACKED, name: tensor(more)}, 400, (f'{name}: cannot be combined with cu_seqlens_q', 'a problem of its own'))
+row('keep_mask of packed rows', {**PACKED, 'keep_mask': tensor(np.ones((1, 1, 8, 8), 'uint8'))}, 400,
+    ('keep_mask: cannot be combined with cu_seqlens_q', 'a problem of its own'))
+row('seqlens_k beyond a packed sequence', {**PACKED, 'seqlens_k': tensor(np.array([3, 6], 'int32'))}, 400,
+    ('seqlens_k: [1] is 6', 'between 0 and 5', 'cu_seqlens_k'))
+row('seqlens_q of another length', {**GOOD, 'seqlens_q': tensor(np.array([1], 'int32'))}, 400, ('seqlens_q: shape[0] is 1', 'must be 2', 'the batch of q'))
 for name, values, says in CU:
     cu = tensor(np.array(values, 'int32'))
     row(name, {**PACKED, 'cu_seqlens_q': cu, 'cu_seqlens_k': cu}, 400, says)

@@ -188,7 +188,7 @@ WORDS = {
     'dtypes_differ': (400, '/k/dtype', "k: dtype is float16, must be float32 as q's, or float8_e4m3fn"),
     'integers': (400, '/q/dtype', f"q: dtype is 'int32', {DTYPES}; convert it to float32"),
     'scales_without_fp8': (400, '/q_scale', 'q_scale: q has dtype float32, scales are for float8_e4m3fn'),
-    'cu_seqlens_alone': (400, '/cu_seqlens_k', 'cu_seqlens_k: is required with cu_seqlens_q'),
+    'cu_seqlens_alone': (400, '/q/shape', 'q: shape [1, 3, 2, 4] has 4 dimensions, must have 3 with cu_seqlens_q: [total_q, H, D]'),
     'cu_seqlens_of_a_batch': (400, '/q/shape', 'q: shape [1, 3, 2, 4] has 4 dimensions, must have 3 with cu_seqlens_q: [total_q, H, D]'),
     'seqlens_k_too_long': (400, '/seqlens_k/data', 'seqlens_k: [0] is 4, must be between 0 and 3, the keys of k'),
     'seqlens_k_negative': (400, '/seqlens_k/data', 'seqlens_k: [0] is -1, must be between 0 and 3, the keys of k'),

@@ -121,6 +121,9 @@ struct spec {
     int bias_levels; /* scores that float32 alone can hold, see fill_bias_levels() */
     int sinks;       /* 0 none, 1 random, 2 with -inf and 100s among them, 3 with 3e38 and -3e38 */
     bool seqlens_k;  /* random lengths, 0 and Sk among them */
+    bool seqlens_q;  /* the same of queries; what is behind them is NaN */
+    int gaps;        /* packed: up to so many rows of NaN between sequences; the lengths are seqlens_q and seqlens_k */
+    bool key_rows;   /* packed: k and v are [B, Sk, Hk, D] with seqlens_k, and NaN behind the keys of each row */
     int page_size; /* 0 none; k and v are pools of pages of so many slots. Sk is a multiple of it, seqlens_k is given */
     bool fp8_keys; /* k and v are float8_e4m3fn whatever q is; forward */
     bool fp8_scales;
@@ -190,6 +193,9 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(mask_kind, "%d");
     SHOW(sinks, "%d");
     SHOW(seqlens_k, "%d");
+    SHOW(seqlens_q, "%d");
+    SHOW(gaps, "%d");
+    SHOW(key_rows, "%d");
     SHOW(page_size, "%d");
     SHOW(fp8_keys, "%d");
     SHOW(fp8_scales, "%d");
@@ -284,7 +290,7 @@ HELPER void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, 
         attn_tensors[id].role != ATTN_ROLE_IN) /* outputs and backward's inputs: 3 spare elements per row */
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
-            stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 ? 5 : 0);
+            stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
     else if (f->spec.strided && rank > 2) { /* inputs: as if cut out of something wider on the last axes */
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
@@ -348,7 +354,8 @@ HELPER bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t 
     int64_t Sq = f->spec.Sq, Sk = f->spec.Sk, shifted;
     if (f->spec.sequences) Sq = f->spec.q_lengths[b], Sk = f->spec.k_lengths[b];
     else if (p->seqlens_k.rank) Sk = ((int32_t *)p->seqlens_k.data)[b];
-    if (j >= Sk) return false;
+    if (!f->spec.sequences && p->seqlens_q.rank) Sq = ((int32_t *)p->seqlens_q.data)[b];
+    if (i >= Sq || j >= Sk) return false;
     shifted = f->spec.alignment == ATTN_TOP_LEFT ? i : i + Sk - Sq;
     if (f->spec.causal && j > shifted) return false;
     if (f->spec.window_left >= 0 && j < shifted - f->spec.window_left) return false;
@@ -408,9 +415,9 @@ HELPER void poison_keys(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
     const int64_t batches = s->sequences ? s->sequences : s->B;
-    int64_t k_start = 0;
     const attn_geometry g = attn_geometry_of(&f->p);
     for (int64_t b = 0; b < batches; b++) {
+        const int64_t k_start = attn_sequence_of(&g, b).k_start;
         const int64_t Sq = s->sequences ? s->q_lengths[b] : s->Sq, Sk = s->sequences ? s->k_lengths[b] : s->Sk;
         const int64_t victim = Sk > 0 ? rng_between(r, 0, Sk - 1) : 0;
         for (int64_t hk = 0; hk < s->Hk; hk++)
@@ -432,7 +439,34 @@ HELPER void poison_keys(struct fixture *f, struct rng *r)
                                NAN);
                 }
             }
-        if (s->sequences) k_start += Sk;
+    }
+}
+
+HELPER void poison_rows(const attn_tensor *t, const attn_view *view, int64_t heads, int64_t columns, int64_t b,
+                        int64_t first, int64_t end)
+{
+    for (int64_t h = 0; t->rank && h < heads; h++)
+        for (int64_t row = first; row < end; row++)
+            for (int64_t c = 0; c < columns; c++) attn_store(t->dtype, t->data, attn_at(view, b, h, row) + c, NAN);
+}
+
+/* Puts NaN into every input row that does not exist. */
+HELPER void poison_padding(struct fixture *f)
+{
+    const attn_geometry g = attn_geometry_of(&f->p);
+    const attn_dims *d = &g.dims;
+    for (int64_t b = 0; b < d->B; b++) {
+        const attn_sequence s = attn_sequence_of(&g, b);
+        const int64_t q0 = s.q_start + s.Sq, q1 = s.q_start + attn_room_of(g.cu_q, d->Sq, b);
+        const int64_t k0 = s.k_start + s.Sk, k1 = s.k_start + attn_room_of(g.cu_k, d->page_size ? 0 : d->Sk, b);
+        poison_rows(&f->p.k, &g.view[ATTN_T_k], d->Hk, d->D, b, k0, k1);
+        poison_rows(&f->p.v, &g.view[ATTN_T_v], d->Hk, d->Dv, b, k0, k1);
+        poison_rows(&f->p.q, &g.view[ATTN_T_q], d->H, d->D, b, q0, q1);
+        poison_rows(&f->p.dout, &g.view[ATTN_T_dout], d->H, d->Dv, b, q0, q1);
+        poison_rows(&f->p.dlse, &g.view[ATTN_T_dlse], d->H, 1, b, q0, q1);
+        if (f->p.op != ATTN_OP_BACKWARD) continue;
+        poison_rows(&f->p.out, &g.view[ATTN_T_out], d->H, d->Dv, b, q0, q1);
+        poison_rows(&f->p.lse, &g.view[ATTN_T_lse], d->H, 1, b, q0, q1);
     }
 }
 
@@ -459,6 +493,7 @@ HELPER void move_to_pages(struct fixture *f, struct rng *r)
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
     if (s->sequences) {
+        free(f->block[ATTN_T_seqlens_k]);
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
         for (int64_t b = 0; b < s->B; b++) tensor_set(&f->p.seqlens_k, b, s->k_lengths[b]);
         f->p.cu_seqlens_k = (attn_tensor){ 0 };
@@ -495,7 +530,9 @@ HELPER void move_to_pages(struct fixture *f, struct rng *r)
 HELPER void add_bshd(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int64_t S, int64_t heads, int64_t size)
 {
     const struct spec *s = &f->spec;
-    if (s->sequences) fixture_add(f, id, dtype, 3, (int64_t[]){ S, heads, size });
+    const bool keys = id == ATTN_T_k || id == ATTN_T_v || id == ATTN_T_dk || id == ATTN_T_dv;
+    if (s->key_rows && keys) fixture_add(f, id, dtype, 4, (int64_t[]){ s->B, S / s->B, heads, size });
+    else if (s->sequences) fixture_add(f, id, dtype, 3, (int64_t[]){ S, heads, size });
     else if (s->layout == ATTN_BHSD) fixture_add(f, id, dtype, 4, (int64_t[]){ s->B, heads, S, size });
     else fixture_add(f, id, dtype, 4, (int64_t[]){ s->B, S, heads, size });
 }
@@ -537,10 +574,19 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
         fixture_add(f, ATTN_T_cu_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->sequences + 1 });
         s->B = s->sequences;
         s->Sq = s->Sk = 0;
+        const bool key_lengths = s->key_rows || s->gaps;
+        int64_t longest = 0;
+        for (int n = 0; n < s->sequences; n++) longest = attn_max64(longest, s->k_lengths[n]);
+        if (s->gaps) fixture_add(f, ATTN_T_seqlens_q, ATTN_I32, 1, (int64_t[]){ s->B });
+        if (key_lengths) fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
         for (int n = 0; n <= s->sequences; n++) {
             tensor_set(&f->p.cu_seqlens_q, n, (double)s->Sq);
             tensor_set(&f->p.cu_seqlens_k, n, (double)s->Sk);
-            if (n < s->sequences) s->Sq += s->q_lengths[n], s->Sk += s->k_lengths[n];
+            if (n == s->sequences) break;
+            if (s->gaps) tensor_set(&f->p.seqlens_q, n, s->q_lengths[n]);
+            if (key_lengths) tensor_set(&f->p.seqlens_k, n, s->k_lengths[n]);
+            s->Sq += s->q_lengths[n] + (s->gaps ? rng_between(&r, 0, s->gaps) : 0);
+            s->Sk += s->key_rows ? longest + s->gaps : s->k_lengths[n] + (s->gaps ? rng_between(&r, 0, s->gaps) : 0);
         }
     }
     add_bshd(f, ATTN_T_q, s->dtype, s->Sq, s->H, s->D);
@@ -590,6 +636,11 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
         for (int64_t b = 0; b < s->B; b++)
             tensor_set(&f->p.seqlens_k, b, (double)(b % 4 == 1 ? 0 : b % 4 == 3 ? s->Sk : rng_between(&r, 0, s->Sk)));
     }
+    if (s->seqlens_q && !s->sequences) {
+        fixture_add(f, ATTN_T_seqlens_q, ATTN_I32, 1, (int64_t[]){ s->B });
+        for (int64_t b = 0; b < s->B; b++)
+            tensor_set(&f->p.seqlens_q, b, (double)(b % 4 == 2 ? 0 : b % 4 == 3 ? s->Sq : rng_between(&r, 0, s->Sq)));
+    }
     if (s->mask_bounds) {
         const int64_t heads = s->mask_heads == 0 ? 1 : s->mask_heads == 1 ? s->Hk : s->H;
         fixture_add(f, ATTN_T_mask_startend_rows, ATTN_I32, 4, (int64_t[]){ s->B, heads, s->Sk, s->mask_bounds });
@@ -636,6 +687,7 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
         if (s->bias) fixture_add(f, ATTN_T_dbias, ATTN_F32, 4, f->p.bias.shape);
         if (s->alibi) fixture_add(f, ATTN_T_dalibi_slopes, ATTN_F32, f->p.alibi_slopes.rank, f->p.alibi_slopes.shape);
     }
+    if (s->seqlens_q || s->gaps || s->key_rows) poison_padding(f);
     if (attn_check(&f->p, &err)) {
         fprintf(stderr, "a test made a problem that attn_check() refuses: %s\n", err.text);
         spec_print(stderr, spec);

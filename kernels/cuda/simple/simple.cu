@@ -53,6 +53,7 @@ DEVICE row query_row(const cuda_args &a, int64_t n)
     const int64_t b = divide(divide(n, d.Sq, line), d.H, h);
     r.x = head_args_of(a, d.packed ? sequence_at(a.g.cu_q, d.B, line) : b, h);
     r.i = line - r.x.s.q_start;
+    r.exists = r.i < r.x.s.Sq;
     return r;
 }
 
@@ -177,6 +178,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         },
         [&](int64_t n) {
             const row r = query_row(a, n);
+            if (!r.exists) return; /* its lse is nobody's */
             const float2 parts = lse_in_parts(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
@@ -204,6 +206,7 @@ __global__ void __launch_bounds__(32 * WARPS)
 DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
+    if (i >= x.s.Sq) return 0;
     const float lse = s.lse[lse_at(a, x, i)];
     float q[CHANNELS], k[CHANNELS], dout[CHANNELS], v[CHANNELS];
     if (lse == -CUDART_INF_F || !visible(a, x, i, j)) return 0;

@@ -506,7 +506,7 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
 
 extern const cuda_kernel decode_forward = {
     { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), TILE_HEAD_DIM,
-      ATTN_ALL_SCORES | ATTN_KEY_FEATURES, true },
+      (ATTN_ALL_SCORES & ~PADDING_FEATURES) | ATTN_KEY_FEATURES, true },
     80,
     ANY_COMPUTE,
     plan_decode,

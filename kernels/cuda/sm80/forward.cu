@@ -315,7 +315,8 @@ extern const cuda_kernel generic_forward = {
     true,
 };
 extern const cuda_kernel generic_packed_forward = {
-    { "generic+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_OPTION_BIT(KEY_DTYPE) },
+    { "generic+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM,
+      (ATTN_ALL_SCORES & ~PADDING_FEATURES) | ATTN_OPTION_BIT(KEY_DTYPE) },
     80,
     ANY_COMPUTE,
     plan_with_decode<generic_forward>,

@@ -264,7 +264,7 @@ ATTN_HD limits limits_of_whole(const attn_geometry &g)
 
 DEVICE bool is_whole(const cuda_args &a)
 {
-    return !a.g.dims.packed && !a.g.seqlens_k;
+    return !a.ends_of_queries && !a.ends_of_keys;
 }
 
 DEVICE int key_head(const cuda_args &a, int h)

@@ -118,10 +118,10 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
     DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
 
-    /* Another sequence's rows. */
+    /* Another sequence's rows, or padding. */
     DEVICE void zero_past_end(uint16_t *queries) const
     {
-        if (a.g.dims.packed && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
+        if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
     /* The next round's; behind a head's last comes the next head's first. */
@@ -503,7 +503,7 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        if ((a.g.dims.packed || a.g.seqlens_k) && keys < BN) {
+        if (a.ends_of_keys && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
             zero_rows<BN, X::CHUNKS>(sm.keys[1], keys);
@@ -717,7 +717,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     const extent e = extent_of(d);
     const bool bounded = g.right < e.rows_k || g.left < e.rows_q || g.view[ATTN_T_mask_startend_rows].data;
     p.order = tile_order_of(per_head_of(d), e.B * d.Hk, e.rows_q * g.group * (d.D + d.Dv) * 4,
-                            bounded || d.packed || g.seqlens_k);
+                            bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
     p.scratch = job.run.scratch;
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
@@ -834,9 +834,10 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
-const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
-                          ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) |
-                          ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC) |
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
+                          ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
+                          ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |
+                          ATTN_OPTION_BIT(DETERMINISTIC) |
                           OPTIONS;
 
 } // namespace

@@ -130,7 +130,7 @@ template <typename T, class X> struct half_of_keys {
     {
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&full), 0);
-        if ((a.g.dims.packed || a.g.seqlens_k) && keys < BN) {
+        if (a.ends_of_keys && keys < BN) {
             mbarrier_wait(smem_addr(&sm.K_full), 0);
             mbarrier_wait(smem_addr(&sm.V_full), 0);
             zero_rows<BN, X::CHUNKS>(sm.K, keys);
@@ -142,7 +142,7 @@ template <typename T, class X> struct half_of_keys {
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
-        if (a.g.dims.packed && (tile + 1) * BM > x.Sq) {
+        if (a.ends_of_queries && (tile + 1) * BM > x.Sq) {
             await_full(sm.bars_Q, at);
             await_full(sm.bars_dO, at);
             zero_rows<BM, X::CHUNKS>(sm.Q[at.stage], x.Sq - tile * BM);
@@ -441,7 +441,7 @@ kept_part kept_part_of(const attn_plan *plan)
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
-    if (d.packed || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
+    if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
     const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width; /* of a head of queries */
     if (tiles > fit || tiles * g.group > fit) return {};
@@ -463,7 +463,8 @@ plan plan_of(const backward_job &job)
     const attn_geometry &g = job.run.args.g;
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
-    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || d.packed || g.seqlens_k;
+    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || job.run.args.ends_of_queries ||
+                        job.run.args.ends_of_keys;
     const int64_t heads = e.B * d.Hk, part = job.kept.heads ? job.kept.heads : heads;
     plan p;
     p.keys = tile_order_of(key_tiles_per_head(d, KEYS), part, e.rows_q * g.group * (d.D + d.Dv) * 2, uneven);
@@ -577,9 +578,10 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
-const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
-                          ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) |
-                          ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC);
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
+                          ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
+                          ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |
+                          ATTN_OPTION_BIT(DETERMINISTIC);
 
 } // namespace
 

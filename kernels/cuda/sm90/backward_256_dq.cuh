@@ -205,7 +205,7 @@ template <typename T, class X> struct query_gradients {
     template <int CHUNKS> DEVICE void await_tile()
     {
         await_full(sm.bars, at);
-        if ((a.g.dims.packed || a.g.seqlens_k) && (tile + 1) * BN > x.band.Sk)
+        if (a.ends_of_keys && (tile + 1) * BN > x.band.Sk)
             zero_rows<BN, CHUNKS>(sm.KV[at.stage], x.band.Sk - tile * BN);
     }
 

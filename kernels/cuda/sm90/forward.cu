@@ -622,14 +622,14 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* The 16 rows of a warp by the copy engine, which drops those past the end of the tensor; packed, those past the
-     * end of the sequence are another's, and the warp stores what is there itself. */
+    /* The 16 rows of a warp by the copy engine, which drops those past the end of the tensor; where those past the
+     * end of the sequence are another's, or padding, the warp stores what is there itself. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
         __syncwarp();
         stage_rows<T, DV>(O, staging, lane(), place_in_chunks);
-        if (voted(p.cu_q && count < 16)) {
+        if (voted(p.ends_of_queries && count < 16)) {
             __syncwarp();
             store_staged<T, DV>(rows, p.to.out_row, count, p.to.Dv, staging, lane());
         } else {
@@ -888,9 +888,10 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
 }
 
 const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
-const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_BIT(SOFTCAP) | ATTN_TENSOR_BIT(alibi_slopes) |
-                          ATTN_TENSOR_BIT(mask_startend_rows) | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) |
-                          ATTN_TENSOR_BIT(v_scale);
+const uint64_t DECODE_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |
+                                 ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows) |
+                                 ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) | ATTN_TENSOR_BIT(v_scale),
+               FEATURES = DECODE_FEATURES | PADDING_FEATURES;
 
 } // namespace
 
@@ -898,7 +899,7 @@ extern const cuda_kernel sm90_forward = {
     { "sm90", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES }, 90, 90, plan_forward, launch_forward, true,
 };
 extern const cuda_kernel sm90_packed_forward = {
-    { "sm90+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES },
+    { "sm90+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, DECODE_FEATURES },
     90,
     90,
     plan_with_decode<sm90_forward>,

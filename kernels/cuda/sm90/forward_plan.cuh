@@ -27,7 +27,8 @@ struct plan {
     int left, right; /* window, at most FAR */
     int top_left;
     lazy_reference reference; /* c = log2(e) * what scores are multiplied by, scale or softcap, > 0 */
-    const int32_t *cu_q, *cu_k, *seqlens_k;
+    const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
+    bool ends_of_queries; /* see cuda_args */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
@@ -84,9 +85,9 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
         x.Sq = p.cu_q[low + 1] - x.q_start;
         x.Sk = p.cu_k[low + 1] - x.k_start;
         first = x.q_start / BM + low;
-    } else if (p.seqlens_k) {
-        x.Sk = p.seqlens_k[x.b];
     }
+    if (p.seqlens_q) x.Sq = p.seqlens_q[x.b];
+    if (p.seqlens_k) x.Sk = p.seqlens_k[x.b];
     x.align = p.top_left ? 0 : x.Sk - x.Sq;
     x.i0 = (tile - first) * BM;
     const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0, min(x.i0 + BM, x.Sq));
@@ -176,7 +177,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     const attn_geometry &g = job.read.g;
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
-    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || d.packed || g.seqlens_k ||
+    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || job.read.ends_of_queries || job.read.ends_of_keys ||
                         g.view[ATTN_T_mask_startend_rows].data;
     p.order = forward_order_of(g, per_head_of(d, BM), e.B * d.H, e.rows_k, (d.D + d.Dv) * 2, BM, uneven,
                                e.rows_k < MANY_KEYS ? FEW_KEYS_SECTION : SECTION);
@@ -185,7 +186,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.top_left = g.top_left;
     const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale); /* of the scores that softmax_step sees */
     p.reference.c = unit * LOG2E, p.reference.slack = 8 / p.reference.c;
-    p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_k = g.seqlens_k;
+    p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_q = g.seqlens_q, p.seqlens_k = g.seqlens_k;
+    p.ends_of_queries = job.read.ends_of_queries;
     p.scales = input_scales_of(g);
     p.mods = score_mods_of(g, unit);
     p.mask = flash_mask_of(g, BN, job.memory + job.place.extremes);

@@ -492,6 +492,73 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
+/* Rows that do not exist: behind seqlens_q, between packed sequences, behind the keys of rows beside packed queries.
+ * NaN is in all of them. */
+static const struct spec length_cases[] = {
+    SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
+    SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
+         .layout = ATTN_BHSD, F16, .sinks = 1),
+    SPEC(.name = "seqlens_q and seqlens_k", .B = 5, SIZES(140, 300, 128), HEADS(4, 2), .seqlens_q = true,
+         .seqlens_k = true, .causal = true, .poison_unseen = true, BF16),
+    SPEC(.name = "seqlens_q and seqlens_k, float32", .B = 5, SIZES(140, 150, 64), HEADS(4, 2), .seqlens_q = true,
+         .seqlens_k = true, WINDOW(40, 10)),
+    SPEC(.name = "seqlens_q, head size 256", .B = 4, SIZES(140, 150, 256), .seqlens_q = true, .seqlens_k = true,
+         .causal = true, F16),
+    SPEC(.name = "seqlens_q, head size 192, 128 of v", .B = 4, .Sq = 200, .Sk = 140, .D = 192, .Dv = 128,
+         .seqlens_q = true, .causal = true, BF16),
+    SPEC(.name = "seqlens_q with bias and dbias over rows", .B = 4, SIZES(60, 90, 64), HEADS(4, 2), .seqlens_q = true,
+         .bias = 5, .bias_hidden = 0.1, F16),
+    SPEC(.name = "seqlens_q with everything", .B = 4, SIZES(75, 130, 72), HEADS(6, 2), .sinks = 1, .alibi = 2,
+         .bias = 7, .bias_hidden = 0.1, .keep_mask = 2, .keep = 0.9, .mask_bounds = 2, .mask_heads = 1, .softcap = 8,
+         .dropout_p = 0.1, .seed = 3, WINDOW(60, 30), .seqlens_k = true, .seqlens_q = true, .strided = true),
+    SPEC(.name = "seqlens_q, FlashMask, top left", .B = 4, SIZES(160, 190, 64), .seqlens_q = true, .causal = true,
+         .alignment = ATTN_TOP_LEFT, .mask_bounds = 1, BF16),
+    SPEC(.name = "seqlens_q, few queries", .B = 6, SIZES(4, 900, 128), HEADS(8, 2), .seqlens_q = true,
+         .seqlens_k = true, .causal = true, BF16),
+    SPEC(.name = "seqlens_q, float8", .B = 4, SIZES(150, 190, 128), HEADS(4, 2), .seqlens_q = true, .seqlens_k = true,
+         FP8, .fp8_scales = true, .causal = true),
+    SPEC(.name = "seqlens_q, latent attention", MLA, .B = 4, .Sq = 9, .Sk = 150, BF16, .seqlens_q = true,
+         .seqlens_k = true, .causal = true),
+    SPEC(.name = "seqlens_q, pages", .B = 4, SIZES(40, 96, 64), PAGES(16), HEADS(4, 2), F16, .seqlens_q = true,
+         .causal = true),
+    SPEC(.name = "gaps", .sequences = 4, .q_lengths = { 5, 128, 1, 77 }, .k_lengths = { 5, 128, 1, 77 }, .gaps = 20,
+         .causal = true, BF16),
+    SPEC(.name = "gaps, empty sequences, one key head", .sequences = 5, .q_lengths = { 0, 3, 0, 140, 70 },
+         .k_lengths = { 9, 90, 12, 0, 300 }, .gaps = 150, HEADS(4, 1), .sinks = 1, .D = 128, .Dv = 128, F16),
+    SPEC(.name = "gaps, float32", .sequences = 3, .q_lengths = { 30, 140, 65 }, .k_lengths = { 50, 64, 160 },
+         .gaps = 40, HEADS(4, 2), .causal = true),
+    SPEC(.name = "gaps with everything", .sequences = 3, .q_lengths = { 30, 64, 65 }, .k_lengths = { 50, 64, 60 },
+         .gaps = 30, HEADS(4, 2), WINDOW(20, 3), .softcap = 10, .alibi = 2, .dropout_p = 0.2, .seed = 5, F16,
+         .strided = true, .sinks = 1),
+    SPEC(.name = "gaps, head size 256", .sequences = 3, .q_lengths = { 67, 0, 135 }, .k_lengths = { 133, 9, 100 },
+         .gaps = 70, .D = 256, .Dv = 256, BF16, .causal = true),
+    SPEC(.name = "gaps, decode", .sequences = 5, .q_lengths = { 1, 1, 1, 1, 2 }, .k_lengths = { 700, 1, 33, 0, 128 },
+         .gaps = 9, HEADS(8, 2), BF16, .causal = true),
+    SPEC(.name = "gaps, float8", .sequences = 2, .q_lengths = { 30, 64 }, .k_lengths = { 50, 64 }, .gaps = 9, FP8,
+         .fp8_scales = true),
+    SPEC(.name = "gaps, pages", .sequences = 4, .q_lengths = { 1, 40, 0, 70 }, .k_lengths = { 700, 40, 9, 130 },
+         .gaps = 9, PAGES(16), HEADS(4, 2), .causal = true, BF16),
+    SPEC(.name = "packed queries and rows of keys", .sequences = 4, .q_lengths = { 5, 128, 1, 77 },
+         .k_lengths = { 45, 128, 0, 90 }, .key_rows = true, HEADS(4, 2), .causal = true, BF16),
+    SPEC(.name = "packed queries and rows of keys, gaps", .sequences = 3, .q_lengths = { 30, 0, 165 },
+         .k_lengths = { 150, 64, 160 }, .key_rows = true, .gaps = 11, HEADS(4, 2), .D = 128, .Dv = 128, F16),
+    SPEC(.name = "packed queries and rows of one key", .sequences = 3, .q_lengths = { 3, 1, 6 },
+         .k_lengths = { 1, 0, 1 }, .key_rows = true),
+    SPEC(.name = "packed queries and rows of keys, strided", .sequences = 3, .q_lengths = { 30, 10, 65 },
+         .k_lengths = { 50, 64, 60 }, .key_rows = true, .strided = true, .softcap = 10, .alibi = 1),
+    SPEC(.name = "seqlens_q, out and lse given, dlse", BACK, .B = 5, SIZES(140, 150, 64), HEADS(4, 2),
+         .seqlens_q = true, .give_forward = true, .dlse = true, .causal = true, BF16, .sinks = 1),
+    SPEC(.name = "seqlens_q, out and lse given, float32", BACK, .B = 4, SIZES(70, 80, 64), .seqlens_q = true,
+         .give_forward = true, .dlse = true),
+    SPEC(.name = "seqlens_q, any order", BACK, .B = 5, SIZES(280, 260, 128), HEADS(4, 2), .seqlens_q = true,
+         .seqlens_k = true, .any_order = true, BF16, .causal = true),
+    SPEC(.name = "gaps, out and lse given, dlse", BACK, .sequences = 3, .q_lengths = { 30, 0, 165 },
+         .k_lengths = { 50, 6, 160 }, .gaps = 70, HEADS(4, 2), .give_forward = true, .dlse = true, F16, .D = 128,
+         .Dv = 128),
+    SPEC(.name = "gaps, any order", BACK, .sequences = 3, .q_lengths = { 130, 5, 265 }, .k_lengths = { 150, 300, 160 },
+         .gaps = 70, HEADS(4, 2), .any_order = true, BF16),
+};
+
 /* clang-format on */
 
 static void test_huge_scores_and_values_agree_with_the_reference(void **state)
@@ -519,13 +586,13 @@ static void test_the_largest_numbers_of_float32_agree_with_the_reference(void **
     assert_int_equal(failed, 0);
 }
 
-static void test_edge_cases_agree_with_the_reference(void **state)
+/* The problems of a list that do not agree with the reference, forward and backward. */
+static int disagree(const struct spec *list, size_t count)
 {
     int failed = 0;
-    (void)state;
-    for (size_t i = 0; i < ARRAY_SIZE(edge_cases); i++)
+    for (size_t i = 0; i < count; i++)
         for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
-            struct spec s = edge_cases[i];
+            struct spec s = list[i];
             if (op == ATTN_OP_FORWARD && s.op == ATTN_OP_BACKWARD) continue;
             if (op == ATTN_OP_BACKWARD &&
                 (s.dtype == ATTN_F8E4M3 || s.page_size || s.fp8_keys || s.D > ATTN_MAX_BACKWARD_HEAD_DIM ||
@@ -534,7 +601,38 @@ static void test_edge_cases_agree_with_the_reference(void **state)
             s.op = op;
             if (!agrees(&s)) failed++;
         }
-    assert_int_equal(failed, 0);
+    return failed;
+}
+
+static void test_edge_cases_agree_with_the_reference(void **state)
+{
+    (void)state;
+    assert_int_equal(disagree(edge_cases, ARRAY_SIZE(edge_cases)), 0);
+}
+
+static void test_lengths_agree_with_the_reference(void **state)
+{
+    (void)state;
+    assert_int_equal(disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
+}
+
+/* The kernel that takes everything is slow. It is the last of an operation's. */
+static void test_lengths_are_no_matter_of_a_slow_kernel(void **state)
+{
+    const attn_kernel *slow[2] = { NULL, NULL };
+    (void)state;
+    for (int n = 0; attn_kernel_at(bench.device, n); n++)
+        slow[attn_kernel_at(bench.device, n)->op] = attn_kernel_at(bench.device, n);
+    for (size_t i = 0; i < ARRAY_SIZE(length_cases) && strcmp(backend, "reference") != 0; i++) {
+        struct fixture f;
+        attn_plan plan;
+        attn_error err = { 0 };
+        if (length_cases[i].D > ATTN_MAX_BACKWARD_HEAD_DIM) continue;
+        fixture_make(&f, &length_cases[i]);
+        assert_int_equal(attn_plan_make(bench.device, &f.p, &plan, &err), ATTN_OK);
+        if (plan.kernel == slow[f.p.op]) fail_msg("%s: is computed by %s", length_cases[i].name, plan.kernel->name);
+        fixture_clear(&f);
+    }
 }
 
 /* ---- Random problems --------------------------------------------------------------------------------------------- */
@@ -625,6 +723,9 @@ static struct spec random_spec(uint64_t seed)
     if (rng_chance(&r, 0.1)) s.q_amp = 4;
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.15)) give_pages(&s, pick(&r, page_sizes, ARRAY_SIZE(page_sizes)));
     if (s.keep_mask && rng_chance(&r, 0.4)) s.keep_tail = (int)rng_between(&r, 1, s.Sk + 1);
+    if (s.sequences == 0) s.seqlens_q = rng_chance(&r, 0.25);
+    else if (rng_chance(&r, 0.4)) s.gaps = (int)rng_between(&r, 1, 40);
+    if (s.sequences && s.page_size == 0) s.key_rows = rng_chance(&r, 0.3);
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.06)) s.D = rng_between(&r, 1, 576), s.Dv = rng_between(&r, 1, 576);
     if (s.op == ATTN_OP_FORWARD && s.dtype != ATTN_F8E4M3 && rng_chance(&r, 0.12))
         s.fp8_keys = true, s.fp8_scales = rng_chance(&r, 0.7);
@@ -2702,6 +2803,8 @@ int main(void)
     const struct CMUnitTest comparisons[] = {
         /* a problem that the backend has no kernel for is left out */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
+        cmocka_unit_test(test_lengths_agree_with_the_reference),
+        cmocka_unit_test(test_lengths_are_no_matter_of_a_slow_kernel),
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
         cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
         cmocka_unit_test(test_products_beyond_float32_count_where_their_scores_are_ordinary),

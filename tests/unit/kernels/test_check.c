@@ -232,7 +232,9 @@ static void test_packed_lengths(void **state)
 {
     static int32_t starts_at_1[] = { 1, 2, 6 }, falls[] = { 0, 7, 6 }, short_[] = { 0, 2, 5 }, long_[] = { 0, 2, 9 };
     (void)state;
-    SAYS(packed, INVALID, "/cu_seqlens_k", "cu_seqlens_k: is required with cu_seqlens_q", p.cu_seqlens_k.rank = 0);
+    SAYS(packed, INVALID, "/cu_seqlens_k",
+         "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [2, Sk, Hk, D], a row for each sequence",
+         p.cu_seqlens_k.rank = 0);
     SAYS(packed, INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k", p.cu_seqlens_q.rank = 0);
     SAYS(packed, INVALID, "/cu_seqlens_q/shape", "cu_seqlens_q: shape [3, 0] has 2 dimensions, must have 1: [N + 1]",
          p.cu_seqlens_q.rank = 2);
@@ -256,8 +258,6 @@ static void test_packed_lengths(void **state)
          p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
     SAYS(packed, INVALID, "/keep_mask", "keep_mask: cannot be combined with cu_seqlens_q" ALONE,
          p.keep_mask = TENSOR(keep, ATTN_U8, 2, 8, 3, 4));
-    SAYS(packed, INVALID, "/seqlens_k", "seqlens_k: cannot be combined with cu_seqlens_q" ALONE,
-         p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
     SAYS(packed, INVALID, "/mask_startend_rows", "mask_startend_rows: cannot be combined with cu_seqlens_q" ALONE,
          p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 2));
     SAYS(packed, INVALID, "/alibi_slopes/shape/0",
@@ -267,6 +267,71 @@ static void test_packed_lengths(void **state)
          p.out = TENSOR(zeros, ATTN_F16, 7, 8, 8));
     SAYS(packed, INVALID, "/lse/shape/1", "lse: shape[1] is 5, must be 6, the queries of q",
          p.lse = TENSOR(zeros, ATTN_F32, 8, 5));
+}
+
+static void test_lengths_are_at_most_the_room_that_there_is(void **state)
+{
+    static int32_t q_lengths[] = { 2, 3 }, too_long[] = { 3, 3 }, k_lengths[] = { 5, 0 }, below[] = { 0, -1 },
+                   rows[] = { 0, 4, 8 };
+    (void)state;
+    PASSES(forward, p.seqlens_q = TENSOR(q_lengths, ATTN_I32, 2); p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
+    PASSES(packed, p.seqlens_q = TENSOR(q_lengths, ATTN_I32, 2));
+    PASSES(packed, p.seqlens_k = TENSOR(k_lengths, ATTN_I32, 2));
+    PASSES(paged_packed, p.seqlens_q = TENSOR(q_lengths, ATTN_I32, 2));
+    PASSES(paged, p.seqlens_q = TENSOR(q_lengths, ATTN_I32, 2));
+    SAYS(forward, INVALID, "/seqlens_q/data", "seqlens_q: [0] is 5, must be between 0 and 3, the queries of q",
+         p.seqlens_q = TENSOR(k_lengths, ATTN_I32, 2));
+    SAYS(forward, INVALID, "/seqlens_q/shape/0", "seqlens_q: shape[0] is 3, must be 2, the batch of q",
+         p.seqlens_q = TENSOR(rows, ATTN_I32, 3));
+    SAYS(packed, INVALID, "/seqlens_q/data",
+         "seqlens_q: [0] is 3, must be between 0 and 2, the rows that cu_seqlens_q has for this sequence",
+         p.seqlens_q = TENSOR(too_long, ATTN_I32, 2));
+    SAYS(packed, INVALID, "/seqlens_k/data",
+         "seqlens_k: [1] is -1, must be between 0 and 3, the rows that cu_seqlens_k has for this sequence",
+         p.seqlens_k = TENSOR(below, ATTN_I32, 2));
+    SAYS(packed, INVALID, "/seqlens_k/shape/0", "seqlens_k: shape[0] is 3, must be 2, the sequences of cu_seqlens_q",
+         p.seqlens_k = TENSOR(rows, ATTN_I32, 3));
+    SAYS(paged_packed, INVALID, "/seqlens_q/data",
+         "seqlens_q: [0] is 3, must be between 0 and 2, the rows that cu_seqlens_q has for this sequence",
+         p.seqlens_q = TENSOR(too_long, ATTN_I32, 2));
+}
+
+/* Packed queries beside a cache whose rows are padded. */
+static attn_problem by_rows(void)
+{
+    static int32_t rows[] = { 0, 4, 8 };
+    attn_problem p = packed();
+    p.k = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16);
+    p.v = TENSOR(zeros, ATTN_F16, 2, 4, 2, 8);
+    p.cu_seqlens_k = TENSOR(rows, ATTN_I32, 3);
+    p.seqlens_k = TENSOR(lengths, ATTN_I32, 2);
+    return p;
+}
+
+static void test_packed_queries_and_rows_of_keys(void **state)
+{
+    (void)state;
+    PASSES(by_rows, (void)0);
+    PASSES(by_rows, p.seqlens_k.rank = 0); /* all of them exist */
+    PASSES(by_rows, p.op = ATTN_OP_BACKWARD; p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
+           p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16));
+    SAYS(by_rows, INVALID, "/v/shape/1", "v: shape[1] is 3, must be 4, the keys of k", p.v.shape[1] = 3);
+    SAYS(by_rows, INVALID, "/v/shape",
+         "v: shape [8, 2, 8] has 3 dimensions, must have 4 with cu_seqlens_q: [N, Sk, Hk, Dv]; a missing axis is "
+         "written as 1, and heads have an axis of their own",
+         p.v = TENSOR(zeros, ATTN_F16, 8, 2, 8));
+    SAYS(by_rows, INVALID, "/k/shape",
+         "k: shape [3, 4, 2, 16] has 4 dimensions, must have 3 with cu_seqlens_q: [total_k, Hk, D]",
+         p.k = TENSOR(zeros, ATTN_F16, 3, 4, 2, 16));
+    SAYS(by_rows, INVALID, "/cu_seqlens_k/data",
+         "cu_seqlens_k: [1] is 5, must be 4, where that row of k begins; with k [B, Sk, Hk, D] it may be left out",
+         p.cu_seqlens_k = TENSOR(cu_k, ATTN_I32, 3));
+    SAYS(by_rows, INVALID, "/k/stride/0",
+         "k: stride[0] is 200, must be 128 with cu_seqlens_q, where rows lie side by side", p.k.stride[0] = 200);
+    SAYS(by_rows, INVALID, "/seqlens_k/data",
+         "seqlens_k: [1] is 5, must be between 0 and 4, the rows that cu_seqlens_k has for this sequence",
+         static int32_t too_long[] = { 4, 5 };
+         p.seqlens_k = TENSOR(too_long, ATTN_I32, 2));
 }
 
 static void test_pages(void **state)
@@ -655,6 +720,7 @@ static attn_problem with(attn_tensor_id id, bool is_packed)
         { ATTN_T_bias, TENSOR(zeros, ATTN_F32, 2, 8, 3, 4) },
         { ATTN_T_keep_mask, TENSOR(zeros, ATTN_U8, 2, 8, 3, 4) },
         { ATTN_T_sinks, TENSOR(zeros, ATTN_F32, 8) },
+        { ATTN_T_seqlens_q, TENSOR(zeros, ATTN_I32, 2) },
         { ATTN_T_seqlens_k, TENSOR(zeros, ATTN_I32, 2) },
         { ATTN_T_mask_startend_rows, TENSOR(zeros, ATTN_I32, 2, 1, 4, 2) },
     };
@@ -757,6 +823,7 @@ static void test_a_shape_as_a_client_reads_it(void **state)
         { ATTN_T_sinks, "float32 [H]" },
         { ATTN_T_cu_seqlens_q, "int32 [N + 1]" },
         { ATTN_T_cu_seqlens_k, "int32 [N + 1]" },
+        { ATTN_T_seqlens_q, "int32 [B]" },
         { ATTN_T_seqlens_k, "int32 [B]" },
         { ATTN_T_page_table, "int32 [B, most]" },
         { ATTN_T_mask_startend_rows, "int32 [B, 1 or Hk or H, Sk, n]" },
@@ -791,6 +858,8 @@ int main(void)
         cmocka_unit_test(test_sequences_and_heads_are_bounded_even_where_they_hold_nothing),
         cmocka_unit_test(test_the_shapes_of_q_k_v),
         cmocka_unit_test(test_packed_lengths),
+        cmocka_unit_test(test_lengths_are_at_most_the_room_that_there_is),
+        cmocka_unit_test(test_packed_queries_and_rows_of_keys),
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
         cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),

@@ -216,7 +216,7 @@ enum { LONG_PACKED = 500, LONG_PADDED = 300 };
 enum { LONG_PACKED = 5000, LONG_PADDED = 3000 };
 #endif
 
-/* Packed problems and seqlens_k with random lengths, short and long, in every dtype. */
+/* Packed problems, seqlens_q and seqlens_k with random lengths, short and long, in every dtype. */
 static struct spec random_lengths(struct rng *r)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -244,7 +244,10 @@ static struct spec random_lengths(struct rng *r)
         s.seqlens_k = true;
         s.bias = rng_chance(r, 0.3) ? (int)rng_between(r, 1, 8) : 0;
         s.mask_bounds = rng_chance(r, 0.3) ? 2 : 0;
+        s.seqlens_q = rng_chance(r, 0.6);
     }
+    if (s.sequences && rng_chance(r, 0.4)) s.gaps = (int)rng_between(r, 1, 60);
+    if (s.sequences) s.key_rows = rng_chance(r, 0.2);
     return s;
 }
 
