@@ -65,8 +65,8 @@
     "seqlens_kv seq_lens_k seq_lens_kv key_lengths kv_lengths k_lens k_lengths k_seqlens cache_lens cache_lengths "    \
     "context_lengths valid_len valid_lens valid_length valid_lengths memory_lengths"
 #define SEQLENS_Q "query_seq_lengths seqused_q q_lens q_lengths query_lengths qo_lens qo_lengths actual_seq_lengths"
-#define SEQLENS "seqlens seq_lens lengths lens seq_lengths sequence_lengths input_lengths"
-#define SEGMENTS                                                                                                  \
+#define SEQLENS   "seqlens seq_lens lengths lens seq_lengths sequence_lengths input_lengths"
+#define SEGMENTS                                                                                \
     "segment_ids q_segment_ids kv_segment_ids offsets document_ids document_id doc_ids doc_id " \
     "sample_ids sequence_ids q_segments kv_segments"
 #define CU_Q                                                                                                        \
