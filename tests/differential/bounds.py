@@ -18,7 +18,7 @@ A kernel rounds (i a query, j and l keys):
             Where the kernel computes lse, that is off by beta_i = ln(sum_l P_il e^b_il) at most, as the largest error of a mean
             is; and P stays a probability, but for the rounding of lse:
                 r = P (e^(b + beta) - 1), at most e^(BLUR |lse|)
-    u       P and dS, to the type of their products, relative
+    u       P and dS, to the type of their products, relative. A P of 1 is exact: the largest exponential of a row is 1.
     t_i     delta_i. Where out is given there is no such error. Else, with c_il = (r_il + u P_il) M_il (dout_i . v_l),
                 t^2 = (sum_l c_il)^2 + sum_l c_il^2 + sum_e (u_out dout_ie out_ie)^2
             because out is the sum of the P V, and may be rounded to its dtype before it meets dout.
@@ -102,6 +102,7 @@ class Errors:
     def __init__(self, p, x, b, h, dtype, out_dtype, given, exact):
         out, self.P, top, rest, empty = x.statistics(p)
         P, u, lse = self.P, UNIT[dtype], np.where(empty, 0, top + rest)
+        rounding = np.where(P == 1, 0, u * P)
         lse_blur = BLUR * np.where(np.abs(lse) < oracle.LSE_MOST, np.abs(lse), 0)
         blur = blur_of_scores(p, x, b, h, exact) + lse_blur[:, None]
         self.sink = np.where(empty | (x.sink == -np.inf), 0, np.exp(np.where(empty, 0, x.sink - top - rest)))
@@ -118,10 +119,10 @@ class Errors:
         blur_of_delta = BLUR * ((np.abs(dout) * np.abs(out)).sum(1) + (np.abs(p['dlse'][x.lse_at]) if 'dlse' in p else 0))
         self.delta = np.abs(self.delta) + blur_of_delta
         self.g = g + np.copysign(BLUR * x.M * (np.abs(dout) @ np.abs(x.v).T) + blur_of_delta[:, None], g)
-        c = (self.r + u * P) * dP
+        c = (self.r + rounding) * dP
         self.t = np.sqrt(c.sum(1) ** 2 + (c ** 2).sum(1) + ((UNIT[out_dtype] * dout * out) ** 2).sum(1)) * (not given)
         self.z, self.s = self.r * self.g, x.slope * (self.r + u * P) * self.g
-        self.Pr, self.dv = P + self.r, (self.r + u * P) * x.M
+        self.Pr, self.dv = P + self.r, (self.r + rounding) * x.M
 
 
 def of_gradients(p, dtype, out_dtype, given, exact):
