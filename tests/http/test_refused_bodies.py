@@ -94,10 +94,14 @@ def test_a_client_that_sends_all_before_it_reads_sees_every_other_refusal(serve,
 def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
     port = service.free_port()
     server = serve('--max-connections', 1, '--metrics-listen', f'127.0.0.1:{port}')
+
+    def page():
+        return urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read()
+    assert eventually(lambda: b'\nattnd_connections 1\n' in page())  # that of the page alone
     upload = service.Upload(server, request_bytes(FORWARD, wire.small_bytes()))
     try:
         # Its body is on its way, and it makes no room.
-        assert eventually(lambda: b'attnd_inflight_requests{state="receiving"} 1' in urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read())
+        assert eventually(lambda: b'attnd_inflight_requests{state="receiving"} 1' in page())
         for client in CLIENTS.values():
             status, text = client(server, FORWARD, PIECE * 128, {'Content-Type': 'application/json'})
             assert status == 503 and b'too many connections' in text, text
