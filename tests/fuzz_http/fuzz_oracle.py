@@ -26,11 +26,11 @@ import wire  # noqa: E402
 DTYPES = {'float32': 'float32', 'f32': 'float32', 'fp32': 'float32', 'float16': 'float16', 'f16': 'float16', 'fp16': 'float16',
           'bfloat16': 'bfloat16', 'bf16': 'bfloat16', 'int32': 'int32', 'i32': 'int32', 'uint8': 'uint8', 'u8': 'uint8',
           'float8_e4m3fn': 'float8_e4m3fn', 'f8_e4m3': 'float8_e4m3fn', 'fp8_e4m3': 'float8_e4m3fn'}
-TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seqlens_q', 'cu_seqlens_k', 'seqlens_k', 'page_table', 'mask_startend_rows',
+TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'seqlens_k', 'page_table', 'mask_startend_rows',
            'q_scale', 'k_scale', 'v_scale', 'dout', 'out', 'lse', 'dlse')
 OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
            'save', 'timeout_ms', 'deterministic', 'grad_dtype', 'context')
-UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
+UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}  # golden.py's, of the largest value here
 WILD = 1e4       # inputs beyond it overflow somewhere, or leave nothing of a difference; of q and k, what counts is their product
 LOWEST = -1e38   # a bias below it leaves nothing of a score: keys that are hidden by finfo.min, and rows that see no others

@@ -1492,17 +1492,25 @@ static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **stat
              WINDOW(20, 20)),
         SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, HEADS(4, 2),
              .causal = true, .D = 256, .Dv = 256, BF16),
+        SPEC(.sequences = 3, .q_lengths = { 150, 70, 128 }, .k_lengths = { 300, 65, 128 }, .gaps = 90, HEADS(4, 2),
+             .causal = true, BF16, .sinks = 1),
+        SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .gaps = 90, HEADS(4, 2),
+             .causal = true, .D = 128, .Dv = 128, F16),
+        SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, .key_rows = true,
+             HEADS(4, 2)),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(packs); n++) {
         struct fixture whole;
-        int64_t q_rows = 0, k_rows = 0;
         fixture_make(&whole, &packs[n]);
         fixture_run(&bench, &whole);
+        const attn_geometry g = attn_geometry_of(&whole.p);
         for (int b = 0; b < packs[n].sequences; b++) {
+            const int64_t q_rows = attn_sequence_of(&g, b).q_start, k_rows = attn_sequence_of(&g, b).k_start;
             struct spec s = packs[n];
             struct fixture part;
-            s.sequences = 0;
+            s.sequences = s.gaps = 0;
+            s.key_rows = false;
             s.B = 1, s.Sq = packs[n].q_lengths[b], s.Sk = packs[n].k_lengths[b];
             fixture_make(&part, &s);
             copy_part(&whole, &part, ATTN_T_q, q_rows * s.H * s.D);
@@ -1523,7 +1531,6 @@ static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **stat
                 assert_part_equal(&whole, &part, ATTN_T_dk, k_rows * s.Hk * s.D);
                 assert_part_equal(&whole, &part, ATTN_T_dv, k_rows * s.Hk * s.Dv);
             }
-            q_rows += s.Sq, k_rows += s.Sk;
             fixture_clear(&part);
         }
         fixture_clear(&whole);

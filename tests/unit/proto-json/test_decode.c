@@ -478,6 +478,50 @@ static void test_every_member_lands_where_it_belongs(void **state)
     decoded_clear(&d);
 }
 
+#define FLOAT8(name, shape, data) "\"" name "\":{\"shape\":" shape ",\"dtype\":\"F8_E4M3\",\"data\":" data "}"
+#define FLOAT8_QKV \
+    FLOAT8("q", "[1,1,1,2]", "[1,2]") "," FLOAT8("k", "[1,1,1,2]", "[3,4]") "," FLOAT8("v", "[1,1,1,1]", "[5]")
+
+/* Its memory is that of the other tensors, in each problem of a body. */
+static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
+{
+    struct decoded d = { 0 };
+    (void)state;
+    decode_all_ways(&d, ATTN_OP_FORWARD,
+                    "{\"requests\":[{" FLOAT8_QKV ",\"q_scale\":0.5,\"v_scale\":-3e-2},{" FLOAT8_QKV
+                    ",\"k_scale\":2},{" FLOAT8_QKV ",\"k_scale\":1e39},{\"q_scale\":7}]}");
+    assert_int_equal(d.status, ATTN_OK);
+    const attn_problem *const first = &d.call->items[0].problem, *const second = &d.call->items[1].problem;
+    assert_int_equal(first->q_scale.rank, 1);
+    assert_int_equal(first->q_scale.shape[0], 1);
+    assert_true(*(const float *)first->q_scale.data == 0.5F && *(const float *)first->v_scale.data == -3e-2F);
+    assert_int_equal(first->k_scale.rank, 0);
+    assert_true(*(const float *)second->k_scale.data == 2);
+    assert_true((uintptr_t)second->k_scale.data % 64 == 0);
+    assert_string_equal(d.call->items[2].error.text,
+                        "k_scale: is 1e39, must be between -3.4e38 and 3.4e38 (a float32)");
+    assert_string_equal(d.call->items[3].error.text, "q: is required; a problem has q, k and v");
+    decoded_clear(&d);
+}
+
+static void test_rows_of_keys_beside_packed_queries_start_where_they_lie(void **state)
+{
+    struct decoded d = { 0 };
+    (void)state;
+    decode_all_ways(&d, ATTN_OP_FORWARD,
+                    "{\"q\":{\"shape\":[3,1,1],\"dtype\":\"F16\",\"data\":[1,2,3]},"
+                    "\"k\":{\"shape\":[2,4,1,1],\"dtype\":\"F16\",\"data\":[1,2,3,4,5,6,7,8]},"
+                    "\"v\":{\"shape\":[2,4,1,1],\"dtype\":\"F16\",\"data\":[1,2,3,4,5,6,7,8]},"
+                    "\"cu_seqlens_q\":{\"shape\":[3],\"dtype\":\"int64\",\"data\":[0,1,3]},"
+                    "\"seqlens_k\":{\"shape\":[2],\"dtype\":\"int32\",\"data\":[4,1]}}");
+    assert_int_equal(d.status, ATTN_OK);
+    const attn_problem *const p = &d.call->items[0].problem;
+    const int32_t starts[] = { 0, 4, 8 };
+    assert_int_equal(p->cu_seqlens_k.shape[0], 3);
+    assert_memory_equal(p->cu_seqlens_k.data, starts, sizeof starts);
+    decoded_clear(&d);
+}
+
 static void test_what_is_not_said_has_its_default(void **state)
 {
     struct decoded d = { 0 };
@@ -875,6 +919,8 @@ int main(void)
         cmocka_unit_test_teardown(test_names_of_other_programs_are_understood_in_the_message, no_differences),
         cmocka_unit_test_teardown(test_bytes_of_the_wrong_length_say_what_they_look_like, no_differences),
         cmocka_unit_test_teardown(test_every_member_lands_where_it_belongs, no_differences),
+        cmocka_unit_test_teardown(test_a_scale_that_is_a_number_is_a_tensor_of_one, no_differences),
+        cmocka_unit_test_teardown(test_rows_of_keys_beside_packed_queries_start_where_they_lie, no_differences),
         cmocka_unit_test_teardown(test_what_is_not_said_has_its_default, no_differences),
         cmocka_unit_test_teardown(test_a_safetensors_file_is_told_from_json_however_it_is_split, no_differences),
         cmocka_unit_test_teardown(test_every_tensor_of_the_table_is_known, no_differences),
