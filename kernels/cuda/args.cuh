@@ -35,7 +35,7 @@ struct cuda_args {
     /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
      * q_start + i. */
     int64_t lse_batch, lse_head;
-    int first_tile;  /* of each head (packed: of all sequences): the lowest tile of rows, or of keys, of a launch */
+    int first_tile; /* of each head (packed: of all sequences): the lowest tile of rows, or of keys, of a launch */
     bool ends_of_queries, ends_of_keys; /* may a sequence of them end before its tensor (packed, seqlens)? */
     int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
     /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to

@@ -398,9 +398,11 @@ static void put_answer_parts(struct json *j)
     json_put(
         j,
         "}},'Hints':{'type':'array','description':'What looks wrong in a valid request, in sentences for people; left "
-        "out where nothing does.','items':{'type':'string'}},'Sizes':{'type':'object','additionalProperties':false,'description':"
+        "out where nothing "
+        "does.','items':{'type':'string'}},'Sizes':{'type':'object','additionalProperties':false,'description':"
         "'The sizes that the server has read from the shapes. A wrong layout shows here: H and Hk are heads. B, Sq "
-        "and Sk; where rows are packed sequences, total_q and total_k, or Sk of k [B, Sk, Hk, D]; of caches the longest is Sk.','properties':{");
+        "and Sk; where rows are packed sequences, total_q and total_k, or Sk of k [B, Sk, Hk, D]; of caches the "
+        "longest is Sk.','properties':{");
     for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
         json_comma(j);
         json_put(j, "'%s':{'$ref':'#/components/schemas/Axis'}", sizes[i]);

@@ -837,8 +837,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
                           ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
                           ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |
-                          ATTN_OPTION_BIT(DETERMINISTIC) |
-                          OPTIONS;
+                          ATTN_OPTION_BIT(DETERMINISTIC) | OPTIONS;
 
 } // namespace
 

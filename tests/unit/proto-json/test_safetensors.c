@@ -443,7 +443,8 @@ static void test_options_that_cannot_be(void **state)
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
         /* What is nearly the name of a description is none. */
-        { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats", "unknown member 'formats' (/docs lists the members of forward)" },
+        { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
+          "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
           "unknown member 'Format'; leave it out; 'encoding' says how numbers are written, the header Accept asks for "
           "safetensors" },
