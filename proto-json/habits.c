@@ -461,7 +461,7 @@ const struct habit habit_topics[] = {
     { BOTH,
       "len lens length lengths seqlen seqlens seq sequence sequences indptr offset offsets start loc ragged packed "
       "padded pad padding varlen segment document qlen kvlen",
-      "about lengths there are 'seqlens_k', and for packed rows 'cu_seqlens_q' and 'cu_seqlens_k'" },
+      "about lengths there are 'seqlens_q' and 'seqlens_k', and for packed rows 'cu_seqlens_q' and 'cu_seqlens_k'" },
     { "decode", "len lens length lengths seqlen seqlens seq sequence sequences indptr offset offsets start",
       OWN_CACHE },
     { "forward", "cache caches cached past", TO_DECODE },
@@ -477,7 +477,7 @@ const struct habit habit_topics[] = {
     { "forward decode", "dtype precision upcast accum accumulate accumulation fp32 fp16 bf16 float32 float16",
       "about dtypes there is 'out_dtype', and each tensor has its own" },
     { "backward", "dtype precision upcast accum accumulate accumulation fp32 fp16 bf16 float32 float16",
-      "about dtypes: each tensor has its own" },
+      "about dtypes there is 'grad_dtype', and each tensor has its own" },
     { BOTH, "layout transpose transposed permute axis axes order first last",
       "about the order of axes there is 'layout', of [B, S, H, D] or [B, H, S, D]" },
     { OPS, "stride strides contiguous", "data are C-contiguous, there are no strides" },

@@ -17,7 +17,7 @@ import torch
 
 URL = 'http://127.0.0.1:8080'
 FORWARD_ONLY = {'out_dtype', 'verify'}  # options that a backward does not take,
-BACKWARD_ONLY = {'deterministic'}  # and those that a forward does not take
+BACKWARD_ONLY = {'deterministic', 'grad_dtype'}  # and those that a forward does not take
 LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}  # what has a gradient: "d" and its name
 
 
@@ -90,8 +90,13 @@ def _(tensors, names, options):
 
 @backward.register_fake
 def _(tensors, out, lse, seed, dout, dlse, names, options, wanted):
-    named = dict(zip(names.split(), tensors))
-    return [torch.empty_like(named[name[1:]], memory_format=torch.contiguous_format) for name in wanted.split()]
+    named, of_qkv = dict(zip(names.split(), tensors)), ast.literal_eval(options).get('grad_dtype')
+    found = []
+    for name in wanted.split():
+        like = named[name[1:]]
+        dtype = torch.float32 if name not in ('dq', 'dk', 'dv') else getattr(torch, of_qkv) if of_qkv else like.dtype
+        found.append(torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format))
+    return found
 
 
 # autograd. setup_context() and generate_vmap_rule are what torch.func wants: vmap(), grad() and both together.

@@ -195,7 +195,7 @@ row('member frobnicate of a fork', {'frobnicate': 1}, 400, ("'frobnicate'", 'the
 row('member size of a truncation', {'size': 3}, 400, ("'size'", "write 'length'"), path=f'/v1/caches/{"0" * 40}/truncate')
 row('member frobnicate of a tensor', {**GOOD, 'q': tensor(Q, frobnicate=1)}, 400, ("q: unknown member 'frobnicate'", 'a tensor has shape, dtype and data'))
 for name, cure in (('softmaxScale', "write 'scale'"), ('cuSeqlensQ', "'cu_seqlens_q'"), ('keepMaskAtEnd', "'keep_mask_at_end'"), ('dropout-p', "'dropout_p'"),
-                   ('windowSize', '[left, right]'), ('local_window', '[W - 1, 0]'), ('q_cu_seqlens', "write 'cu_seqlens_q'"), ('seqstart_k', "write 'cu_seqlens_k'"), ('lengths', "write 'seqlens_k'"),
+                   ('windowSize', '[left, right]'), ('local_window', '[W - 1, 0]'), ('q_cu_seqlens', "write 'cu_seqlens_q'"), ('seqstart_k', "write 'cu_seqlens_k'"), ('lengths', "write 'seqlens_q' and 'seqlens_k'"),
                    ('kv_seq_lens', "write 'seqlens_k'"), ('kv_len', 'the shapes of k and v say it'), ('q_len', 'the shape of q says it'), ('num_attention_heads', 'the shape of q says it'),
                    ('n_rep', 'the heads of q and of k'), ('document_ids', "'cu_seqlens_q' and 'cu_seqlens_k'"), ('left_padding', "'keep_mask' [B, 1, 1, Sk]"), ('leftpad_k', "'keep_mask' [B, 1, 1, Sk]"),
                    ('tgt_mask', "'keep_mask'"), ('mask_mod', "'keep_mask'"), ('prefix_len', "as 'keep_mask'"), ('relative_bias', "write 'bias'"), ('pse', "write 'bias'"), ('logit_softcap', "write 'softcap'"),

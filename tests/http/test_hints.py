@@ -61,4 +61,5 @@ def test_a_step_has_them(server):
     cache = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 4, 'dtype': 'float32'}).json()['id']
     one = tensor(array(1, 1, 1, 4))
     answer = server.post('/v1/attention/decode', {'caches': [cache], 'q': one, 'k': one, 'v': one, 'scale': 0, 'window': [0, 0]}).json()
+    assert server.ask('DELETE', f'/v1/caches/{cache}').status == 204
     assert [hint.split(',')[0] for hint in answer['hints']] == ['scale is 0', 'window [0']

@@ -285,7 +285,7 @@ BACKWARD = [
     ({**BACK, 'lse': LSE}, 400, '/out', 'out: is required with lse (give both or neither)'),
     ({**BACK, 'outputs': ['dsinks']}, 400, '/outputs', 'outputs: dsinks needs sinks, which is not given'),
     ({**BACK, 'grad_dtype': 'float16'}, 400, '/grad_dtype', "grad_dtype: is float16, must be float32, q's dtype"),
-    ({**BACK, 'grad_dtype': 'float64'}, 400, '/grad_dtype', "grad_dtype: is 'float64', must be float32, float16 or bfloat16"),
+    ({**BACK, 'grad_dtype': 'float64'}, 400, '/grad_dtype', "grad_dtype: is 'float64', must be float32, float16 or bfloat16; convert what comes back"),
     ({**BACK, 'out_dtype': 'float32'}, 400, '/out_dtype',
      "out_dtype: belongs to forward, POST /v1/attention/forward; the dtype of dq, dk and dv is 'grad_dtype'"),
     ({'q': X, 'dout': X, 'context': '0' * 32}, 400, '/q', 'q: comes from context and cannot be given beside it'),
