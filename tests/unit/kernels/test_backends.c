@@ -2707,8 +2707,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head alone takes several steps of a device whose steps are very short, and one of a device as it is. Its bits are
- * the same: the tiles of a launch are a share of all. */
+/* One head alone takes several steps of a device whose steps are very short. Its bits are those of one launch: each
+ * launch computes a share of the tiles. */
 static void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -2752,12 +2752,10 @@ static void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
         setenv("ATTN_CUDA_STEP_US", step, 1);
         bench_open(&quick, backend, 0);
         unsetenv("ATTN_CUDA_STEP_US");
-        bench.in_steps = quick.in_steps = true;
+        quick.in_steps = true;
         fixture_run(&bench, &whole);
         fixture_run(&quick, &steps);
-        bench.in_steps = false;
         assert_outputs_equal(&steps, &whole);
-        assert_int_equal(bench.calls, 1);
         if (strcmp(backend, "cuda") == 0 && quick.calls < 2) fail_msg("case %zu: one call", n);
         bench_close(&quick);
         fixture_clear(&whole), fixture_clear(&steps);
