@@ -699,7 +699,8 @@ static void test_a_bad_input_is_named_in_the_error(void **state)
         { { &forward, BODY("{\"name\":\"requests\"}", ""), 0, ALL },
           "/inputs/0",
           "inputs[0]: attention_forward has no input 'requests' (its inputs are q, k, v, alibi_slopes, bias, "
-          "keep_mask, sinks, cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k, page_table, mask_startend_rows, q_scale, k_scale, "
+          "keep_mask, sinks, cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k, page_table, mask_startend_rows, "
+          "q_scale, k_scale, "
           "v_scale)" },
         { { &forward, BODY("{\"name\":\"dout\"}", ""), 0, ALL },
           "/inputs/0",
