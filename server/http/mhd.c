@@ -299,6 +299,7 @@ static size_t body_piece(struct request *request, const char *bytes, size_t coun
     size_t left = 0;
     if (request->received_bytes + count > limit) { /* only a chunked body gets here */
         request->received_bytes += count;
+        request->failed = false; /* whatever else is wrong, for this the connection ends */
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
                      (unsigned long long)limit);
