@@ -437,7 +437,10 @@ template <typename T, class X, typename R> struct gradients {
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
-        if constexpr (std::is_same<R, float>::value)
+        /* Straight from registers, but where ptxas then spills 360 bytes. */
+        if constexpr (std::is_same<R, float>::value && X::FORM == CAPPED && D == 64)
+            store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
+        else if constexpr (std::is_same<R, float>::value)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, me.lane);
         else
 #pragma unroll

@@ -198,9 +198,43 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* The same in float32, straight from registers: four lanes write 32 bytes of a row. */
+/* ---- Gradients in float32 ---------------------------------------------------------------------------------------- */
+
+/* A warp's 16 rows by way of shared memory of its own, 2 KB, in parts of 32 columns; the 16-byte piece c of row r lies
+ * at c ^ (r & 7) of its row. */
 template <int D>
-DEVICE void store_floats(float *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
+DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2],
+                         uint16_t *staging, int lane)
+{
+    const auto at = [&](int r, int piece) { return (float *)staging + r * 32 + (piece ^ (r & 7)) * 4; };
+    const int i = lane / 8, piece = lane % 8; /* of the rows and pieces on their way out */
+#pragma unroll
+    for (int part = 0; part < D / 32; part++) {
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float *const pair = sums + (part * 4 + n) * 4 + half * 2;
+                *(float2 *)(at(lane / 4 + half * 8, n * 2 + lane % 4 / 2) + lane % 2 * 2) = make_float2(pair[0],
+                                                                                                        pair[1]);
+            }
+        __syncwarp();
+        const int rows_left = part * 32 + piece * 4 < width ? count - i : 0;
+        float *to = rows + i * stride + part * 32 + piece * 4;
+        uint4 words[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) words[n] = *(const uint4 *)at(i + n * 4, piece);
+        pin(*(uint32_t(*)[16])words);
+#pragma unroll
+        for (int n = 0; n < 4; n++, to += 4 * stride)
+            if (n * 4 < rows_left) store_16(to, words[n]);
+        __syncwarp();
+    }
+}
+
+/* The same straight from registers: four lanes write 32 bytes of a row. */
+template <int D>
+DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2], int lane)
 {
     const int i = lane / 4;
     rows += i * stride + lane % 4 * 2;
@@ -208,19 +242,19 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int Dv, const f
     for (int half = 0; half < 2; half++, rows += 8 * stride)
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
-            if (half * 8 < count - i && n * 8 < Dv)
-                *(float2 *)(rows + n * 8) = make_float2(O[n * 4 + half * 2], O[n * 4 + half * 2 + 1]);
+            if (half * 8 < count - i && n * 8 < width)
+                *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Rows of a gradient, from its element `at` on, in float32 where the tensor is that, else in T. The last arguments are
- * those of store_rows(): shared memory, or none, and the lane. */
+/* Rows of a gradient, from its element `place` on, in float32 where the tensor is that, else in T. The last arguments
+ * are those of store_rows(): shared memory, or none, and the lane. */
 template <typename T, int D, class... REST>
-DEVICE void store_gradient(const attn_view &to, int64_t at, int count, int width, const float (&sums)[D / 2],
+DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
 {
     if (to.dtype == ATTN_F32)
-        store_floats<D>((float *)to.data + at, to.row, count, width, sums, (int)(threadIdx.x % 32));
-    else store_rows<T, D>((T *)to.data + at, to.row, count, width, sums, rest...);
+        store_floats<D>((float *)to.data + place, to.row, count, width, sums, (int)(threadIdx.x % 32));
+    else store_rows<T, D>((T *)to.data + place, to.row, count, width, sums, rest...);
 }
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
