@@ -310,8 +310,10 @@ class Server:
         return total
 
     def inflight(self):
-        """Requests that hold a place. One that is only being answered does not: the scrape itself is one."""
-        return self.metric('attnd_inflight_requests') - self.metric('attnd_inflight_requests', state='answering')
+        """Requests that hold a place. One that is only being answered does not: the scrape itself is one. All states are
+        read from one page, because the requests of two pages differ."""
+        states = {series: n for series, n in self.metrics().items() if series.startswith('attnd_inflight_requests{')}
+        return sum(states.values()) - states['attnd_inflight_requests{state="answering"}']
 
     def memory_kb(self, field='VmRSS'):
         with open(f'/proc/{self.pid}/status') as f:
