@@ -506,7 +506,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        if (a.ends_of_keys && keys < BN) {
+        /* Not ends_of_keys: a second flag would be kept, and spilled. Zeros may be written over zeros. */
+        if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
             zero_rows<BN, X::CHUNKS>(sm.keys[1], keys);

@@ -2679,6 +2679,9 @@ static void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         SPEC(BACK, SIZES(60, 70, 64), .bias = 1, .alibi = 2, .sinks = 1, .B = 2),
         SPEC(BACK, .dtype = ATTN_BF16, SIZES(50, 70, 64), .bias = 2, .alibi = 1, .B = 2),
         SPEC(BACK, SIZES(60, 90, 128), F16, .bias = 5, .bias_levels = 2, .dropout_p = 0.5, .seed = 3, .B = 2),
+        SPEC(SIZES(150, 120, 64), BF16, .q_amp = 3e5, .causal = true, .B = 3, .seqlens_q = true),
+        SPEC(BACK, .sequences = 3, .q_lengths = { 130, 5, 65 }, .k_lengths = { 150, 100, 60 }, .gaps = 70, BF16,
+             .q_amp = 3e5, .alibi = 1),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
