@@ -812,6 +812,8 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
     if (query_tiles_of(d) * 4 >= INT32_MAX) return false; /* units, and words of the account */
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
+    const uint64_t options = plan->features & OPTIONS;
+    if ((options & ~ATTN_OPTION_BIT(SOFTCAP)) && (plan->features & PADDING_FEATURES)) return false;
     if (backward_bytes(chip, plan, true) == 0) return false;
     plan->workspace_bytes = (size_t)layout_of(chip, plan).bytes;
     return true;

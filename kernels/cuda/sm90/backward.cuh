@@ -57,9 +57,21 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
+/* attn_sequence_of() where there are no PADDING_FEATURES. */
+DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
+{
+    attn_sequence s;
+    s.q_start = g.cu_q ? g.cu_q[b] : 0;
+    s.k_start = g.cu_k ? g.cu_k[b] : 0;
+    s.Sq = g.cu_q ? g.cu_q[b + 1] - s.q_start : g.dims.Sq;
+    s.Sk = g.cu_k ? g.cu_k[b + 1] - s.k_start : g.seqlens_k ? g.seqlens_k[b] : g.dims.Sk;
+    return s;
+}
+
 /* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed of all keys. It is
  * filled where it lies, for who does it has few registers. */
-template <class X> DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
+template <class X, bool PADDING = true>
+DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
     const attn_geometry &g = a.g;
     int tile = at.tile;
@@ -70,7 +82,7 @@ template <class X> DEVICE void find_key_place(block_place &x, const cuda_args &a
         x.b = sequence_of_tile(g.cu_k, g.dims.B, X::BN, 1, tile);
         tile -= g.cu_k[x.b] / X::BN + x.b;
     }
-    x.s = attn_sequence_of(&g, x.b);
+    x.s = PADDING ? attn_sequence_of(&g, x.b) : sequence_without_padding(g, x.b);
     x.j0 = tile * X::BN;
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);

@@ -217,7 +217,7 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        find_key_place<X>(x, a, keys_of(p, t));
+        find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t)); /* plan_backward() sees to it; registers are few there */
         x.t = t;
         if (X::OPTIONS && p.mask.bounds) {
             trim_by_mask<X>(x, p, (int)a.g.group);
