@@ -72,7 +72,7 @@ def added(p, x, b, h):
     """|bias| + slope distance."""
     parts = np.zeros_like(x.z)
     if 'bias' in p:
-        bias = np.abs(oracle.of_head(p['bias'], b, h, x.z.shape[1]))
+        bias = np.abs(oracle.of_head(p['bias'], b, h, *x.z.shape))
         parts = parts + np.where(bias < DROWNS, bias, 0)
     if 'alibi_slopes' in p:
         m = p['alibi_slopes']
@@ -138,7 +138,10 @@ def of_gradients(p, dtype, out_dtype, given, exact):
         Z = e.z ** 2 + (e.Pr * t) ** 2
         if 'dbias' in g:
             whole = g['dbias'][b if p['bias'].shape[0] > 1 else 0, h if p['bias'].shape[1] > 1 else 0]
-            whole[:, :Z.shape[1]] += Z if whole.shape[0] == Z.shape[0] else Z.sum(0)
+            if whole.shape[0] > 1:
+                whole[:Z.shape[0], :Z.shape[1]] += Z
+            else:
+                whole[:, :Z.shape[1]] += Z.sum(0)
         if 'dalibi_slopes' in g:
             far = e.z * x.distance
             at = (b, h) if p['alibi_slopes'].ndim == 2 else h
