@@ -510,7 +510,8 @@ size_t mark_bytes(const device *d, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
-    const double rows = (double)query_rows(g.dims) * row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
+    const double rows = (double)query_rows(g.dims) * LEFT_COST *
+                        row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
     if (rows < 2 * d->chip.step_seconds || most_steps_of_rows_left(plan, &d->chip) < LEAST_STEPS_LEFT ||
         plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
         plan->kernel == &simple_backward.takes)

@@ -443,6 +443,7 @@ static void launch_left(const cuda_chip *chip, const attn_plan *plan, int64_t ro
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* warps */
     const double most_parts = chip->found ? 1e9 : most_steps_of_rows_left(plan, chip);
     cuda_steps *const s = chip->steps;
+    seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, most_parts, [&](int64_t first, int64_t count) {
         const int64_t warps = attn_max64(attn_tiles(count, 32), attn_min64(count, busy));
         if (s->looked && s->at >= s->done) s->more = true;

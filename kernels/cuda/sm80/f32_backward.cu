@@ -78,7 +78,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: rows are keys */
     float lse2[BM], delta[BM];
-    uint32_t one_key[BM / 32]; /* a bit a query: does it see one key? */
+    float one_key[BM]; /* of_one_key() */
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
 };
 
@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
+    bool has_one_key = false; /* does the query that this thread fetched see one key? */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;
@@ -227,8 +228,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             const float lse = i < Sq ? s.lse[at] : -CUDART_INF_F;
             sm.lse2[threadIdx.x] = lse_in_base_2(lse) - P_BITS;
             sm.delta[threadIdx.x] = i < Sq ? s.delta[at] : 0;
-            const uint32_t one_key = __ballot_sync(0xffffffff, i < Sq && s.rest[at] == ONE_KEY);
-            if (lane == 0) sm.one_key[warp] = one_key;
+            has_one_key = i < Sq && s.rest[at] == ONE_KEY;
+            sm.one_key[threadIdx.x] = has_one_key ? expf(one_key_slack(lse)) : 0;
         }
     };
     int h = hk * (int)g.group, row_tile = first;
@@ -252,7 +253,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        __syncthreads(); /* this round's queries are here, and nobody reads the last round's dS any more */
+        /* This round's queries are here, and no thread reads the last round's dS any more. */
+        const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* S^T = K Q^T */
         float rows_of_S[1][NT][4], (&S)[NT][4] = rows_of_S[0];
@@ -278,17 +280,11 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             for (int e = 0; e < 4; e++)
                 S[nt][e] = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
         }
-#pragma unroll
-        for (int word = 0; word < BM / 32; word++) {
-            const uint32_t one_key = sm.one_key[word];
-            if (one_key == 0) continue;
+        if (any_one_key) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int query = nt * 8 + lane % 4 * 2 + e % 2;
-                    if (nt / 4 == word && one_key >> query % 32 & 1) S[nt][e] = of_one_key(S[nt][e], sm.lse2[query]);
-                }
+                for (int e = 0; e < 4; e++) S[nt][e] = of_one_key(S[nt][e], sm.one_key[nt * 8 + lane % 4 * 2 + e % 2]);
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 

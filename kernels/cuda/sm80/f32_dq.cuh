@@ -60,12 +60,12 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* p is 2^P_BITS P of a row that sees one key, and lse2 is the row's lse in base 2 less P_BITS. P is 1 where the score
- * is lse but for rounding. */
-DEVICE float of_one_key(float p, float lse2)
+/* p is 2^P_BITS P. `slack` is e to one_key_slack(lse) for a row that sees one key, and 0 for any other row. Where a row
+ * sees one key, P is 1 if the score is lse but for rounding. */
+DEVICE float of_one_key(float p, float slack)
 {
-    const float lse = (lse2 + P_BITS) * LN2, off = (log2f(p) - P_BITS) * LN2;
-    return fabsf(off) <= one_key_slack(lse) ? 1 / P_UNIT : p;
+    const float unit = 1 / P_UNIT;
+    return p * slack >= unit && p <= unit * slack ? unit : p;
 }
 
 /* e such that dS 2^e is at most about 2^14, where |dS| <= bound. */
@@ -160,18 +160,19 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    bool one_key[2]; /* does the row see one key? */
+    float one_key[2]; /* of_one_key() */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
         const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
         lse2[half] = lse_in_base_2(lse) - P_BITS;
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
-        one_key[half] = i < x.s.Sq && s.rest[lse_at(a, x, i)] == ONE_KEY;
+        one_key[half] = i < x.s.Sq && s.rest[lse_at(a, x, i)] == ONE_KEY ? expf(one_key_slack(lse)) : 0;
         if (SCORE_MODS && lane % 4 == 0) sm.options[warp].lse2[half * 8 + lane / 4] = lse2[half];
         top_delta = fmaxf(top_delta, fabsf(delta[half]));
     }
     top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
+    const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     for (int j = first; j < last; j++) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float p = exp2_fast(SCORE_MODS ? S[nt][e] : fmaf(S[nt][e], c, -lse2[e / 2]));
-                if (one_key[e / 2]) p = of_one_key(p, lse2[e / 2]);
+                if (any_one_key) p = of_one_key(p, one_key[e / 2]);
                 float factor = dp_unit, cap = 1;
                 if (SCORE_MODS) {
                     const int r = e / 2 * 8 + lane / 4;
