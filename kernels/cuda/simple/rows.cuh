@@ -257,8 +257,8 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Upper bound on how far the score of a row's one key is from its lse where they differ by rounding alone. Float32 tiles
- * compute exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
+/* Upper bound on how far the score of a row's one key is from its lse where they differ by rounding alone. Float32
+ * tiles compute exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);

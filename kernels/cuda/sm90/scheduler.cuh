@@ -171,8 +171,9 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* A counter of tiles is two words: the number of tiles that were claimed, and the number of blocks that have ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter
- * (cuda_chip.counter), because kernels that run at once must not share one. */
+/* A counter of tiles is two words: the number of tiles that were claimed, and the number of blocks that have ended.
+ * Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter (cuda_chip.counter),
+ * because kernels that run at once must not share one. */
 
 /* A block has ended: the last leaves the counter as the stream's next kernel wants it. */
 DEVICE void leave_counter(int *counter)
