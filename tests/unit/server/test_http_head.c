@@ -110,7 +110,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
         assert_int_equal(strlen(f.value[HEADER_ACCEPT]), HTTP_HEAD_LIST_BYTES - 1);
         http_head_header(&f, "Accept", 6, "", 0);
         assert_false(http_head_end(&f));
-        assert_string_equal(f.fault, "Accept has several lines with more than 2048 bytes");
+        assert_string_equal(f.fault, "Accept has several lines of more than 2048 bytes in all");
     }
 }
 
