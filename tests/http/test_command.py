@@ -111,7 +111,7 @@ def test_a_server_that_dies_again_and_again_ends_with_128_and_the_signal(serve):
     assert supervisor.returncode == 128 + signal.SIGKILL, server.log()
 
 
-def test_more_staging_memory_than_there_is_is_warned_of(serve):
+def test_the_log_warns_of_more_staging_memory_than_there_is(serve):
     def warned(*options):
         server = serve(*options)
         assert service.eventually(lambda: ' ready ' in server.log())

@@ -81,7 +81,7 @@ def test_behind_a_trusted_proxy_the_peer_is_the_last_address_that_nobody_trusts(
     assert answer.status == 200 and request_of(server, answer)['peer'] == peer
 
 
-def test_addresses_of_every_kind_of_socket(serve, tmp_path):
+def test_a_client_of_every_kind_of_socket_has_an_address(serve, tmp_path):
     path = tmp_path / 's'
     kinds = [('unix', f'unix:{path}')] + ([('::1', '[::1]:0')] if socket.has_ipv6 else [])
     server = serve(*(x for _, address in kinds for x in ('--listen', address)), '--trusted-proxy', 'unix', '--trusted-proxy', '::1')

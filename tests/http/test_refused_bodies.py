@@ -59,7 +59,7 @@ def test_a_client_that_sends_all_of_a_body_over_the_limit_before_it_reads_sees_4
     assert eventually(lambda: server.inflight() == 0)
 
 
-def test_the_same_over_tls(serve, tmp_path):
+def test_a_client_that_sends_all_first_sees_413_over_tls_too(serve, tmp_path):
     cert, key = service.self_signed(tmp_path)
     server = serve('--max-body-bytes', '1M', '--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))
     for client in CLIENTS.values():

@@ -617,7 +617,7 @@ static void test_lengths_agree_with_the_reference(void **state)
 }
 
 /* The kernel that takes everything is slow. It is the last of an operation's. */
-static void test_lengths_are_no_matter_of_a_slow_kernel(void **state)
+static void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[2] = { NULL, NULL };
     (void)state;
@@ -2804,7 +2804,7 @@ int main(void)
         /* a problem that the backend has no kernel for is left out */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
-        cmocka_unit_test(test_lengths_are_no_matter_of_a_slow_kernel),
+        cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
         cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
         cmocka_unit_test(test_products_beyond_float32_count_where_their_scores_are_ordinary),

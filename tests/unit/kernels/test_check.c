@@ -308,7 +308,7 @@ static attn_problem by_rows(void)
     return p;
 }
 
-static void test_packed_queries_and_rows_of_keys(void **state)
+static void test_packed_queries_take_padded_rows_of_keys(void **state)
 {
     (void)state;
     PASSES(by_rows, (void)0);
@@ -859,7 +859,7 @@ int main(void)
         cmocka_unit_test(test_the_shapes_of_q_k_v),
         cmocka_unit_test(test_packed_lengths),
         cmocka_unit_test(test_lengths_are_at_most_the_room_that_there_is),
-        cmocka_unit_test(test_packed_queries_and_rows_of_keys),
+        cmocka_unit_test(test_packed_queries_take_padded_rows_of_keys),
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
         cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),

@@ -16,7 +16,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-static void test_an_address_is_text_of_the_systems_own(void **state)
+static void test_an_address_is_written_as_the_system_writes_it(void **state)
 {
     (void)state;
     char text[PEER_BYTES];
@@ -151,7 +151,7 @@ static void test_a_reason_is_told_once_a_minute_with_how_many_it_stands_for(void
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_address_is_text_of_the_systems_own),
+        cmocka_unit_test(test_an_address_is_written_as_the_system_writes_it),
         cmocka_unit_test(test_a_network_is_an_address_with_or_without_its_bits),
         cmocka_unit_test(test_only_what_lies_in_a_network_is_trusted),
         cmocka_unit_test(test_the_last_address_that_nobody_trusts_is_the_peer),
