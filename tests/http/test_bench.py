@@ -1,4 +1,4 @@
-"""attn-bench: the options of its command line, each in one call that computes. How fast it is matters to nobody here."""
+"""attn-bench: each option of its command line in one call that computes. No test here looks at its speed."""
 import json
 import os
 import subprocess

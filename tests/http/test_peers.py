@@ -1,5 +1,5 @@
-"""Who sent it, in the log: addresses, what trusted proxies forward, names of tokens, why a request was refused; clients that speak
-another protocol. Nothing that a client writes makes a line, or a pair of one, that says something else."""
+"""What the log says of clients: addresses, those that trusted proxies forward, names of tokens, why a request was refused, and other
+protocols than the port's. Text of a client never makes a second line or a second pair."""
 import contextlib
 import json
 import re
@@ -18,7 +18,7 @@ PAIR = re.compile(r' ([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ "]*)')
 
 
 def pairs(line):
-    """Of a line in text: the event, and its pairs, each once. The whole line is pairs."""
+    """Reads a line of the log: its event and its pairs. Checks that no name is there twice, and that nothing else is."""
     head = re.match(r'^\S+Z (?:DEBUG|INFO|WARN|ERROR)(?: req=\S+)? (\w+)', line)
     rest = line[head.end():]
     found = PAIR.findall(rest)
@@ -31,7 +31,7 @@ def lines(server, event):
 
 
 def request_of(server, answer):
-    """The line of this answer's request."""
+    """The log's line of this answer's request."""
     id_ = answer.headers['x-request-id']
     return eventually(lambda: next((pairs(line) for line in server.log().splitlines() if f' req={id_} request ' in line), None))
 
@@ -151,7 +151,7 @@ PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes(9)
 
 
 def hello(server):
-    """A client of TLS on a port that has none."""
+    """A TLS client on a plain port."""
     context = ssl._create_unverified_context()
     with socket.create_connection(('127.0.0.1', server.port), 10) as s, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(s)

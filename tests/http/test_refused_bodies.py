@@ -96,7 +96,7 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
     server = serve('--max-connections', 1, '--metrics-listen', f'127.0.0.1:{port}')
     upload = service.Upload(server, request_bytes(FORWARD, wire.small_bytes()))
     try:
-        # Its body is on its way, and it makes no room.
+        # Its body is on its way, so its connection is not closed for another.
         assert eventually(lambda: b'attnd_inflight_requests{state="receiving"} 1' in urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read())
         for client in CLIENTS.values():
             status, text = client(server, FORWARD, PIECE * 128, {'Content-Type': 'application/json'})
@@ -106,7 +106,7 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
 
 def sends(s, seconds, piece=PIECE, every=0.0):
-    """For how long the server takes what is sent, in seconds, and how many bytes."""
+    """Sends for so many seconds, or until the server resets the connection. Returns (seconds, bytes that were sent)."""
     start, count = time.monotonic(), 0
     try:
         while time.monotonic() - start < seconds:

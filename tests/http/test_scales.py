@@ -12,7 +12,7 @@ SHAPES = {'number': (), '[1]': (1,), '[Hk]': (HK,), '[B, 1]': (B, 1), '[1, Hk]':
 
 
 def scales_of(shape):
-    """({member: JSON}, {name: [B, Hk]})"""
+    """({member: JSON}, {name: its scales as [B, Hk]})"""
     r = np.random.default_rng(4)
     values = {n: wire.rounded(r.uniform(0.5, 2, shape), 'float32') for n in ('q_scale', 'k_scale', 'v_scale')}
     return {n: float(x) if shape == () else wire.tensor(x) for n, x in values.items()}, {n: np.broadcast_to(x, (B, HK)) for n, x in values.items()}
