@@ -90,7 +90,7 @@ static void test_the_last_address_that_nobody_trusts_is_the_peer(void **state)
         { { "1.2.3.4:4711" }, "1.2.3.4" },
         { { "::ffff:1.2.3.4" }, "1.2.3.4" },
         { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" }, /* all are trusted: the first */
-        { { "1.2.3.4, unknown" }, "10.9.9.9" },   /* nobody can say who wrote what stands before */
+        { { "1.2.3.4, unknown" }, "10.9.9.9" },   /* the entries before it cannot be trusted */
         { { "1.2.3.4, unknown, 10.0.0.7" }, "10.0.0.7" },
         { { "1.2.3.4, " }, "10.9.9.9" },
         { { "" }, "10.9.9.9" },
