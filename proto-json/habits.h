@@ -24,11 +24,11 @@ struct habit {
 };
 extern const struct habit habits[]; /* places is NULL after the last */
 
-/* What to do about a word that is not known at that place: "write 'causal'". NULL: nobody's habit. Case does not count,
- * and underscores do not: isCausal is is_causal. */
+/* What to do about a word that is not known at that place: "write 'causal'". NULL: no habit that is known. Case and
+ * underscores do not count: isCausal is is_causal. */
 const char *habit_of(const char *place, const char *word);
 
-/* For a word that is nobody's habit: which members there are about a part of it, such as mask or window; by places as
+/* For a word that is no known habit: which members there are about a part of it, such as mask or window; by places as
  * above. NULL: no part is known. */
 extern const struct habit habit_topics[];
 const char *habit_topic(const char *place, const char *word);

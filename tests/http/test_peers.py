@@ -73,7 +73,7 @@ def test_a_line_says_who_sent_it_with_which_token_and_why_it_was_refused(serve, 
     (('--trusted-proxy', '127.0.0.2'), ['1.2.3.4'], '127.0.0.1'),
     (('--trusted-proxy', '127.0.0.0/8'), ['1.2.3.4" status=200, x'], '127.0.0.1'),
     (('--trusted-proxy', '127.0.0.0/8'), ['1.2.3.4'] * 3 + ['127.0.0.9'] * 9, '127.0.0.9')])
-def test_behind_a_trusted_proxy_the_peer_is_the_last_address_that_nobody_trusts(serve, options, forwarded, peer):
+def test_behind_a_trusted_proxy_the_peer_is_the_last_untrusted_address(serve, options, forwarded, peer):
     server = serve(*options)
     with server.raw() as s:
         s.sendall(request_bytes('/v1/info', None, method='GET', headers=[f'X-Forwarded-For: {line}' for line in forwarded]))

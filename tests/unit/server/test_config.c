@@ -365,7 +365,7 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* Without --max-connections, connections have the open files that the server leaves; where these are few, half of them. */
+/* Without --max-connections, connections get the open files that the server leaves; if these are few, half of them. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;

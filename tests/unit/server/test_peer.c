@@ -74,7 +74,7 @@ static void test_only_what_lies_in_a_network_is_trusted(void **state)
     assert_false(peer_is_trusted(networks, 0, "10.0.0.1"));
 }
 
-static void test_the_last_address_that_nobody_trusts_is_the_peer(void **state)
+static void test_the_last_untrusted_address_is_the_peer(void **state)
 {
     static const char *const networks[] = { "10.0.0.0/8", "fd00::/8" };
     static const struct {
@@ -154,7 +154,7 @@ int main(void)
         cmocka_unit_test(test_an_address_is_written_as_the_system_writes_it),
         cmocka_unit_test(test_a_network_is_an_address_with_or_without_its_bits),
         cmocka_unit_test(test_only_what_lies_in_a_network_is_trusted),
-        cmocka_unit_test(test_the_last_address_that_nobody_trusts_is_the_peer),
+        cmocka_unit_test(test_the_last_untrusted_address_is_the_peer),
         cmocka_unit_test(test_first_bytes_of_another_protocol_are_known),
         cmocka_unit_test(test_a_reason_is_told_once_a_minute_with_how_many_it_stands_for),
     };
