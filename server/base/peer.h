@@ -20,8 +20,8 @@ bool peer_is_trusted(const char *const *networks, int count, const char *address
 
 /* The client behind a trusted proxy: the last address in X-Forwarded-For that is in no trusted network. `lines` are the
  * header's lines in order of arrival. A proxy adds the address of its own client, so entries before an untrusted
- * address may be made up. Entries are read from the last one on. If one is no address, or all are trusted, the entry
- * that was read just before counts. Returns `text`, which may be `peer`. */
+ * address may be made up. Entries are read from the last one on. If one is no address, or all are trusted, the address
+ * that was read last counts. Returns `text`, which may be `peer`. */
 const char *peer_forwarded(const char *const *networks, int count, const char *peer, const char *const *lines,
                            int line_count, char text[PEER_BYTES]);
 
