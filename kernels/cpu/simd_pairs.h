@@ -1,5 +1,5 @@
-/* simd_pairs.h: operands of the compute type bf16, in the words of a vector vocabulary and of these, which simd_bf16.c
- * (W = 32) and simd_neon_bf16.c (W = 8) define before they include it:
+/* simd_pairs.h: operands of the compute type bf16. It uses the words of a vector vocabulary and the words below.
+ * simd_bf16.c (W = 32) and simd_neon_bf16.c (W = 8) define these before they include it:
  *
  *   vh, W = 2 V_LANES                     a vector of W bf16 numbers
  *   vh_zero(), vh_load_n(p, n)            the first n <= W, the others 0
