@@ -4,8 +4,9 @@
 #   docker build -t attnd:cpu --target cpu . without CUDA: builds anywhere, in a minute
 #   docker build --target test .             builds it and runs the tests, from the CPU; a failing test fails the build
 #
-# Each is built for linux/amd64 and for linux/arm64: both base images exist for both, and the compiler in them decides what is built. A
-# stage runs on the platform that it is built for, so that one alone is built on a machine of its kind. For both at once:
+# Each image can be built for linux/amd64 and for linux/arm64. Both base images exist for both platforms, and their compiler decides
+# which one is built. A stage runs on the platform that it is built for, so without QEMU a machine builds only its own platform. For
+# both at once:
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --target cpu -t registry.example.org/attnd:cpu --push .
 #

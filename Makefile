@@ -62,14 +62,14 @@ SANFLAGS := $(if $(SAN),-fsanitize=address$(comma)undefined -fno-sanitize-recove
 # for each pointer in a table that the loader adjusts (packed: glibc 2.36, binutils 2.38 for x86-64). A tenth of the program.
 SMALL_C  := $(if $(SAN)$(TSAN),,-fno-asynchronous-unwind-tables)
 SMALL_LD  = $(if $(x86),$(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-relocs))
-# A product and a sum are rounded one by one, as they are written; on x86-64 the basic instructions cannot do otherwise.
+# A product and a sum are rounded one by one, as they are written. On x86-64 the basic instructions have no fused form.
 UNFUSED   = $(if $(x86),, -ffp-contract=off)
 ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C)$(UNFUSED) $(SANFLAGS) $(CFLAGS)
 LIBS     := -lmicrohttpd -luv -lcjson -lz -ldl
 ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(SMALL_LD) $(LDFLAGS)
 NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)
 
-# What the compiler builds for decides, which need not be what this machine is: make CC=aarch64-linux-gnu-gcc CUDA=0.
+# The compiler's target decides, which may be another than this machine: make CC=aarch64-linux-gnu-gcc CUDA=0.
 machine    := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))
 x86        := $(filter x86_64,$(machine))
 arm64      := $(filter aarch64,$(machine))
@@ -311,7 +311,7 @@ halves = $(foreach n,1 2,$(1:%=%@$n/2))
 http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
 
-# The same program, with the other library of the same name: 1.0.1 where 0.9.75 is installed, or the reverse.
+# The same program with another libmicrohttpd: 1.0.1 where 0.9.75 is installed, or the reverse.
 OTHER_MHD  = $(abspath build/tools/libmicrohttpd)
 http-other: PARTS := 4
 http-other: PYTEST_ARGS ?= -k "framing or headers or refused_bodies or fuzz or shutdown"
@@ -427,7 +427,7 @@ check-format: ## say which C sources are not in that style
 	@if $(CLANG_FORMAT) --version 2>/dev/null | grep -q 'version 14\.'; then $(CLANG_FORMAT) --dry-run -Werror $(C_FILES) && echo "check-format: $(words $(C_FILES)) files"; \
 	else echo "check-format: skipped: clang-format 14 is not here (sh tests/setup.sh test fetches it from PyPI)"; fi
 
-check-layers: ## do folders depend on each other only as they may, and nothing in a circle? (calls: of the objects that are there)
+check-layers: ## do folders depend on each other only as they may, and nothing in a circle? (calls are read from existing object files)
 	@python3 tests/layers.py $B
 
 check-shape: ## how long are functions, files and comments, and how much do sibling kernels repeat of each other?

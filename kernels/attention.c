@@ -218,7 +218,7 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* Packed, are k and v [B, Sk, Hk, D], a row for each sequence? */
+/* In a packed problem: are k and v [B, Sk, Hk, D], with a row for each sequence? */
 static bool rows_of_keys(const attn_problem *p)
 {
     return p->cu_seqlens_q.rank == 1 && p->page_table.rank == 0 && p->k.rank == 4 &&

@@ -195,8 +195,8 @@ typedef struct attn_axes {
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
  * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
  * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
- * and seqlens how many of their rows exist. Packed, k and v may be [B, Sk, Hk, D], rows side by side, which start at
- * cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
+ * and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by
+ * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
  * sinks, alibi_slopes and the scales, which must be in host memory there.
  *
  * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
@@ -228,9 +228,9 @@ typedef struct attn_axes {
       "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")    \
     X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                     \
       "FlashMask: for each key the query rows hidden from it")                                                       \
-    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what q is to be multiplied with")                    \
-    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what k is to be multiplied with")                    \
-    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: what v is to be multiplied with")                    \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of q")                                    \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of k")                                    \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of v")                                    \
     X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")      \
     X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                  \
       "natural logarithm of the softmax denominator; -inf for such a query")                                         \

@@ -102,7 +102,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        const char *const all = attn_tensors[id].axes.plain; /* of which `letters` may lack the first */
+        const char *const all = attn_tensors[id].axes.plain; /* `letters` may lack the first of these */
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
                          attn_tensors[id].name, is, t->rank, (int)strlen(attn_tensors[id].axes.plain) - 1,
@@ -329,9 +329,9 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
             (ll)AXIS_MAX);
     if (d.row_k > 0 && d.Sk > AXIS_MAX)
         return attn_fail(err, ATTN_TOO_LARGE, "/k/shape/1",
-                         "k: shape[1] is %lld, of the %lld sequences of cu_seqlens_q %.10g keys, of which there may be "
-                         "%lld",
-                         (ll)d.row_k, (ll)d.B, (double)d.row_k * (double)d.B, (ll)AXIS_MAX);
+                         "k: shape[1] is %lld, which makes %.10g keys in the %lld sequences of cu_seqlens_q; there may "
+                         "be %lld keys",
+                         (ll)d.row_k, (double)d.row_k * (double)d.B, (ll)d.B, (ll)AXIS_MAX);
     if (p->v.dtype != p->k.dtype)
         return attn_fail(err, ATTN_INVALID, "/v/dtype", "v: dtype is %s, must be %s as k's",
                          attn_dtype_name(p->v.dtype), attn_dtype_name(p->k.dtype));
@@ -597,7 +597,7 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, cure);
 }
 
-/* Lengths of rows or sequences: none is longer than the room that there is. */
+/* No length of a row or a sequence is longer than its room. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {
@@ -616,7 +616,7 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* Packed, and k is [B, Sk, Hk, D]: the starts that cu_seqlens_k has are those of its rows. */
+/* Packed queries beside k of [B, Sk, Hk, D]: cu_seqlens_k, if it is given, must have the starts of k's rows. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const cu = p->cu_seqlens_k.data;

@@ -11,8 +11,8 @@
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
- *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20); neon and neon_bf16 were measured
- *          nowhere: avx2's rates, and half of its products' where bf16 is multiplied
+ *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20); neon and neon_bf16 were not
+ *          measured and have avx2's rates; where bf16 is multiplied, products count half of avx2's time
  *   cuda   one H100 (132 multiprocessors), 2026-11-26; float8, latent and decode from MEASUREMENTS.md */
 #include <float.h>
 #include <math.h>

@@ -97,7 +97,8 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
-/* Names the first tensor or option that no kernel of the operation takes, if it is one alone that is too much. */
+/* Names the first tensor or option that no kernel of the operation takes. Where each is taken by some kernel, but no
+ * kernel takes all of them, the message names none. */
 static attn_status no_kernel(const attn_device *device, const attn_problem *problem, uint64_t features, attn_error *err)
 {
     const char *op = problem->op == ATTN_OP_FORWARD ? "forward" : "backward", *name = device->backend->name;

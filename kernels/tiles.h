@@ -110,14 +110,14 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* Rows that belong to sequence b, those that do not exist included. The same remark. */
+/* Rows that belong to sequence b, with those that do not exist. Reads cu: call it where cu is. */
 ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
 {
     return cu ? cu[b + 1] - cu[b] : all;
 }
 
-/* Are there rows of queries that do not exist, so that no kernel writes their results? And rows of keys, whose
- * gradients none writes? (Behind seqlens_k of keys that are not packed kernels write zeros.) */
+/* Are there rows whose results no kernel writes: queries that do not exist, or packed keys that do not exist? (Kernels
+ * write zeros behind seqlens_k where keys are not packed.) */
 ATTN_HD bool attn_has_padding(const attn_geometry *g)
 {
     return g->seqlens_q || (g->seqlens_k && g->cu_k);

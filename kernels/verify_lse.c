@@ -154,7 +154,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* of padding, a row that exists */
+        row.i %= s.Sq; /* a row of padding becomes one that exists */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;

@@ -1,8 +1,9 @@
 /* base64_neon.c: whole groups of base64 on arm64, 64 characters at a time.
  *
- * NEON loads every fourth character into a register of its own and looks 64 entries up at once. The two halves of the
- * scalar table give the sextets of ASCII: a place outside a half gives 0 from the first look-up, and leaves what is
- * there in the second. What a character adds by its own highest bit, or the table by BASE64_FOREIGN, is foreign.
+ * NEON loads every fourth character into a register of its own and looks up 16 of them in a table of 64 at once. The
+ * two halves of the scalar table give the sextets of ASCII. An index outside the first half gives 0 in the first
+ * look-up; one outside the second half keeps that result in the second. A character is foreign where its own highest
+ * bit is set, or where the table has BASE64_FOREIGN.
  *
  * The scalar loops do what is left, and find the place where a vector has a foreign character. */
 #include "base64_simd.h"

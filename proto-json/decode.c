@@ -170,14 +170,14 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* A dtype that cannot be is refused even where no output has it. */
+    /* An impossible dtype is refused even where no output has it. */
     attn_status status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused,
                                      err);
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* A gradient of what was not given is a fault of the request: nothing that there once was is lost. */
+    /* A gradient of a tensor that was not given is a fault of the request (400); NOT_FOUND is for what was lost. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -323,7 +323,7 @@ static attn_status envelope(const proto_decoder *d, const struct decode_reader *
     return ATTN_OK;
 }
 
-/* For the tensors that are made here, behind the lifted values. */
+/* Memory for the tensors that are made here, behind the lifted values. */
 static attn_status make_room(struct format_body *body, struct decode_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");

@@ -39,7 +39,7 @@ struct decode_reader {
 attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err);
 
-/* How much of decode_room the members of a problem need at most, of a body with so many bytes of tensors. */
+/* Upper bound on what a problem's members need of decode_room, in a body with so many bytes of tensors. */
 size_t decode_room_of(const cJSON *problem, size_t bytes);
 
 /* Packed queries and keys [B, Sk, Hk, D]: makes cu_seqlens_k, where each row of keys starts. */

@@ -155,7 +155,7 @@ static attn_status wrong(const char *name, const char *step, const cJSON *value,
     return wrong_word(name, step, value, rule, decode_value_cure(value), err);
 }
 
-/* The same of one that should be true or false. */
+/* The same for a value that should be true or false. */
 static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
 {
     const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);

@@ -103,7 +103,7 @@ static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
     return true;
 }
 
-/* What else there is to say of brackets that do not agree with the shape. */
+/* Advice where the brackets of `data` do not agree with the shape. */
 static const char *nesting_cure(const scan_lift *lift, const attn_tensor *t)
 {
     const bool four = lift->rank == 4 && t->rank == 4;
@@ -269,8 +269,8 @@ attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dt
                      bytes_cure(id, dtype, (uint64_t)size, (uint64_t)elements, cure));
 }
 
-/* Names of dtypes that nobody takes here, but that mean something; of fewer than 8 bits, or with scales between the
- * numbers, for which there is no conversion to do: */
+/* Names of dtypes that mean something but are not taken. Their numbers have fewer than 8 bits, or scales between them,
+ * so no simple conversion helps: */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
@@ -338,8 +338,8 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Bytes of the cu_seqlens_k that goes with this cu_seqlens_q: no more than that has itself in a body of `most` bytes.
- * One that has fewer than it says is refused later. */
+/* Bytes of the cu_seqlens_k that goes with this cu_seqlens_q. Both are equally long; 0 where that is longer than a body
+ * of `most` bytes. A cu_seqlens_q with fewer numbers than its shape says is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");

@@ -30,7 +30,7 @@
 #define NO_BIAS    "a decode takes 'keep_mask' and 'alibi_slopes', and adds nothing else to the scores"
 #define AS_A_MASK  "write 'keep_mask' (uint8 or bool, 1: may attend)"
 #define A_WINDOW   "write \"window\": [left, right]"
-#define NO_WEIGHTS "the weights are never formed; lse, which a forward and a decode answer, is what can be had of them"
+#define NO_WEIGHTS "the weights are never formed; the nearest to them is lse, which a forward and a decode return"
 
 /* Words that have one cure in a forward and a backward, and another in a decode. */
 #define BIASES                                                                                               \
@@ -115,7 +115,7 @@ const struct habit habits[] = {
       "softmax_scale sm_scale attn_scale qk_scale scaling scaling_factor scale_factor logit_scale attention_scale "
       "attention_multiplier softmax_scaling",
       "write 'scale'" },
-    { SCORES, "sm_scale_log2 softmax_scale_log2 scale_log2", "write 'scale', which is it times ln 2" },
+    { SCORES, "sm_scale_log2 softmax_scale_log2 scale_log2", "write 'scale', this value times ln 2" },
     { SCORES, "query_pre_attn_scalar", "write 'scale', 1 / sqrt(query_pre_attn_scalar)" },
     { BOTH, MASKS, AS_A_MASK " or 'bias' (added to the scores)" },
     { BOTH, "attention_mask",
@@ -140,7 +140,7 @@ const struct habit habits[] = {
     { BOTH, SEEDS, "write 'seed'" },
     { BOTH, TRAINING, "leave it out, 'dropout_p' alone decides" },
     { "decode", DROPOUTS " " SEEDS " " TRAINING " keep_prob dropout_p seed", NO_DROPOUT },
-    { SCORES, "temperature tau", "write 'scale', divided by it" },
+    { SCORES, "temperature tau", "write 'scale', divided by the temperature" },
     { SCORES, "head_mask", "leave it out, a head that is not wanted need not be sent" },
     { BOTH, "use_cache", "leave it out; " TO_DECODE },
     { "decode", "use_cache", "leave it out, 'caches' are used always" },
@@ -276,7 +276,7 @@ const struct habit habits[] = {
       GRADIENTS },
     { "decode", "save context", "a decode has no gradient" },
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
-    { "backward", "ctx context_id handle saved", "write 'context', which a forward with save answers" },
+    { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
     /* what the tensors say */
     { SCORES,
@@ -315,7 +315,7 @@ const struct habit habits[] = {
       "it goes into the header Authorization: Bearer <token>" },
     { OPS " " HABIT_CACHE, "user user_id client client_id tenant", "leave it out, the bearer token says who asks" },
     { OPS " " HABIT_CACHE, "version api_version schema_version", "leave it out, the path says it: /v1" },
-    { OPS, "compression content_encoding", "leave it out; the header Content-Encoding: gzip says that of the body" },
+    { OPS, "compression content_encoding", "leave it out; a compressed body has the header Content-Encoding: gzip" },
     { SCORES, "stream streaming async callback webhook", "leave it out, an answer comes whole" },
     { SCORES, "inputs parameters params options config tensors args kwargs payload body",
       "'q', 'k', 'v' and the options stand in the body itself" },
@@ -338,7 +338,7 @@ const struct habit habits[] = {
       "leave it out, a cache is of one layer; make one for each" },
     { HABIT_CACHE,
       "causal scale softmax_scale window window_size sliding_window attention_window softcap alibi_slopes sinks",
-      "it is said in each step, POST /v1/attention/decode" },
+      "send it with each step, POST /v1/attention/decode" },
     { HABIT_CACHE, "layout kv_layout", "leave it out, keys and values are [S, Hk, D]" },
     { HABIT_CACHE, "block_size page_len tokens_per_block", "write 'page_size', 64 or 128" },
     { HABIT_CACHE, "data_type torch_dtype kv_dtype cache_dtype kv_cache_dtype k_dtype v_dtype datatype type precision",
@@ -377,7 +377,7 @@ const struct habit habits[] = {
       "write 'data'" },
     { HABIT_TENSOR, "stride strides order", "leave it out, data is C-contiguous: np.ascontiguousarray(x)" },
     { HABIT_TENSOR, "ndim rank numel length nbytes", "leave it out, shape says it" },
-    { HABIT_TENSOR, "layout", "it stands beside q, and is that of all tensors" },
+    { HABIT_TENSOR, "layout", "write it beside q; it holds for all tensors" },
     { HABIT_TENSOR, "scale scales zero_point",
       "the factors of float8 are tensors beside q: q_scale, k_scale, v_scale" },
     { HABIT_TENSOR, "compression", "leave it out; the whole body may be compressed, Content-Encoding: gzip" },
@@ -420,7 +420,7 @@ const struct habit habits[] = {
     { "outputs", "o output attn_output attn_out", "write 'out'" },
     { "outputs", "softmax_lse logsumexp", "write 'lse'" },
     { "outputs", "attn_weights attention_weights attentions attn_probs probs weights scores logits",
-      "the weights are never formed; 'lse' is what can be had of them" },
+      "the weights are never formed; the nearest to them is 'lse'" },
     { NULL, NULL, NULL },
 };
 

@@ -24,12 +24,12 @@ struct habit {
 };
 extern const struct habit habits[]; /* places is NULL after the last */
 
-/* What to do about a word that is not known at that place: "write 'causal'". NULL: nobody's habit. Case does not count,
- * and underscores do not: isCausal is is_causal. */
+/* What to do about a word that is not known at that place: "write 'causal'". NULL: no habit that is known. Case and
+ * underscores do not count: isCausal is is_causal. */
 const char *habit_of(const char *place, const char *word);
 
-/* Where nobody has that habit: what there is about a part of the name, such as mask or window; by places as above.
- * NULL: no part is known. */
+/* For a word that is no known habit: which members there are about a part of it, such as mask or window; by places as
+ * above. NULL: no part is known. */
 extern const struct habit habit_topics[];
 const char *habit_topic(const char *place, const char *word);
 
@@ -46,7 +46,7 @@ const char *habit_text(const char *head, uint64_t position, char found);
 /* Were the bytes made of text that was all hexadecimal digits, as base64 is not by chance? A "0x" may stand in front.
  * Of many bytes the first are looked at. */
 bool habit_is_hex(const uint8_t *bytes, size_t count);
-/* Are they the text of base64 themselves? */
+/* Are these bytes base64 text again? */
 bool habit_is_base64(const uint8_t *bytes, size_t count);
 extern const char habit_hex[];         /* what to do about it */
 extern const char habit_typed_array[]; /* and about one that JSON.stringify() has made an object of */

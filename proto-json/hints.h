@@ -1,13 +1,13 @@
-/* hints.h: a request that is valid, and most likely not what was meant, is computed as it is written, and its answer
- * says what looks wrong: `hints`, a list of sentences. The table is PROTO_HINT_MAP. */
+/* hints.h: a request can be valid and most likely not what was meant. It is computed as it is written, and `hints` of
+ * its answer, a list of sentences, says what looks wrong. The table is PROTO_HINT_MAP. */
 #ifndef HINTS_H
 #define HINTS_H
 
 #include "proto.h"
 #include "text.h"
 
-/* Each is rare in right requests, costs nothing where its member is not given, and ends at the first number that speaks
- * against it. */
+/* Each hint is rare in right requests, and its check costs nothing where the member is not given. The check of a tensor
+ * ends at the first number that rules the hint out. */
 #define PROTO_HINT_MAP(X)                                                                                              \
     X(SCALE_ZERO, "scale is 0, and every key weighs the same; leave scale out for 1/sqrt(D)")                          \
     X(SCALE_SQRT, "scale is sqrt(D), and multiplies the scores; the default is 1/sqrt(D)")                             \
@@ -16,12 +16,12 @@
     X(MASK_INVERTED, "keep_mask is 1 only where j > i, which a causal mask hides; 1 is where a query may attend")      \
     X(BIAS_OF_BITS, "bias holds only 0 and 1, and is added to the scores; a mask of 0 and 1 is keep_mask")             \
     X(FEW_QUERIES, "there are more heads than queries and keys; layout is bhsd if the tensors are [B, H, S, D]; this " \
-                   "hint goes where layout is named")
+                   "hint is not given where layout is named")
 
-/* Bits of what is to be said of a problem that attn_check() has let pass. */
+/* The hints, as bits, of a problem that has passed attn_check(). */
 unsigned hints_of(const proto_item *item);
 
-/* Writes them as a JSON array of strings. */
+/* Writes the hints as a JSON array of strings. */
 void hints_put(struct text *t, unsigned hints);
 
 #endif

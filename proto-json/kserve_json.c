@@ -62,7 +62,7 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
     return listed;
 }
 
-/* A member that only other servers have, or nobody. `where` is NULL at the top; `place`: of habits. */
+/* A member that is not known here; other servers may have it. `where` is NULL at the top; `place`: of habits. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -592,7 +592,7 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     return ATTN_OK;
 }
 
-/* It becomes a member of the problem as it is. */
+/* The parameter becomes a member of the problem as it is. */
 static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
@@ -689,7 +689,7 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* A member that the JSON does not have: a tensor or an option is told its place. */
+/* A member that has no place there. If it is a tensor or an option, the message says where it goes. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {
     static const char *const reserved[] = { "timeout",        "binary_data_output", "sequence_id",

@@ -196,14 +196,14 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Behind what joins the words of a name: cu_seqlens_q, cu-seqlens-q and "cu seqlens q" are cuSeqlensQ. */
+/* Skips what joins the words of a name: cu_seqlens_q, cu-seqlens-q and "cu seqlens q" are cuSeqlensQ. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
     return at;
 }
 
-/* Are they one name, whatever joins its words, and in any case? */
+/* Are both the same name? What joins the words does not count, nor do capitals. */
 static bool is_same_name(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     const char *const a_end = a + a_bytes, *const b_end = b + b_bytes;

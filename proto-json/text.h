@@ -168,7 +168,7 @@ void text_consider(struct text_nearest *nearest, const char *name);
 
 /* Is `word` one of `words`, which have single spaces between them? Capital letters count as small ones. */
 bool text_is_among(const char *words, const char *word);
-/* The same, where what joins the parts of a name does not count either: cuSeqlensQ is cu_seqlens_q. */
+/* The same, but underscores, hyphens and spaces inside a word do not count either: cuSeqlensQ is cu_seqlens_q. */
 bool text_has_word(const char *words, const char *word);
 
 /* Mistakes of typing that make one name of the other: a letter too many, missing, wrong, or swapped with its neighbour;

@@ -436,7 +436,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char cure[TREE_CURE_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    const bool near = best->name && best->distance < 2; /* what is less alike may be alike by chance */
+    const bool near = best->name && best->distance < 2; /* names that differ more may be alike by chance */
     const char *const topic = near || habit_of(place, best->unknown) ? NULL : habit_topic(place, best->unknown);
     if (topic)
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, best->unknown),

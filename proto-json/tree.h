@@ -58,8 +58,8 @@ const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
 enum { TREE_NAME_BYTES = 48 }; /* of a client's name in a message */
 
-/* A name that `outer` (NULL: the body) does not have; `place`: of a habit; `listed`: where the names are that it has,
- * or these names. */
+/* A name that `outer` (NULL: the body) does not have. `place` is that of a habit. `listed` has the names that `outer`
+ * has, or says where these are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);
 /* Was this name seen in the object before? And then: */

@@ -1,12 +1,12 @@
 #!/bin/sh
-# What is written for arm64, on a machine that is none: built by Debian's cross compiler against the packages that
-# tests/setup.sh has unpacked into build/tools/arm64, and run by QEMU's user-mode emulator, which has every instruction.
-# The unit tests of the kernels (but what takes QEMU minutes), of the codec and of what threads share, the fuzzers'
-# corpus, and the conformance cases of one seed over HTTP: what takes two cores three minutes. QEMU's speed says nothing
-# of a processor's.
+# Tests the code for arm64 on another machine. Debian's cross compiler builds it against the packages that
+# tests/setup.sh has unpacked into build/tools/arm64. QEMU's user-mode emulator, which has every instruction, runs it.
+# The tests are the unit tests of the kernels (without those that take QEMU minutes), of the codec and of what threads
+# share, the fuzzers' corpus, and the conformance cases of one seed over HTTP. They take three minutes on two cores.
+# QEMU's speed says nothing about the speed of a processor.
 #
-#   tests/arm64.sh              all of it
-#   tests/arm64.sh attnd ...    only that attnd: build it, and run it with these arguments
+#   tests/arm64.sh              all of these tests
+#   tests/arm64.sh attnd ...    builds attnd and runs it with these arguments, without tests
 set -u
 cd "$(dirname "$0")/.." || exit 1
 root=$PWD/build/tools/arm64/root
@@ -15,7 +15,7 @@ command -v aarch64-linux-gnu-gcc >/dev/null || missing="$missing gcc-aarch64-lin
 command -v qemu-aarch64-static >/dev/null || missing="$missing qemu-user-static"
 [ -e "$root/complete" ] || missing="$missing and Debian's libraries for arm64 (build/tools/arm64.log)"
 if [ -n "$missing" ]; then
-    echo "make arm64: skipped: these are not to be had here:$missing"
+    echo "make arm64: skipped: missing here:$missing"
     exit 0
 fi
 qemu="qemu-aarch64-static -L $root"
@@ -41,11 +41,11 @@ make_arm64 -j"$(nproc)" build/arm64/attnd $unit $replay || exit 1
 
 failed=0
 UNIT_UNDER=$qemu sh tests/run_unit.sh $unit || failed=1
-# Pages of 64 KiB, as some kernels for arm64 have them.
+# Pages of 64 KiB, as some Linux kernels for arm64 have.
 UNIT_UNDER="$qemu -p 65536" sh tests/run_unit.sh build/arm64/tests/unit/server/test_staging || failed=1
 UNIT_UNDER=$qemu sh tests/run_fuzz.sh replay $replay || failed=1
 
-# A program for another machine is started by a script.
+# The tests start attnd by this script, which runs it in QEMU.
 printf '#!/bin/sh\nexec %s %s/build/arm64/attnd "$@"\n' "$qemu" "$PWD" >build/arm64/attnd-qemu
 chmod +x build/arm64/attnd-qemu
 python=$(sh tests/setup.sh python)

@@ -105,8 +105,8 @@ def circles(graph):
 
 
 def object_graph(build):
-    """Which unit takes a symbol that which other unit defines, from the object files of the program; and how many of
-    these were looked at, and how many are older than their sources."""
+    """Reads the object files of the program: which unit uses a symbol that another unit defines. Also returns how many
+    files were looked at, and how many are older than their sources."""
     defined, wanted, looked_at, old = {}, collections.defaultdict(set), 0, 0
     for folder, _, files in os.walk(build):
         for name in files:

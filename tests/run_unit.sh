@@ -2,7 +2,7 @@
 # Runs the C unit tests given as arguments, one per core at a time and each within a time limit, and counts:
 # "unit: 120 passed, 0 failed". A program's output is shown only when it fails; UNIT_VERBOSE=1 shows all of it.
 # A program that counts by itself ends with such a line, without "unit:".
-# UNIT_UNDER: a command that runs them (qemu-aarch64-static ..., in arm64.sh).
+# UNIT_UNDER: a command that runs the programs (qemu-aarch64-static ..., in arm64.sh).
 # PROGRAM@1/2 runs it with ATTN_PART=1/2: one of two halves of a program that takes long (a test over a list counts in
 # both).
 set -u

@@ -26,7 +26,7 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# What the person or the Makefile has set for the tests. Nothing that is started sees it: an option among it would be the server's.
+# Variables that the user or the Makefile has set for the tests. Started programs do not see them: attnd would take them for options.
 SETTINGS = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith('ATTND_')}
 BUILD = SETTINGS.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
 BINARY = SETTINGS.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))

@@ -136,8 +136,8 @@ fetch_envoy() {
     rm -rf build/tools/envoy
 }
 
-# The libmicrohttpd of another Debian than this one: 1.0.1 where 0.9 is installed, else 0.9.75. Its source comes through
-# apt, from lists of its own that leave the system's as they are, and is built in build/tools/libmicrohttpd.
+# The libmicrohttpd of another Debian: 1.0.1 where 0.9 is installed, else 0.9.75. apt fetches its source with package
+# lists of its own, which leave the system's lists as they are. It is built in build/tools/libmicrohttpd.
 fetch_other_libmicrohttpd() {
     [ -e build/tools/libmicrohttpd/lib/libmicrohttpd.so.12 ] && return
     command -v apt-get >/dev/null && [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || return
@@ -156,8 +156,9 @@ fetch_other_libmicrohttpd() {
     rm -rf build/tools/mhd
 }
 
-# What a program for arm64 is linked with and runs with, and what those need: apt looks it up as it would on an arm64
-# system of the same release on which nothing is installed. It is unpacked into build/tools/arm64/root, not installed.
+# The libraries with which a program for arm64 is linked and runs, and what they depend on. apt resolves these packages
+# as on an arm64 system of the same release with nothing installed. They are unpacked into build/tools/arm64/root, not
+# installed.
 fetch_arm64() {
     [ -e build/tools/arm64/root/complete ] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return

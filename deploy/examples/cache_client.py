@@ -105,13 +105,13 @@ def main(url='http://127.0.0.1:8080'):
             sees[node] |= sees[parent]
     q, kt, vt = new(1, 6, 8, 64), new(1, 6, 2, 64), new(1, 6, 2, 64)
     before = len(k)
-    answer = attnd.decode([cache], q, k=kt, v=vt, keep_mask=sees[None, None])  # of the last keys; all before them are seen
+    answer = attnd.decode([cache], q, k=kt, v=vt, keep_mask=sees[None, None])  # keep_mask is of the last keys; all before them are seen
     for node in range(len(parents)):
         path = np.flatnonzero(sees[node])
         want = attention(q[0, node:node + 1], np.concatenate([k, kt[0, path]]), np.concatenate([v, vt[0, path]]))
         assert np.abs(answer['out'][0, node:node + 1] - want).max() < 2e-3
-    # The path 0, 2, 5 is right. Its positions are not side by side, so the guesses are taken off and the path is sent again, with the
-    # position that comes next.
+    # The path 0, 2, 5 is right. Its positions are not side by side, so all guesses are removed and the path is sent again, together
+    # with the next position.
     path = [0, 2, 5]
     attnd.truncate(cache, before)
     q, k1, v1 = new(1, 4, 8, 64), np.concatenate([kt[:, path], new(1, 1, 2, 64)], 1), np.concatenate([vt[:, path], new(1, 1, 2, 64)], 1)
@@ -120,7 +120,7 @@ def main(url='http://127.0.0.1:8080'):
     assert np.abs(answer['out'][0] - attention(q[0], k, v)).max() < 2e-3
     print('a tree of 6 guesses, 3 of them kept:', answer['lengths'])
 
-    # A rollback: the answer of another continuation from position 500 on.
+    # A rollback to position 500, and another continuation from there.
     attnd.truncate(cache, 500)
     k, v = np.concatenate([k[:500], k1[0]]), np.concatenate([v[:500], v1[0]])
     answer = attnd.decode([cache], q, k=k1, v=v1, causal=True)

@@ -32,8 +32,8 @@ func (t *Tensor) numbers() []float32 {
 	return numbers
 }
 
-// Problem has its options as pointers: what is nil is left out, and has the server's default. Without a pointer Go would send the zero
-// value, and a scale of 0 or a window of [0, 0] is not the default.
+// Problem has its options as pointers: an option that is nil is left out, and has the server's default. Without pointers Go would send
+// zero values, and a scale of 0 or a window of [0, 0] is not the default.
 type Problem struct {
 	Q      *Tensor  `json:"q"`
 	K      *Tensor  `json:"k"`
@@ -97,7 +97,7 @@ func main() {
 		}
 	}
 	fmt.Printf("%s: out %.4f is right\n", result.Backend, result.Out.numbers())
-	zero := 0.0 // is sent, because somebody wants it: all keys weigh the same
+	zero := 0.0 // a scale of 0 that is wanted, and therefore sent: all keys weigh the same
 	if result, err = forward(url, Problem{Q: q, K: q, V: v, Scale: &zero}); err != nil || result.Out.numbers()[0] != 2 || len(result.Hints) != 1 {
 		log.Fatal("a scale of 0 is not 0, or has no hint: ", err)
 	}

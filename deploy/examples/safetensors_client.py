@@ -17,7 +17,7 @@ DTYPES = {'BF16': 'bfloat16', 'F16': 'float16', 'F32': 'float32'}
 
 
 def load(file):
-    """As load() of safetensors.numpy, which knows no bfloat16."""
+    """Does what load() of safetensors.numpy does, for bfloat16 too."""
     return {name: np.frombuffer(t['data'], DTYPES[t['dtype']]).reshape(t['shape']) for name, t in deserialize(file)}
 
 

@@ -1,10 +1,10 @@
-"""Attention from PyTorch, computed by the server, forward and backward: autograd, torch.compile and vmap know it.
+"""Attention for PyTorch, computed by the server, forward and backward. It works with autograd, torch.compile and vmap.
 
     python3 torch_client.py [http://127.0.0.1:8080]
 
 `attention` is what to copy, with all above it. It takes [B, H, S, D], as scaled_dot_product_attention does, and every member of
 POST /v1/attention/forward by its name, tensors as tensors: attention(q, k, v, causal=True, window=[128, 0], bias=bias). Gradients
-go to q, k, v, bias, alibi_slopes and sinks. Run as a program it holds all of it against PyTorch's own."""
+go to q, k, v, bias, alibi_slopes and sinks. Run as a program, this file compares its results with PyTorch's own."""
 import ast
 import base64
 import json
@@ -16,9 +16,9 @@ import warnings
 import torch
 
 URL = 'http://127.0.0.1:8080'
-FORWARD_ONLY = {'out_dtype', 'verify'}  # options that a backward does not take,
-BACKWARD_ONLY = {'deterministic', 'grad_dtype'}  # and those that a forward does not take
-LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}  # what has a gradient: "d" and its name
+FORWARD_ONLY = {'out_dtype', 'verify'}  # options that a backward does not take
+BACKWARD_ONLY = {'deterministic', 'grad_dtype'}  # options that a forward does not take
+LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}  # tensors with a gradient, whose name is "d" and theirs
 
 
 def to_wire(t):
@@ -45,7 +45,7 @@ def post(op, problems):
     return answers
 
 
-# Operators take tensors and text: `names` of the tensors with spaces between them, and the repr() of the options.
+# Operators take only tensors and text: `names` has the names of the tensors with spaces between them, `options` is the repr() of the options.
 
 
 def forward_all(problems, names, options):
@@ -61,7 +61,7 @@ def backward_all(problems, names, options, wanted):
         members = {**dict(zip(names.split(), tensors)), 'out': out, 'lse': lse, 'dout': dout, 'dlse': dlse}
         bodies.append({**{n: to_wire(t) for n, t in members.items()}, **options, 'outputs': wanted.split()})
         if options.get('dropout_p'):
-            bodies[-1]['seed'] = int(seed)  # it drops what the forward has dropped
+            bodies[-1]['seed'] = int(seed)  # the backward then drops what the forward has dropped
     return [[from_wire(answer[n], p[1]) for n in wanted.split()] for answer, p in zip(post('backward', bodies), problems)]
 
 
@@ -76,7 +76,7 @@ def backward(tensors: list[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, 
     return backward_all([(tensors, out, lse, seed, dout, dlse)], names, options, wanted)[0]
 
 
-# torch.compile: the shapes, without the numbers.
+# torch.compile needs the shapes of the results, without the numbers.
 
 
 @forward.register_fake
@@ -99,7 +99,7 @@ def _(tensors, out, lse, seed, dout, dlse, names, options, wanted):
     return found
 
 
-# autograd. setup_context() and generate_vmap_rule are what torch.func wants: vmap(), grad() and both together.
+# autograd. torch.func needs setup_context() and generate_vmap_rule for vmap(), grad() and both together.
 
 
 class Gradients(torch.autograd.Function):
@@ -139,7 +139,7 @@ class Attention(torch.autograd.Function):
         return None, None, *(found.get('d' + name) for name in ctx.names.split())
 
 
-# vmap: the problems go in one request.
+# vmap sends all problems in one request.
 
 
 def one_of(x, dim, i):
@@ -161,15 +161,15 @@ def _(info, in_dims, *arguments):
 
 
 def attention(q, k, v, **members):
-    """out and lse."""
+    """Returns out and lse."""
     tensors = {'q': q, 'k': k, 'v': v, **{n: x for n, x in members.items() if isinstance(x, torch.Tensor)}}
     options = {n: x for n, x in members.items() if n not in tensors and x is not None}
-    if 'cu_seqlens_q' not in tensors:  # packed tensors have one order alone
+    if 'cu_seqlens_q' not in tensors:  # packed tensors have only one order
         options = {'layout': 'bhsd', 'alignment': 'top_left', **options}
     return Attention.apply(' '.join(tensors), repr(options), *tensors.values())[:2]
 
 
-# ---- What follows holds it against PyTorch's own ----------------------------------------------------------------------
+# ---- What follows compares the results with PyTorch's own -------------------------------------------------------------
 
 
 def plain(q, k, v, bias=0, causal=False):
@@ -212,10 +212,10 @@ def main():
 
     def loss(q, k, v):
         return attention(q, k, v, causal=True)[0].square().sum()
-    compiled = torch.compile(loss, backend='aot_eager', fullgraph=True)  # the default backend wants a C++ compiler, and gives the same
+    compiled = torch.compile(loss, backend='aot_eager', fullgraph=True)  # the default backend gives the same, but needs a C++ compiler
     q, k, v = (torch.randn(3, 2, 4, 10, 8, requires_grad=True) for _ in range(3))
     assert torch.allclose(compiled(q[0], k[0], v[0]), loss(q[0], k[0], v[0]))
-    each = torch.func.vmap(torch.func.grad(loss))(q, k, v)  # of three problems
+    each = torch.func.vmap(torch.func.grad(loss))(q, k, v)  # for three problems
     right = torch.stack([torch.autograd.grad(loss(*(t[i] for t in (q, k, v))), q)[0][i] for i in range(3)])
     assert torch.allclose(each, right, atol=1e-5)
     print('compiled in one graph, and mapped over three problems')

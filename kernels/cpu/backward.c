@@ -256,8 +256,8 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* Scores of a row that sees one key, and its lse2: both 0 where lse is that key's score, for P is 1 then. float32 may
- * hold too little of a score whose products cancel, and in double lse may still be that score. */
+/* For a row that sees one key: makes its score in S 0 and returns 0 as its lse2 where lse is that score, because P is
+ * then 1. Where the products of a score cancel, float32 holds too little of it, and the score is computed in double. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {

@@ -34,8 +34,8 @@ enum {
 };
 
 /* What a thread reaches at the very most, by the name of its vectors: three times what the fastest core measured so far
- * did (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times what four units at 3.5 GHz can. And a softmax
- * takes half a cycle per score on the widest of them. */
+ * did (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four units at 3.5 GHz. And a
+ * softmax takes half a cycle per score on the widest of them. */
 static const struct {
     const char *name;
     double flops;

@@ -16,7 +16,7 @@
  * Three rules are not in the paper. A pair that a causal mask or a window hides has S = -inf, and its K and V are not
  * used, because NaN may stand there. A row that sees no key gets O = 0 and L = -inf. A score counts as at most FLT_MAX.
  *
- * plain.c makes a device of it, "paper", which says what it computes. */
+ * plain.c makes the device "paper" of this file. The rows of that device say what it computes. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -164,7 +164,7 @@ static void free_all(struct head *a)
 }
 
 /* An lse of ATTN_LSE_MOST and more, given with a backward, has lost the logarithm of the sum: its last bit is worth 2.
- * Algorithm 1 gives it again. */
+ * Algorithm 1 computes it anew. */
 static bool renew_lost_lse(struct head *a)
 {
     struct head own = *a;

@@ -1,8 +1,8 @@
-/* plain.c: two devices without state, for the two computations that are written to be read.
+/* plain.c: two devices without state, for the two computations whose code is written to be read.
  *
  *     device       computes by    why
  *     reference    reference.c    every option, one row at a time: it defines what is correct
- *     paper        paper.c        FlashAttention-2 as its paper has it: where to begin to read
+ *     paper        paper.c        FlashAttention-2 as in its paper: begin to read here
  *
  * Memory is malloc's. One thread computes, and everything is done when a call returns. */
 #include <stdlib.h>

@@ -8,8 +8,8 @@
 
 enum { CLOSE_ROWS = 64 }; /* that are ended together */
 
-/* Adds the sink and finds lse in base 2, and 1 / l, which is what O is multiplied with, times dropout's factor. A row
- * without any key: inverse 0, lse2 -inf (or the sink). */
+/* Adds the sink, and finds lse in base 2 and the factor of O, which is 1 / l times dropout's factor. A row without any
+ * key: inverse 0, lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;

@@ -112,10 +112,10 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
-/* Sums for the longest that the lengths may be. Packed, or with seqlens_q, by these facts: a key/value head of a
- * sequence has at most 1 + 2 G Sq / BM row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences
- * of 2 SPLIT_KEYS keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most
- * SPLIT_TILES tiles; FLASH_DOTS likewise. */
+/* Upper bounds on the sums for any lengths. A packed problem, or one with seqlens_q, is bounded by these facts. A
+ * key/value head of a sequence has at most 1 + 2 G Sq / BM row tiles. A tile is rounded up by at most FLASH_UNIT - 1
+ * rows. Only sequences of 2 SPLIT_KEYS keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and a split
+ * sequence has at most SPLIT_TILES tiles. FLASH_DOTS is bounded likewise. */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };

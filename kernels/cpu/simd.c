@@ -1,7 +1,7 @@
 /* simd.c: which table of simd.h this processor runs. Each table needs all that the tables before it need.
  *
- * x86-64: a processor may have instructions whose registers the operating system does not save; XGETBV says which it
- * does. AMX must be asked for as well (simd_amx_permit).
+ * x86-64: a processor may have instructions whose registers the operating system does not save; XGETBV says which ones
+ * it saves. AMX must be asked for as well (simd_amx_permit).
  * arm64: every processor has NEON; the system says whether this one has bf16 products. */
 #include "kernels/cpu/simd.h"
 

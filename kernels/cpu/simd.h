@@ -47,8 +47,8 @@
  *
  * pad_k(k) rounds up to t->k_multiple (1 for f32; for bf16 32, and 8 on arm64). Pieces of an operand are operands too:
  * columns from a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0 * 32
- * with the same ldb, rows of A at A + i0 * lda. So a whole head of K and V can be packed once, by several threads, and
- * read tile by tile.
+ * with the same ldb, rows of A at A + i0 * lda. Therefore a whole head of K and V can be packed once, by several
+ * threads, and read tile by tile.
  *
  * From X, rows of a strided tensor of any floating dtype ([rows][cols], last axis contiguous):
  *

@@ -1,6 +1,7 @@
 /* simd_gemm.h: the f32 product in the words of simd_v256.h or simd_v128.h: 6 rows and 16 columns of C in registers.
- * Included by simd_avx2.c (12 registers of 16; two hold half a row of the panel of B, one an element of A) and
- * simd_neon.c (24 of 32). A sum runs along the whole of k in order and meets C at the end, as in simd_gemm512.h. */
+ * Included by simd_avx2.c, where sums take 12 of 16 registers, and by simd_neon.c, where they take 24 of 32. With AVX2
+ * two more registers hold half a row of the panel of B, and one an element of A. A sum runs along all of k in order,
+ * and is added to C at the end, as in simd_gemm512.h. */
 
 enum { GEMM_ROWS = 6, GEMM_COLS = 16, GEMM_VECTORS = GEMM_COLS / V_LANES };
 

@@ -8,7 +8,7 @@
  *     zip1          c0: k k+1 k+2 k+3           c1: k k+1 k+2 k+3            zip2: c2, c3
  *
  * It rounds each sum to odd and takes subnormal bf16 for zero. Where the number of rows is odd, the row behind the last
- * is multiplied along, and its sums are dropped. */
+ * is multiplied too, and its sums are dropped. */
 #include "kernels/cpu/simd_variants.h"
 
 #if SIMD_ARM64
@@ -68,8 +68,8 @@ VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
     }
 }
 
-/* `pairs` pairs of rows, of which the last may have a second row too many, and a quarter of a panel. `pairs` is a
- * constant in every copy, so that the sums are registers. */
+/* `pairs` pairs of rows, and a quarter of a panel. The last pair may have a second row that does not count. `pairs` is
+ * a constant in every copy, so that the sums are registers. */
 VEC void gemm_block(const int pairs, int rows, int k, const uint16_t *A, int64_t lda, const uint16_t *B, float *C,
                     int64_t ldc, int width, bool add, const float *rescale)
 {

@@ -1,5 +1,5 @@
-/* simd_pairs.h: operands of the compute type bf16, in the words of a vector vocabulary and of these, which simd_bf16.c
- * (W = 32) and simd_neon_bf16.c (W = 8) define before they include it:
+/* simd_pairs.h: operands of the compute type bf16. It uses the words of a vector vocabulary and the words below.
+ * simd_bf16.c (W = 32) and simd_neon_bf16.c (W = 8) define these before they include it:
  *
  *   vh, W = 2 V_LANES                     a vector of W bf16 numbers
  *   vh_zero(), vh_load_n(p, n)            the first n <= W, the others 0
@@ -8,10 +8,10 @@
  *   vh_zip(a, b, high)                    elements of the low (high) half of a, each with that of b behind it
  *   vh_halves(x)                          the same of the two halves of x
  *   vh_as_f(x), vh_of_f(x)                the pairs as lanes of a vf, for v_transpose(), and back
- *   vh_flags, vh_flag(x, most, flags)     gathers the elements whose bits but the sign are above `most`
+ *   vh_flags, vh_flag(x, most, flags)     gathers the elements whose bits without the sign are above `most`
  *   vh_flagged(flags)
  *
- * Pairs along k are the unit: one instruction adds the products of two pairs, or of four, to a lane. Of the operands,
+ * Pairs along k are the unit: one instruction adds the products of two pairs, or of four, to a lane. The operands:
  *
  *   A    has rows along k, so that pairs are neighbours as they lie
  *   B    has the two elements of a pair in one 32-bit lane, 32 lanes (columns) to a line of the panel:

@@ -1,8 +1,8 @@
 /* simd_v128.h: the vector vocabulary for NEON, which every arm64 processor has: 4 floats at a time. The words are those
  * of simd_v512.h, and exp2() is that of simd_v256.h.
  *
- * A largest or smallest number is a comparison and a choice: NEON's own instructions answer NaN where either is NaN.
- * There are no masked loads: the first n elements come one by one. */
+ * v_max() and v_min() compare and choose, because NEON's own instructions give NaN where either number is NaN. There
+ * are no masked loads: the first n elements are loaded one by one. */
 #ifndef ATTN_CPU_SIMD_V128_H
 #define ATTN_CPU_SIMD_V128_H
 

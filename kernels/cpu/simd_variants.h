@@ -1,5 +1,5 @@
-/* simd_variants.h: what simd.c puts its tables together from. x86-64 and arm64 have tables of their own, and the files
- * of the other one are then empty. On a third kind of processor there is the portable table alone. */
+/* simd_variants.h: the parts of which simd.c makes its tables. x86-64 and arm64 have tables of their own; a build for
+ * one leaves the files of the other empty. Any other processor has only the portable table. */
 #ifndef ATTN_CPU_SIMD_VARIANTS_H
 #define ATTN_CPU_SIMD_VARIANTS_H
 

@@ -35,7 +35,7 @@ struct cuda_args {
     /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
      * q_start + i. */
     int64_t lse_batch, lse_head;
-    int first_tile; /* of each head (packed: of all sequences): the lowest tile of rows, or of keys, of a launch */
+    int first_tile; /* the lowest tile of rows or keys that a launch computes, of each head (packed: all sequences) */
     bool ends_of_queries, ends_of_keys; /* may a sequence of them end before its tensor (packed, seqlens)? */
     int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
     /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to
@@ -290,7 +290,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* A grid of all tiles becomes that of a launch's share of them. */
+/* Turns a grid of all tiles into the grid of this launch's share of them. */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);

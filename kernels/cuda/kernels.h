@@ -30,7 +30,7 @@ struct cuda_chip {
     bool after_decode;
     int *counter;                     /* the stream's, for sm90/scheduler.cuh; NULL: it has none */
     uint8_t *rows_later, *keys_later; /* see cuda_args */
-    uint8_t *found; /* pinned memory: did kernels leave rows, by the last look? NULL: nobody looks, see simple.cu */
+    uint8_t *found; /* pinned memory: had kernels left rows at the last look? NULL: there are no looks, see simple.cu */
     int64_t first_batch, first_head, all_heads; /* where a part of a problem begins; 0: the problem is whole */
     int share, shares;        /* which of so many shares of its tiles a launch computes; 0 of 0: all, see in_shares() */
     double step_seconds;      /* of a step, at most */
@@ -46,8 +46,8 @@ struct cuda_steps {
     double seconds; /* that this call may still queue; its first step is always queued */
     bool more;      /* this call left a step to the next call */
     bool any;       /* this call has queued a step */
-    bool idle;      /* all that earlier calls queued was over when this call began */
-    bool looked;    /* this call has queued a look for rows that were left, of which it cannot see the result */
+    bool idle;      /* all that earlier calls queued had ended when this call began */
+    bool looked;    /* this call has queued a look for rows that were left; only the next call sees its result */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)
@@ -91,8 +91,8 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
     });
 }
 
-/* The tiles of one head may take longer than a step, too. Then each of several launches, which are steps, computes a
- * share of them; no bit changes. */
+/* The tiles of one head may take longer than a step, too. Several launches then compute a share of them each, and each
+ * launch is a step. No bit changes. */
 struct tile_range {
     int64_t first, end; /* [first, end) */
 };
@@ -128,7 +128,7 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* The same for work that other work comes before. Where all is one share both are one step. */
+/* The same for launch() where before() must run first. Where all is one share, both are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {

@@ -1,5 +1,5 @@
 /* padding.cu: results of rows that do not exist: behind seqlens_q, and in the room between packed sequences. Kernels
- * leave these rows alone, so they are written before: 0, and -inf to lse. */
+ * leave these rows alone. Before they run, this file writes 0 there, and -inf to lse. */
 #include "args.cuh"
 
 namespace {
@@ -13,7 +13,7 @@ struct padded {
     bool of_queries, lse;
 };
 
-/* A row a warp. */
+/* One row per warp. */
 __global__ void __launch_bounds__(32 * WARPS)
     fill_rows(const __grid_constant__ attn_geometry g, const __grid_constant__ padded x, int64_t count)
 {

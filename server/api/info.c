@@ -197,7 +197,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     json_raw(j, "}");
 }
 
-/* Refusals by their reason, those that there were: "rejected_queue_full". The page at / shows them as they come. */
+/* The number of refusals for each reason that there was: "rejected_queue_full". The page at / shows all of these. */
 static void put_refusals(struct json *j)
 {
     for (int error = 0; error <= PROTO_ERROR_COUNT; error++) {

@@ -395,7 +395,7 @@ static const struct {
         "'sequence_id':{'description':'A number, or a name of at most 128 bytes; 0 is none. The keys and values of the sequence are in a "
         "cache of its own.','anyOf':[{'type':'integer','minimum':0},{'type':'string','maxLength':128}]},"
         "'sequence_start':{'type':'boolean','default':false,'description':'The first request of the sequence, which has k and v.'},"
-        "'sequence_end':{'type':'boolean','default':false,'description':'The last one: the cache is deleted when it was answered 200.'}}}" },
+        "'sequence_end':{'type':'boolean','default':false,'description':'The last request of the sequence: the cache is deleted once it is answered 200.'}}}" },
     { "InferInput", "{'type':'object','additionalProperties':false,'required':['name','shape','datatype'],'properties':{"
         "'name':{'type':'string','description':'A tensor of ForwardProblem, BackwardProblem or DecodeRequest.'},"
         "'shape':{'type':'array','items':" REF("Axis") ",'minItems':1,'maxItems':4},"
@@ -421,7 +421,7 @@ static const struct {
         "-Infinity without quotes, which KServe clients read.'}}}" },
     { "InferAnswer", OBJECT("'model_name','model_version','parameters','outputs'", "'id':" STRING ",'model_name':" STRING
         ",'model_version':" STRING ",'parameters':{'type':'object','description':'sizes, backend, timing_us, and where there is any seed, "
-        "verification, context, lengths, hints. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
+        "verification, context, lengths, hints. Objects and lists are sent as a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
 };
 /* clang-format on */
 

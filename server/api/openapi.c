@@ -397,12 +397,12 @@ static void put_answer_parts(struct json *j)
     }
     json_put(
         j,
-        "}},'Hints':{'type':'array','description':'What looks wrong in a valid request, in sentences for people; left "
-        "out where nothing "
-        "does.','items':{'type':'string'}},'Sizes':{'type':'object','additionalProperties':false,'description':"
-        "'The sizes that the server has read from the shapes. A wrong layout shows here: H and Hk are heads. B, Sq "
-        "and Sk; where rows are packed sequences, total_q and total_k, or Sk of k [B, Sk, Hk, D]; of caches the "
-        "longest is Sk.','properties':{");
+        "}},'Hints':{'type':'array','description':'What looks wrong in a valid request, in sentences for people. Not "
+        "there where nothing looks wrong.','items':{'type':'string'}},'Sizes':{'type':'object',"
+        "'additionalProperties':false,'description':"
+        "'The sizes that the server has read from the shapes. A wrong layout shows here: H and Hk are heads. Packed "
+        "rows have sequences, total_q and total_k in place of B, Sq and Sk; where k is [B, Sk, Hk, D], they have Sk in "
+        "place of total_k. With caches, Sk is the length of the longest.','properties':{");
     for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
         json_comma(j);
         json_put(j, "'%s':{'$ref':'#/components/schemas/Axis'}", sizes[i]);

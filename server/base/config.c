@@ -139,12 +139,12 @@ static bool address_ok(const char *text)
     return true;
 }
 
-/* "; write 127.0.0.1:9000" for an address that lacks a part or has one too many; "" where none is near. */
+/* "; write 127.0.0.1:9000" for an address that lacks a part or has one too many; "" where no valid address is near. */
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins;          /* is taken away */
-        const char *before, *behind; /* are put around the rest */
+        const char *begins;          /* this beginning is taken away, */
+        const char *before, *behind; /* and these are put around the rest */
     } cures[] = {
         { "", "127.0.0.1:", "" }, /* 9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
@@ -306,7 +306,7 @@ static enum config_result set_value(struct reading *r, const struct config_optio
         if (!peer_is_network(value))
             return refuse(m, n,
                           "%s: '%s' is not an address, a network or unix: 10.0.0.1, 10.0.0.0/8, fd00::/8, or unix for "
-                          "whoever comes by a unix socket",
+                          "a proxy that connects through a unix socket",
                           name, value);
         return add_to_list(r, o, name, value, "networks");
     case TYPE_DEVICES:
@@ -488,8 +488,8 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* How many connections so few open files are enough for: what is left beside `spare`; where that is less than half of
- * them, half of what the threads leave. */
+/* How many connections fit into few open files: the files without `spare`. Where that is less than half of the files,
+ * half of what the threads leave. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);

@@ -21,11 +21,11 @@ struct config {
     int64_t memory_bytes;          /* of the machine, or what the cgroup allows */
     int cores;                     /* that this process may keep busy: of the affinity mask, at most its quota */
     int64_t max_body_bytes;        /* at most staging_bytes */
-    int64_t discard_bytes;         /* of a refused request, beyond what its refusal waited for */
+    int64_t discard_bytes;         /* of a refused request: what is dropped after its answer */
     int64_t staging_bytes;         /* resolved: half the memory unless given */
     int64_t kv_bytes;              /* for KV caches on each device; 0: none; -1: a share of its memory */
     int64_t device_bytes;          /* 0: each device takes its own share (attn_device_options.memory_bytes) */
-    int64_t open_files;            /* the limit, where it made max_connections less than the table has; else 0 */
+    int64_t open_files;            /* the limit on open files, where it lowered max_connections; else 0 */
     int max_connections, max_receiving, queue_depth, max_batch;
     int64_t batch_window_us;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
@@ -36,7 +36,7 @@ struct config {
     const char *allow_shm[CONFIG_MAX_SHM]; /* how keys of shared memory may begin; a '/' before it means nothing */
     int allow_shm_count;                   /* 0: there is none of the system */
     const char *trusted_proxies[CONFIG_MAX_PROXIES]; /* as peer.h reads them */
-    int trusted_proxy_count;                         /* 0: what a client says of others is not read */
+    int trusted_proxy_count;                         /* 0: X-Forwarded-For is not read */
     bool allow_cuda_shm;
     bool supervise;
     const char *log_format; /* "text" or "json" */
@@ -71,7 +71,7 @@ enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD, CONFIG_BAD_FILE };
 
 /* argv over environment over defaults; an empty environment variable counts as unset. CONFIG_EXIT_OK after --help
  * or --version (printed to stdout). CONFIG_BAD after one clear line on stderr naming the option, the value and what
- * is allowed: exit with 64. CONFIG_BAD_FILE: the same of a file that an option names and that cannot be read: 78. */
+ * is allowed: exit with 64. CONFIG_BAD_FILE: the same where a file that an option names cannot be read: 78. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
 /* The same without printing: CONFIG_BAD and CONFIG_BAD_FILE leave their line (no newline) in `message`.

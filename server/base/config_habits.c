@@ -73,7 +73,7 @@ const char *config_size_hint(const char *value, int64_t min, int64_t max, char h
 {
     static const struct {
         const char *names;  /* in small letters */
-        int64_t unit, step; /* a broken number of the unit is rounded to whole steps */
+        int64_t unit, step; /* a fraction of the unit is rounded to whole steps */
     } units[] = {
         { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },
         { "g gb gib gi", GIB, MIB }, { "t tb tib ti", 1024 * GIB, GIB },

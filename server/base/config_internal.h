@@ -15,7 +15,7 @@
 #error "the Makefile defines ATTND_VERSION and ATTND_DATE"
 #endif
 
-/* What the compiler built for, as --version says it. */
+/* The platform that the compiler built for, as --version says it. */
 #if defined(__x86_64__)
 #define CONFIG_MACHINE "x86-64"
 #elif defined(__aarch64__)
@@ -64,7 +64,7 @@ extern const size_t config_option_count; /* at most CONFIG_OPTIONS_MAX */
 /* 1048576 -> "1M". Whole multiples only, so that it reads back as the same number. */
 const char *config_size_text(int64_t bytes, char text[24]);
 
-/* "; write 1536M" for a text that is no size, and means one in that range: 1.5G, 512MiB, 1T. Else "". Returns hint. */
+/* "; write 1536M" for a text that is no size but means one in that range: 1.5G, 512MiB, 1T. Else "". Returns hint. */
 enum { CONFIG_HINT_BYTES = 160 };
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 

@@ -18,7 +18,7 @@ const struct config_option config_options[] = {
               "comma-separated list. Port 0 is any free port." },
     { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto", .words = "auto|all|cpu",
       .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
-              "`reference` is the slow float64 backend of the tests, `paper` FlashAttention-2 as its paper has it." },
+              "`reference` is the slow float64 backend of the tests; `paper` is FlashAttention-2 as in its paper." },
     { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 per core, at most 16",
       .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
               "default." },
@@ -31,7 +31,7 @@ const struct config_option config_options[] = {
     { "staging-bytes", "ATTND_STAGING_BYTES", TYPE_SIZE, "SIZE", AT(staging_bytes), 0, MIB, 16384 * GIB,
       .shown = "half the memory, at most 64G",
       .help = "Host memory for the tensors of all requests together; a request that finds none is answered 503. Memory is "
-              "what the machine has or the cgroup allows; more than that is warned of." },
+              "what the machine has or the cgroup allows; the log warns where SIZE is more." },
     { "device-bytes", "ATTND_DEVICE_BYTES", TYPE_SIZE, "SIZE", AT(device_bytes), 0, MIB, 16384 * GIB,
       .shown = "a share of the device's",
       .help = "Memory to use on each device; /v1/info shows what the default came to. A request that can never have enough is "
@@ -68,10 +68,10 @@ const struct config_option config_options[] = {
       .help = "Time that a body may stand still while it arrives; then the connection is cut with 408, and what it holds is "
               "free for others." },
     { "discard-ms", "ATTND_DISCARD_MS", TYPE_INT64, "N", AT(discard_ms), 10000, 1, DAY_MS,
-      .help = "Time for which the rest of a request is read and dropped that was refused before all of it had come (a body that is too long, "
-              "one connection too many). A client that sends all before it reads anything hears in that time why it was refused." },
+      .help = "A request may be refused before all of it has come (a body that is too long, one connection too many). Its rest is read "
+              "and dropped for this time, so that a client that sends all before it reads can still read the answer." },
     { "discard-bytes", "ATTND_DISCARD_BYTES", TYPE_SIZE, "SIZE", AT(discard_bytes), 4 * GIB, 0, 1024 * GIB, .shown = "4G",
-      .help = "How much of such a request is dropped; then the connection is reset. 0: nothing." },
+      .help = "At most this much of a refused request is dropped; then the connection is reset. 0: nothing is dropped." },
     { "drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT(drain_ms), 30000, 0, DAY_MS,
       .help = "Time after SIGTERM for what was accepted to be answered." },
     { "watchdog-ms", "ATTND_WATCHDOG_MS", TYPE_INT64, "N", AT(watchdog_ms), 60000, 1, DAY_MS,
@@ -92,9 +92,9 @@ const struct config_option config_options[] = {
       .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file). Pages of other "
               "sites than this server's own are answered 403 where they do more than read." },
     { "trusted-proxy", "ATTND_TRUSTED_PROXY", TYPE_PROXY, "NETWORK", AT(trusted_proxies), .shown = "off",
-      .help = "Address or network of a proxy in front: 10.0.0.1, 10.0.0.0/8, fd00::/8, or unix for a unix socket. The log then shows, as the peer "
-              "of such a proxy's requests, the last address in X-Forwarded-For that is of no trusted proxy. Repeatable, up to 8; the variable "
-              "takes a comma-separated list." },
+      .help = "Address or network of a proxy in front: 10.0.0.1, 10.0.0.0/8, fd00::/8, or unix for a unix socket. For a request "
+              "from this proxy, the log's peer is the last address in X-Forwarded-For that is not a trusted proxy's. Repeatable, up to 8; the "
+              "variable takes a comma-separated list." },
     { "allow-shm", "ATTND_ALLOW_SHM", TYPE_SHM, "PREFIX", AT(allow_shm), .shown = "off",
       .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
               "begins with PREFIX. Everybody who may use this server can then have those read and written. Repeatable, up to 8; "

@@ -15,7 +15,7 @@ enum {
     CONFIG_MAX_LISTEN = 8,            /* of --listen: each kind of address several times */
     CONFIG_METRICS_CONNECTIONS = 256, /* to --metrics-listen, beside --max-connections: probes and scrapers */
     CONFIG_SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
-    CONFIG_LEAST_FILES = 32,  /* of them without a GPU's and those of the threads, where even these are too many */
+    CONFIG_LEAST_FILES = 32,  /* the same without the GPU driver and the threads, where files are very few */
     CONFIG_THREAD_FILES = 2,  /* of an HTTP thread: epoll and eventfd */
     CONFIG_MAX_BATCH = 1024,  /* of --max-batch: an array of the loop's has room for it */
     CONFIG_MAX_PROXIES = 8,   /* of --trusted-proxy: each is compared with the peer of every request */
@@ -52,12 +52,12 @@ enum {
     CONNECTION_LOOK_MS = 10, /* from a search for a connection to close that found none to the next search */
     CONNECTION_LEAVING = 64, /* connections that were cut to make room and that the web server has not closed yet */
 
-    LINGER_MS = 10000,       /* a client that has not fetched the answer by then has only its system to hope for */
+    LINGER_MS = 10000,       /* after this, a client that has not fetched its answer may lose the answer's end */
     LINGER_MOST = 256,       /* sockets; one more, and the oldest is closed before its time */
     LINGER_SPARE_FILES = 32, /* descriptors that are never used for them */
     LINGER_EVENTS = 16,      /* sockets that are looked at in one turn of the loop */
     LINGER_DROP_BYTES = 16 << 10,
-    LINGER_DROP_PIECES = 64,           /* of LINGER_DROP_BYTES from one socket at once: 1 MiB */
+    LINGER_DROP_PIECES = 64,           /* pieces of LINGER_DROP_BYTES from one socket at once: 1 MiB */
     LINGER_SWEEP_PIECES = LINGER_MOST, /* from all of them in one turn of the loop: 4 MiB, about a millisecond */
 };
 
@@ -302,9 +302,9 @@ enum {
 
 /* Connections that speak another protocol (http/first_bytes.c), and what proxies say. */
 enum {
-    FIRST_BYTES_SOCKETS = 1 << 20, /* descriptors that are looked at: those of a million connections */
+    FIRST_BYTES_SOCKETS = 1 << 20, /* descriptors below this are looked at: a million connections */
     FIRST_BYTES_LOG_MS = 60000,    /* between two lines of one reason: a flood of such clients fills no disk */
-    FORWARDED_LINES = 8,           /* of X-Forwarded-For, the last ones: each proxy adds to a line, or a line */
+    FORWARDED_LINES = 8,           /* the last lines of X-Forwarded-For: a proxy adds to a line, or adds a line */
 };
 
 /* ---- Threads: their start, being stuck, and ends ----------------------------------------------------------------- */

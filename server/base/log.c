@@ -501,8 +501,8 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
     else write_all(line, length, 1);
 }
 
-/* Characters of three bytes that end a line for some readers (U+2028, U+2029), or that show what follows in another
- * order (U+202A to U+202E, U+2066 to U+2069). */
+/* Characters of three bytes that end a line in some programs (U+2028, U+2029), or that change the direction of the text
+ * behind them (U+202A to U+202E, U+2066 to U+2069). */
 static bool turns_lines(const unsigned char *s)
 {
     return s[0] == 0xE2 &&

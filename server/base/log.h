@@ -33,9 +33,10 @@ void log_event(enum log_level level, const char *request_id, const char *event, 
 /* The same with the pairs already written, below LOG_PAIRS_BYTES of them, for what is logged once per request. */
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
-/* A string that a client sent, made fit for a value in LOG_Q: `"`, `\`, control characters, characters that break lines
- * or turn their direction, and bytes that are not UTF-8 are written as \", \\ and \xNN; cut at LOG_CLEAN_INPUT_BYTES of
- * input with "..." after them. Returns buffer; LOG_CLEAN_BYTES are always enough. NULL counts as "". */
+/* A string that a client sent, made fit for a value in LOG_Q. `"` and `\` are written as \" and \\. Control characters,
+ * characters that break lines or turn their direction, and bytes that are not UTF-8 are written as \xNN. Input beyond
+ * LOG_CLEAN_INPUT_BYTES is cut, with "..." in its place. Returns buffer; LOG_CLEAN_BYTES are always enough. NULL counts
+ * as "". */
 enum { LOG_CLEAN_BYTES = LOG_CLEAN_INPUT_BYTES * 4 + 4 };
 const char *log_clean(char *buffer, unsigned long capacity, const char *client_string);
 

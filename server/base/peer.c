@@ -19,7 +19,7 @@ enum {
 
 static const uint8_t four_in_six[BITS_FOUR / 8] = { [10] = 0xff, [11] = 0xff };
 
-/* False: it is no address. *first: bits in front of it that are no part of what was written. */
+/* False: it is no address. *first: bits in front of it that were not written (96 for IPv4). */
 static bool parse(const char *text, uint8_t address[BITS / 8], int *first)
 {
     memcpy(address, four_in_six, sizeof four_in_six);

@@ -65,7 +65,7 @@ struct staging_pool {
 
 /* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
 
-/* 4 KiB on x86-64; arm64 may be run with pages of 64. */
+/* A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -127,7 +127,7 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Whole pages: what is counted is what is resident. */
+/* Whole pages, so that the bytes that are counted are those that are resident. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;

@@ -20,8 +20,8 @@
 
 enum unpack_coding { UNPACK_NOTHING, UNPACK_GZIP, UNPACK_DEFLATE };
 
-/* What a Content-Encoding names, in any case, beside elements that are empty; NULL, "" and "identity" are
- * UNPACK_NOTHING. False: nothing that is taken here. */
+/* The coding that a Content-Encoding names, in any case; empty elements of the list do not count. NULL, "" and
+ * "identity" are UNPACK_NOTHING. False: a coding that is not taken here, or several. */
 bool unpack_coding_of(const char *content_encoding, enum unpack_coding *coding);
 #define UNPACK_CODINGS "gzip, deflate" /* as Accept-Encoding lists them */
 

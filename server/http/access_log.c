@@ -14,7 +14,7 @@
 #include "server/http/connections.h"
 #include "server/http/routes.h"
 
-/* Good requests, perhaps, that were turned away: alerts look for an increase of these. */
+/* Was the request turned away though it may be a good one? Alerts look for an increase of these. */
 static bool is_watched(proto_error error)
 {
     switch (error) {
@@ -30,8 +30,8 @@ static bool is_watched(proto_error error)
     }
 }
 
-/* Why a request was refused; PROTO_ERROR_COUNT: it was not. One that was cut has a status, and no document of ours.
- * (503 is also what a probe is answered.) */
+/* Why a request was refused; PROTO_ERROR_COUNT: it was not. A request that was cut has a status, and no document of
+ * ours. (A probe may be answered 503 too, which is no refusal.) */
 static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
@@ -64,7 +64,7 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* How long a value may be, escaped, with its NUL; and all other words of a line. The longest of everything has room. */
+/* Most bytes of an escaped value with its NUL, and of all other words of a line. A line has room for all of them. */
 enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 260 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 

@@ -3,9 +3,9 @@
  * libmicrohttpd's time-out is about inactivity: a client that sends or reads one byte now and then is never cut. So
  * every connection notes its phase and when that began, and a sweep in the loop cuts those that are too slow.
  *
- * The sweep also finds clients that left in the middle of a request: libmicrohttpd (0.9.75, 1.0.1) takes a short read
- * for the end of what there is and waits for the next edge of epoll; when the FIN came together with the last bytes,
- * there is none. */
+ * The sweep also finds clients that left in the middle of a request. libmicrohttpd (0.9.75, 1.0.1) takes a short read
+ * for the end of what there is, and waits for the next edge of epoll. When the FIN came together with the last bytes,
+ * no edge comes. */
 #ifndef CONNECTIONS_H
 #define CONNECTIONS_H
 
@@ -53,7 +53,7 @@ struct connection {
         *tallies[2]; /* counters of others that count it from connections_add() to connections_remove(); may be NULL */
     struct flow *flow;       /* a reference, on a server without tokens; NULL: no request has computed on it yet */
     struct request *request; /* the web server's thread: what is received or answered on it, NULL between two */
-    bool sending;            /* the web server's thread: refused before all of it has come, and more may come */
+    bool sending;            /* the web server's thread: its request was refused, and more of it may come */
     _Atomic int *leaving;    /* counts it from its cut to make room to its removal; NULL: it was not cut for that */
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
@@ -106,7 +106,7 @@ struct connection *connections_add(struct connections *connections, int fd, bool
                                    _Atomic int *other_tally);
 /* The web server begins with a socket. */
 struct connection *connections_take(struct connections *connections, int fd);
-/* The connection whose socket this is; NULL: none. From its own thread, which alone ends it. */
+/* The connection of this socket; NULL: none. Call it on the connection's own thread, which alone ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
 /* The web server is done with it, and its fd is still open; or never took it. Frees it. A socket that the web server
  * closes without a word (it had no memory for it) is found by the next sweep, or when its number comes again. */

@@ -1,9 +1,9 @@
 /* first_bytes.c: see first_bytes.h.
  *
- * Neither libmicrohttpd nor GnuTLS tells what a client sent whom it could not understand. Both call recv(), and a
- * program's own definition is the one that they are linked to; so ours looks at the first bytes of each connection as
- * they go by. For all later ones it reads one byte of a table. */
-#undef _FORTIFY_SOURCE /* its inline recv() would stand in the way of the definition here */
+ * Neither libmicrohttpd nor GnuTLS says what a client sent that they could not understand. Both call recv(), and are
+ * linked to the definition in this program. It looks at the first bytes of each connection as they go by. For all later
+ * bytes it reads one byte of a table. */
+#undef _FORTIFY_SOURCE /* its inline recv() would be in the way of the definition here */
 #include "server/http/first_bytes.h"
 
 #include <pthread.h>
@@ -19,7 +19,7 @@
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
 static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS]; /* by descriptor */
-static _Thread_local int last_fd = -1;                /* on which this thread has received */
+static _Thread_local int last_fd = -1;                /* this thread received on it last */
 
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls)
 {
@@ -46,7 +46,7 @@ bool first_bytes_is_due(struct first_bytes_turn *turn, int64_t now_ms, uint64_t 
     return true;
 }
 
-/* Logs that the client of this socket speaks this. */
+/* Logs that the client of this socket speaks the protocol `what`. */
 static void tell(enum first_bytes what, int fd)
 {
     static const char *const reasons[FIRST_BYTES_COUNT] = {
@@ -74,7 +74,7 @@ void first_bytes_tell_in_tls(void)
     if (last_fd >= 0 && atomic_load(&state_of[last_fd]) == TLS) tell(FIRST_BYTES_HTTP2, last_fd);
 }
 
-/* In place of libc's function of this name, for the libraries too. */
+/* Replaces libc's recv(), for the libraries too. */
 ssize_t recv(int fd, void *bytes, size_t capacity, int flags)
 {
     const ssize_t count = recvfrom(fd, bytes, capacity, flags, NULL, NULL);

@@ -1,7 +1,6 @@
-/* first_bytes.h: what the first bytes of a connection are, where they are another protocol than the one that is spoken
- * there: a TLS client on a plain port, plain HTTP on a TLS port, HTTP/2 (which gRPC needs). The web server or GnuTLS
- * closes such a connection without a word, so the log says why: once a minute for each reason, with the number of
- * connections that it stands for. */
+/* first_bytes.h: finds connections whose first bytes are of another protocol than the port's: a TLS client on a plain
+ * port, plain HTTP on a TLS port, HTTP/2 (which gRPC needs). The web server or GnuTLS closes such a connection without
+ * a word. The log says why, once a minute for each reason, with the number of connections since its last line. */
 #ifndef FIRST_BYTES_H
 #define FIRST_BYTES_H
 
@@ -21,17 +20,17 @@ enum first_bytes {
         FIRST_BYTES_COUNT
 };
 
-/* What they are on such a port; NOTHING: nothing that does not belong there. */
+/* The protocol of these first bytes, on a plain or a TLS port; NOTHING: that of the port, or an unknown one. */
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
 
 /* A connection begins on this socket: the next bytes that this process receives there are looked at. */
 void first_bytes_expect(int fd, bool tls);
 
-/* The web server has refused what this thread received last for its version of HTTP: on a TLS port it is HTTP/2, and
- * nothing of it was seen here. */
+/* The web server has refused a request for its version of HTTP. If this thread received it on a TLS port, it is logged
+ * as HTTP/2: what arrives there is encrypted, and recv() cannot see its version. */
 void first_bytes_tell_in_tls(void);
 
-/* Turns of a line that is written once a minute. True: now, for *count of them. Pure, for tests. */
+/* For a line that is written at most once a minute. True: write it now, for *count events. Pure, for tests. */
 struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;

@@ -1,10 +1,10 @@
 /* http_head.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1
  * to 6.3.
  *
- * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself (1.0.1 does some): of two Content-Lengths
- * it takes the first, with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a
- * Transfer-Encoding it does not know reads the body until the connection ends. What it hides from us cannot be checked:
- * 0.9.75 cuts a value at a NUL, and in both a bare LF ends a line. */
+ * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself (1.0.1 does some). Of two Content-Lengths
+ * it takes the first. A Transfer-Encoding beside a Content-Length wins. "Content-Length : 5" is ignored. With an
+ * unknown Transfer-Encoding it reads the body until the connection ends. What it hides from us cannot be checked:
+ * 0.9.75 cuts a value at a NUL, and in both versions a bare LF ends a line. */
 #include "server/http/http_head.h"
 
 #include <ctype.h>
@@ -41,7 +41,7 @@ void http_head_begin(struct http_head *head, const char *version)
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-/* The value of header i without what stands behind it. What is in a head fits. */
+/* Keeps the value of header i. The values of a head have room here. */
 static void keep(struct http_head *f, int i, const char *value, size_t length)
 {
     if (length >= sizeof f->room - f->used) {
@@ -53,13 +53,13 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Another line of the list i: it is one list with the lines before. */
+/* Appends another line of the list i to the lines before. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)
                                               : snprintf(f->list, sizeof f->list, "%s", f->value[i]);
     if (before + sizeof ", " + length > sizeof f->list) {
-        snprintf(f->fault, sizeof f->fault, "%s has several lines with more than %d bytes", headers[i].name,
+        snprintf(f->fault, sizeof f->fault, "%s has several lines of more than %d bytes in all", headers[i].name,
                  HTTP_HEAD_LIST_BYTES);
         return;
     }

@@ -19,12 +19,12 @@
 #include "server/base/limits.h"
 
 /* The headers that attnd reads. id, name, and a rule:
- *   FRAMING   a second one is refused. libmicrohttpd 0.9.75 reads it with the white space behind its value, which 1.0.1
- *             has taken away: there it is part of the value, and refused
+ *   FRAMING   a second one is refused. libmicrohttpd 0.9.75 takes white space behind the value for a part of it, so a
+ *             value with such white space is refused there; 1.0.1 takes the white space away
  *   ONCE      a second one is refused
  *   FIRST     of several the first counts
  *   LIST      several are one, in their order, with commas (RFC 9110, 5.3)
- * White space behind the value of the last three is none of it (RFC 9110, 5.5). */
+ * In the last three, white space behind the value is no part of it (RFC 9110, 5.5). */
 #define HEADER_MAP(X)                                            \
     X(CONTENT_LENGTH, "Content-Length", FRAMING)                 \
     X(TRANSFER_ENCODING, "Transfer-Encoding", FRAMING)           \
@@ -47,7 +47,7 @@ enum header_id {
         HEADER_COUNT
 };
 
-enum { HTTP_HEAD_LIST_BYTES = 2048 }; /* of a list in several lines; in one line it may be as long as a head */
+enum { HTTP_HEAD_LIST_BYTES = 2048 }; /* of a list in several lines; a list in one line may be as long as a head */
 
 struct http_head {
     const char *value[HEADER_COUNT]; /* NUL-ended: borrowed, or in `room`; NULL where not given */
@@ -55,7 +55,7 @@ struct http_head {
     bool chunked;
     bool has_length;
     uint64_t length;                  /* Content-Length */
-    char fault[128];                  /* why not; empty: nothing found so far */
+    char fault[128];                  /* what is wrong; empty: nothing so far */
     size_t used;                      /* of room */
     char list[HTTP_HEAD_LIST_BYTES];  /* the lines of the one LIST */
     char room[HTTP_CONNECTION_BYTES]; /* for values with white space behind them */

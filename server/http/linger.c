@@ -33,8 +33,8 @@ void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_
     linger->drop_ms = drop_ms;
 }
 
-/* At most `pieces` of LINGER_DROP_BYTES; of TCP the system does not even copy them. *left_bytes becomes less. False:
- * the client has closed its side, or the connection is broken. */
+/* Drops at most `pieces` of LINGER_DROP_BYTES, and takes them off *left_bytes; of TCP the system does not even copy
+ * them. False: the client has closed its side, or the connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];
@@ -56,7 +56,7 @@ static bool is_delivered(int fd)
 static void close_at(struct lingering *linger, int i)
 {
     const int fd = linger->sockets[i].fd;
-    /* The web server's descriptor of it may still be open, and then close() would leave it in the set. */
+    /* The web server's descriptor of this socket may still be open, and then close() would leave it in the set. */
     (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     close(fd);
     linger->count--;
@@ -98,7 +98,7 @@ void linger_on(struct lingering *linger, int fd, enum linger_why why)
     if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
     if (may_close(fd, why, LINGER_DROP_PIECES, &left_bytes)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (own < 0 || own >= linger->end_fd) { /* few descriptors are left: the end of the answer is in luck's hands */
+    if (own < 0 || own >= linger->end_fd) { /* few descriptors are left: the end of the answer may be lost */
         if (own >= 0) close(own);
         return;
     }
@@ -115,7 +115,7 @@ void linger_on(struct lingering *linger, int fd, enum linger_why why)
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Under the lock. The fewer have something, the more of each: one that sends much is not to wait for its time. */
+/* Under the lock. The fewer sockets have bytes, the more is dropped of each, so that a fast sender is soon done. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

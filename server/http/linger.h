@@ -9,10 +9,10 @@
  * dropped; it is closed as soon as everything has been delivered or the client has closed too, at the latest after
  * LINGER_MS. Only a socket with undelivered bytes comes here, so a fast client costs one system call.
  *
- * Many clients send all of a request before they read anything. Where one was refused before all of it had come
- * (LINGER_DROP), delivery says nothing, and what arrives is dropped until the client closes its side, or for
- * --discard-ms, or until --discard-bytes have come. The loop does this, as fast as the bytes come: no thread and no
- * connection's place waits for them. */
+ * Many clients send all of a request before they read anything. Where a request was refused before all of it had come
+ * (LINGER_DROP), the delivery of its answer does not end the wait. What arrives is dropped until the client closes its
+ * side, or for --discard-ms, or until --discard-bytes have come. The loop drops bytes as fast as they come. No thread
+ * and no connection's place waits for them. */
 #ifndef LINGER_H
 #define LINGER_H
 
@@ -23,14 +23,14 @@
 #include "server/base/limits.h"
 
 enum linger_why {
-    LINGER_DELIVER, /* the end of the answer */
-    LINGER_DROP,    /* and what its client still sends is to be dropped */
-    LINGER_CUT,     /* the end of the answer, of a socket that was shut down for reading too: see reset_on_close() */
+    LINGER_DELIVER, /* the end of the answer is to be delivered */
+    LINGER_DROP,    /* and what the client still sends is to be dropped */
+    LINGER_CUT,     /* as DELIVER, of a socket that was shut down for reading too: see reset_on_close() */
 };
 
 struct lingering {
     pthread_mutex_t lock;
-    int epoll_fd; /* readable when one of the sockets is, but for those that were cut; -1: there is none */
+    int epoll_fd; /* readable when one of the sockets is, those that were cut excepted; -1: there is no epoll_fd */
     int most;     /* sockets, at most LINGER_MOST */
     int end_fd;   /* from this number on, descriptors are for connections alone */
     int64_t drop_bytes, drop_ms;
@@ -44,7 +44,7 @@ struct lingering {
 };
 
 void linger_init(struct lingering *linger);
-/* Other limits than at first: LINGER_MOST sockets, and nothing is dropped beyond what is there. */
+/* Sets the limits. Without this call they are LINGER_MOST sockets, and only bytes that are there are dropped. */
 void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
 /* Closes what is left. */
 void linger_clear(struct lingering *linger);

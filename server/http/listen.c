@@ -191,8 +191,8 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 
 /* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
-/* What it has sent, or sends yet, is dropped: unread bytes at close() are answered by a reset, which would overtake the
- * answer. */
+/* What the client has sent, or still sends, is dropped. Unread bytes at close() would be answered by a reset, which
+ * could overtake the answer. */
 static void refuse(struct http_server *http, int fd)
 {
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);

@@ -18,12 +18,12 @@
  * it.
  * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it
  * panics.
- * 4. Its own connection limit must never be reached: 0.9.75, refusing a connection there, leaves a mutex locked. So it
- * has none: the limits are ours, and they count what it may still hold.
+ * 4. Its own connection limit must never be reached: 0.9.75, refusing a connection there, leaves a mutex locked. It is
+ * given no limit. The limits are ours, and they count connections that it may still hold.
  * 5. Bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended, which may end
  * at once: the thread then serves its other connections, and comes back with what is left.
  * 6. Given exactly 128 events at once, it would sleep on them: http_threads.c has an epoll_wait() that does not.
- * 7. What it refuses by itself it answers with a page in HTML, each version in other words: own_answers.c has ours. */
+ * 7. It refuses some requests by itself, with a page in HTML that differs by version: own_answers.c replaces it. */
 #include "server/http/mhd.h"
 
 #include <assert.h>
@@ -102,7 +102,7 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* Where a trusted proxy sent it, the one behind the proxy. */
+/* Sets the peer: where a trusted proxy sent the request, the client behind the proxy. */
 static void read_peer(struct request *request)
 {
     const struct config *const config = request->server->config;
@@ -187,9 +187,9 @@ static enum MHD_Result answer_now(struct request *request, bool close)
     return answer_queue(request, close || atomic_load(&request->server->phase) != SERVER_READY);
 }
 
-/* libmicrohttpd looks at the expectation after us. 0.9.75 compares it with the white space behind it. It would also
- * send 100 for a body that does not come, and then not look at what came behind this request. So it finds what we leave
- * of the value, which lies in its connection's memory. */
+/* libmicrohttpd reads Expect after us. 0.9.75 compares the value with the white space behind it. It would also send 100
+ * for a request without a body, and then not read the bytes behind this request. Therefore the value is changed where
+ * it lies, in the memory of libmicrohttpd's connection: the white space is cut off, and without a body all of it. */
 static void settle_expectation(struct request *request, const struct http_head *f)
 {
     char *const value = (char *)MHD_lookup_connection_value(request->mhd, MHD_HEADER_KIND, "Expect");
@@ -209,7 +209,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        request->connection->sending = true; /* whatever that is */
+        request->connection->sending = true; /* the client may send more, whatever it is */
         return answer_now(request, true);
     }
     head_rules_origin(request, &f);
@@ -578,7 +578,7 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
     } else {
         struct connection *connection = *socket_context;
         /* libmicrohttpd closes without on_completed() where it refuses a body itself (1.0.1: a chunk's head longer than
-         * its buffer), or a head twice (0.9.75). The memory of the head is gone then. */
+         * its buffer), or refuses a head twice (0.9.75). The head's memory has then been freed. */
         if (connection && connection->request) {
             connection->request->method = connection->request->path = NULL;
             connection->request->mhd = NULL;
@@ -650,7 +650,7 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
     return true;
 }
 
-/* What is older than TLS 1.2 is not to be used any more (RFC 8996). */
+/* Versions before TLS 1.2 must not be used any more (RFC 8996). */
 static char tls_versions[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
 attn_status http_server_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)

@@ -27,8 +27,8 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* What libmicrohttpd refuses with which status, and what it is called here. 505 leaves as it is. */
-enum { MALFORMED = 0 }; /* its row */
+/* Statuses with which libmicrohttpd refuses, and the errors that are sent instead. 505 is sent unchanged. */
+enum { MALFORMED = 0 }; /* the row of a malformed message */
 static const struct {
     int status;
     proto_error error;
@@ -39,11 +39,12 @@ static const struct {
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    { 500, PROTO_E_TOO_LARGE, "the head of a chunk is too long" }, /* its buffer is full, and nothing left for us */
+    { 500, PROTO_E_TOO_LARGE, "the head of a chunk is too long" }, /* its buffer is full, with no room for ours */
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };
 
-/* The status of an answer whose head begins so; 0: it is no answer, or not of a thread that serves connections. */
+/* The status of the answer whose head begins with these bytes. 0: they begin no answer, or this thread serves no
+ * connections. */
 static int status_of(const char *head, size_t bytes)
 {
     enum { STATUS_AT = 9, STATUS_ENDS = 12 };
@@ -53,7 +54,7 @@ static int status_of(const char *head, size_t bytes)
     return status;
 }
 
-/* The row of refusals[] for it; -1: none. */
+/* The row of refusals[] for the answer that begins with these bytes; -1: none. */
 static int refusal_of(const char *head, size_t bytes)
 {
     const int status = status_of(head, bytes);
@@ -70,7 +71,7 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* What is wrong with the head, as far as libmicrohttpd has read it. False: nothing that we would refuse. */
+/* Finds what is wrong with the head, as far as libmicrohttpd has read it. False: nothing that we would refuse. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     http_head_begin(head, "HTTP/1.1");
@@ -79,7 +80,7 @@ static bool find_fault(const struct request *request, struct http_head *head)
     return (head->fault[0] || head->value[HEADER_HOST]) && !http_head_end(head);
 }
 
-/* A request of which not even the line could be read is logged and counted like any other. */
+/* Makes a request for a message whose request line could not be read. It is logged and counted like any other. */
 static struct request *begin_lost_request(struct connection *connection)
 {
     struct request *request = request_new(this_thread->http->server, this_thread->http, NULL);
@@ -99,8 +100,8 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&request->connection->error_media));
 }
 
-/* Fills `refusal` with what is sent instead of the answer that begins so, and returns its length; 0: the answer is
- * ours, or stays as it is. */
+/* Fills `refusal` with what is sent instead of the answer that begins with these bytes, and returns its length. 0: the
+ * answer is ours, or is sent unchanged. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);
@@ -155,9 +156,9 @@ void own_answers_end(struct connection *connection)
     (void)!sendto(connection->fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
 }
 
-/* ---- In place of the functions of these names -------------------------------------------------------------------- */
+/* ---- These replace the functions of the libraries ---------------------------------------------------------------- */
 
-/* To libmicrohttpd the client of a refused message has gone: it closes the connection. */
+/* Sends the refusal, and reports to libmicrohttpd that the client has gone, so that it closes the connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);

@@ -9,13 +9,13 @@
 
 enum { REFUSAL_BYTES = 2048 };
 
-/* The text of such an answer, a problem document with `Connection: close`; returns its length. A NULL `detail` is the
- * error's title, a NULL or empty request_id is made here. `media` is its content type, NULL where nobody knows yet what
- * is asked for: that of a problem document. */
+/* Writes the text of such an answer, a problem document with `Connection: close`, and returns its length. A NULL
+ * `detail` stands for the error's title; a NULL or empty request_id is made here. `media` is the content type; NULL
+ * stands for that of a problem document, where the route is not known yet. */
 size_t refusal_text(char text[REFUSAL_BYTES], proto_error error, const char *detail, const char *request_id,
                     const char *media);
-/* Sends the whole answer, as far as the socket takes it at once: a client that does not read its answer does not get
- * it. The caller shuts the socket down. */
+/* Sends as much of the answer as the socket takes at once; a client that does not read may get less than all of it. The
+ * caller shuts the socket down. */
 void refusal_send(int fd, proto_error error, const char *detail, const char *request_id, const char *media);
 
 #endif

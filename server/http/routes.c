@@ -455,7 +455,7 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 /* How paths of other servers begin, and what else there is to say. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* a path of ours that is spelt alike is another thing */
+    bool surely; /* use this row even where a path of ours is spelt like it */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

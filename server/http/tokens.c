@@ -83,7 +83,7 @@ static const char *cut_comment(const char *line, size_t *length)
     return *hash ? hash : NULL;
 }
 
-/* A line with its end, of whatever bytes: what fits of it. False: there is none. */
+/* Reads a line of any bytes, with its line feed, or as much of it as fits. False: there are no more lines. */
 static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
 {
     *length = 0;
@@ -95,7 +95,7 @@ static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
     return *length > 0;
 }
 
-/* A token stands in a header. False: *at is where a byte is that no client could send there. */
+/* A token is sent in a header. False: the byte at *at cannot be sent there. */
 static bool is_token(const char *text, size_t length, size_t *at)
 {
     for (*at = 0; *at < length; ++*at)

@@ -56,7 +56,7 @@ static bool is_output(attn_tensor_id id, attn_op op)
     return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
 }
 
-/* Does an item in front of this one have its context? */
+/* Does an item before this one use the same context? */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;

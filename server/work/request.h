@@ -127,7 +127,7 @@ struct request {
     struct flow *flow;                           /* a reference; NULL: the request has used no device's time yet */
     char id[REQUEST_ID_BYTES];
     char trace_id[33], span_id[17]; /* of traceparent; empty: none */
-    char peer[PEER_BYTES];          /* who sent it, as far as the proxies in front are trusted */
+    char peer[PEER_BYTES];          /* the client's address, as trusted proxies say it */
     const char *method, *path;      /* libmicrohttpd's, until the request is completed */
     struct request_times times;
 

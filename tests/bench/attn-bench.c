@@ -39,7 +39,7 @@ enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOS
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* Gradients of options, which are computed where they are asked for. */
+/* Gradients of options. They are computed only where --grads names them. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
@@ -55,10 +55,10 @@ struct options {
     bool latent;       /* V is the first Dv columns of K, the same memory */
     bool deterministic, alibi, sinks;
     double softcap, scale, dropout;
-    double keep;       /* a keep_mask of [1, 1, Sq, Sk] that keeps so many keys of 1; 0: none */
+    double keep;       /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;       /* a bias of [1, 1, Sq, Sk] */
-    bool bias_is_mask; /* it is hidden_bias for later keys and for the first `padded`, 0 for others: as the 4-D masks of
-                         * Hugging Face's models are, with the least float32 for hidden_bias; else it is random */
+    bool bias_is_mask; /* the bias is hidden_bias for later keys and for the first `padded`, and 0 for others, as in 4-D
+                         * masks of Hugging Face (hidden_bias: the least float32). Else the bias is random */
     int64_t padded;
     double hidden_bias;
     uint64_t gradients; /* of options, of a backward: bits of dsinks, dbias and dalibi_slopes */
@@ -226,7 +226,7 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Keys are kept at random, in the same way each time; each row keeps its first. */
+/* Keys are kept at random, the same ones each time. Each row keeps its first key. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -699,9 +699,9 @@ static const char help[] =
     "  --bias                       a float32 bias of random numbers\n"
     "  --bias X  --padded N         a float32 bias: X for later keys and for the first N, 0 for others\n"
     "  --keep-mask P                a keep_mask that keeps each key with the probability P, above 0 and at most 1\n"
-    "  --grads dsinks,dbias,dalibi_slopes   backward: these gradients too, each of an option that is given\n"
+    "  --grads dsinks,dbias,dalibi_slopes   backward: compute these gradients too; their options must be given\n"
     "  --deterministic              backward: sums of dq in one order\n"
-    "  --grad-dtype NAME            backward: of dq, dk and dv, where it is not that of Q (float32)\n"
+    "  --grad-dtype NAME            backward: the dtype of dq, dk and dv, if it is not that of Q (float32)\n"
     "  --page-size N                forward: K and V are pools of pages of N keys, which lie in no order\n"
     "  --forks                      with --page-size: all rows have their pages in common, but for the last\n"
     "  --key-dtype NAME             forward: of K and V, where it is not that of Q (float8_e4m3fn)\n"

@@ -48,10 +48,10 @@ def dec(t):
 
 def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16', back=False, layout='bshd', amp=1.0,
          varlen=None, rooms=None, key_rows=None, seqlens_q=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
-    """One case. amp scales q and k; varlen is (lengths of q, lengths of k), rooms (of q, of k) what there is from a
-    sequence to the next, key_rows the Sk of k [N, Sk, Hk, D] beside packed q; what rows do not exist are NaN; give: send
-    out and lse along with a backward; extreme: what float32 can just hold, 'mask' (bias: one row is nothing but its most negative number),
-    'values', 'sinks'; opt: members that go into the request as they are."""
+    """One case. amp scales q and k. varlen is (lengths of q, lengths of k); rooms is the number of rows from each sequence to the next
+    (of q, of k); key_rows is the Sk of k [N, Sk, Hk, D] beside packed q. Rows that do not exist are NaN. give: send out and lse along
+    with a backward. extreme: the ends of float32, in 'mask' (a row of bias is its most negative number), 'values' or 'sinks'. opt:
+    members that go into the request as they are."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
     Dv = Dv or D
@@ -114,7 +114,7 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
         return dict(out=o, lse=l)
 
     def pieces(where_q, where_k):
-        """Each sequence alone; its results go where it was, and what is nobody's is 0, of lse -inf."""
+        """Computes each sequence alone and puts its results where it was. Rows of no sequence are 0, and -inf in lse."""
         lead = shp['q'][:-2]
         res = {'out': np.zeros(shp['q'][:-1] + (Dv,)), 'lse': np.full(lead[:-1] + (H, lead[-1]), -np.inf)}
         if back:

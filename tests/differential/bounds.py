@@ -1,32 +1,35 @@
 """How far lse and the gradients of a right kernel may be from float64, by an analysis of its rounding errors.
 
-The limits of kernels/README.md are shares of a tensor's largest number. They say nothing where sums cancel: what is left is
-then smaller than the roundings of what was added. This page derives what is left of those.
+The limits of kernels/README.md are shares of a tensor's largest number. They say nothing where sums cancel: the result is then
+smaller than the rounding errors of the terms. This file derives bounds on those errors.
 
-The model is that of probabilistic error analysis (Higham and Mary, 2019): each rounding is off by a number of mean 0 within a
-bound, on its own; besides, all of a row may be off alike, because equal numbers are rounded alike. Errors of rows are
-independent. If X changes by a_k e_k with an error e_k of at most eps_k, then sigma^2 = sum (a_k eps_k)^2 bounds how X spreads
-(Hoeffding). Errors that lie evenly within their bounds have a third of that variance: SIGMAS = 4 are seven of their standard
-deviations. The a_k are taken from the true numbers.
+The model is that of probabilistic error analysis (Higham and Mary, 2019). Each rounding has an independent error of mean 0
+within a bound. In addition, all errors of a row may be equal, because equal numbers are rounded alike. Errors of different
+rows are independent. If X changes by a_k e_k with an error e_k of at most eps_k, then sigma^2 = sum (a_k eps_k)^2 bounds how X
+spreads (Hoeffding). Errors that lie evenly within their bounds have a third of this variance: SIGMAS = 4 are seven of their
+standard deviations. The a_k are taken from the true numbers.
 
 A kernel rounds (i a query, j and l keys):
 
-    b_ij    the score: BLUR of what it is made of, |q| |k| scale + |bias| + slope distance, and of the lse that is subtracted.
-            A softcap bounds the error by 8 caps.
+    b_ij    the score. Its error is BLUR of its parts, |q| |k| scale + |bias| + slope distance, and of the lse that is
+            subtracted. A softcap bounds the error by 8 caps.
     r_ij    P_ij, by the exponential of that error. Where lse is given, P need not stay a probability:
                 r = P (e^b - 1)
-            Where the kernel computes lse, that is off by beta_i = ln(sum_l P_il e^b_il) at most, as the largest error of a mean
-            is; and P stays a probability, but for the rounding of lse:
+            Where the kernel computes lse, lse is off by at most beta_i = ln(sum_l P_il e^b_il), as a mean is by its largest
+            error. P then stays a probability, but for the rounding of lse:
                 r = P (e^(b + beta) - 1), at most e^(BLUR |lse|)
     u       P and dS, to the type of their products, relative. A P of 1 is exact: the largest exponential of a row is 1.
     t_i     delta_i. Where out is given there is no such error. Else, with c_il = (r_il + u P_il) M_il (dout_i . v_l),
                 t^2 = (sum_l c_il)^2 + sum_l c_il^2 + sum_e (u_out dout_ie out_ie)^2
-            because out is the sum of the P V, and may be rounded to its dtype before it meets dout.
+            because out is the sum of the P V, and may be rounded to its dtype before it is multiplied with dout.
 
-With g_ij = M_ij (dout_i . v_j) - delta_i, made larger by BLUR of what it is the sum of, from dZ = P g and dS = dZ (1 - tanh^2):
+dZ = P g and dS = dZ (1 - tanh^2), with g_ij = M_ij (dout_i . v_j) - delta_i enlarged by BLUR of its terms. Therefore the
+errors are
 
     z_ij = r_ij g_ij,  s_ij = (1 - tanh^2) (r_ij + u P_ij) g_ij         errors of pairs
     (P_ij + r_ij) t_i                                                   an error of the row
+
+and the sigma^2 of the gradients are
 
     dq_i     scale^2 (sum_j (s_ij k_j)^2 + (sum_j s_ij k_j)^2 + (t_i sum_j (1 - tanh^2) (P + r)_ij k_j)^2)
     dk_j     scale^2 sum_i q_i^2 (s_ij^2 + ((1 - tanh^2) (P + r)_ij t_i)^2)       over the rows of all heads of the group
@@ -35,11 +38,11 @@ With g_ij = M_ij (dout_i . v_j) - delta_i, made larger by BLUR of what it is the
     dslope   sum_i (sum_j (z_ij distance_ij)^2 + (sum_j z_ij distance_ij)^2 + (t_i sum_j (P + r)_ij distance_ij)^2)
     dsink    sum_i ((p + r)_i t_i)^2 + (r_i delta_i)^2, where p = exp(sink - lse) and r is its error, as of P
 
-are sigma^2. Sums in float32 and the last rounding of a result are not in it: differential.py has terms for these.
+They leave out the sums in float32 and the last rounding of a result: differential.py has terms for these.
 
-lse is off by sum_j P_ij e_ij, with e_ij the error of a score. One after the other, D products p_d that come in no particular
-order have partial sums S_k whose squares add up to D (S^2 / 3 + sum p_d^2 / 6), and each is rounded to 2^-24 of itself. softcap
-takes from that error what it takes from a gradient:
+lse is off by sum_j P_ij e_ij, with e_ij the error of a score. D products p_d in random order are added one after the other.
+The squares of their partial sums S_k add up to D (S^2 / 3 + sum p_d^2 / 6), and each S_k is rounded to 2^-24 of itself. A
+softcap reduces this error as it reduces a gradient:
 
     e^2 = 2^-48 ((1 - tanh^2)^2 scale^2 D (S^2 / 3 + sum p_d^2 / 6) + 4 (|scale S| + |bias| + slope distance)^2)
     SIGMAS sum_j P_ij e_ij                                                        bounds lse
@@ -49,9 +52,9 @@ import numpy as np
 import oracle
 
 SIGMAS = 4
-BLUR = 2.0 ** -22  # four roundings: of the product, of its sum with the bias and the distance, to base 2, with lse
-DROWNS = 1e37      # a bias of such a size is exact: no product changes it, or its row is computed in double
-MOST = 200.0       # e to this is beyond float32, and its square is not beyond float64
+BLUR = 2.0 ** -22  # four roundings: of the product, of its sum with bias and distance, to base 2, and of the difference with lse
+DROWNS = 1e37      # a bias of this size is exact: no product changes it, or its row is computed in double
+MOST = 200.0       # e to the power of this is beyond float32, and the square of that is not beyond float64
 UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8}
 
 
@@ -97,7 +100,7 @@ def of_lse(p, exact):
 
 
 class Errors:
-    """r, t and what they are made of, for the rows of one head."""
+    """r, t and their parts, for the rows of one head."""
 
     def __init__(self, p, x, b, h, dtype, out_dtype, given, exact):
         out, self.P, top, rest, empty = x.statistics(p)
@@ -126,7 +129,7 @@ class Errors:
 
 
 def of_gradients(p, dtype, out_dtype, given, exact):
-    """{gradient: SIGMAS sigma of each number}. `given`: out and lse are the caller's, else the kernel's own."""
+    """{gradient: SIGMAS sigma of each number}. `given`: the caller gave out and lse; else the kernel computed them."""
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
     g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
     for b, h, x in oracle.heads(p):

@@ -205,7 +205,7 @@ class Case:
         self.extreme = extreme
 
     def rooms(self, lq, lk):
-        """Rows from each packed sequence to the next, of queries and keys; cu_seqlens, and seqlens where there is more room than rows."""
+        """Adds cu_seqlens, and seqlens where a sequence has more room than rows. Returns the rows from each sequence to the next, of q and k."""
         gaps, rows = self.more.random() < 0.3, self.more.random() < 0.25
         room_q, room_k = ([n + int(self.more.integers(0, 40)) * gaps for n in lengths] for lengths in (lq, lk))
         if rows:
@@ -220,7 +220,7 @@ class Case:
         return room_q, room_k
 
     def poison_padding(self, x):
-        """NaN in rows that do not exist."""
+        """Puts NaN into rows that do not exist."""
         exist = {n: np.zeros(a.shape[:-2], bool) for n, a in x.items()}
         for b, q0, Sq, k0, Sk in oracle.sequences(self.problem):
             for n, a in exist.items():
@@ -309,7 +309,7 @@ def largest(x):
 
 
 def blur_of(case, size):
-    """What float32 holds of the largest score; `size` is that of its products."""
+    """Rounding error of the largest score in float32; `size` is that of its products."""
     p = case.problem
     if case.exact and not p.get('softcap'):
         size = 0

@@ -142,7 +142,7 @@ class Head:
         self.out = (self.P * self.M) @ self.v
 
     def statistics(self, p):
-        """out, P, lse in two parts, and the rows that see nothing: of p['out'] and p['lse'], as they are, where those are given."""
+        """out, P, lse in two parts, and the rows that see nothing. Where p has out and lse, these are taken as they are."""
         if 'out' not in p:
             return self.out, np.where(self.empty[:, None], 0, self.P), self.top, self.rest, self.empty
         lse = p['lse'][self.lse_at]

@@ -73,14 +73,14 @@ def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_loo
 
 @pytest.mark.parametrize('seed, number', [(101, 6024), (101, 6113), (7, 2219), (7, 2552)])
 def test_gradients_that_cancel_are_held_to_the_roundings_of_what_was_added(server, seed, number):
-    """dalibi_slopes of keys that are 119 away, and a bias of -65504; a given lse, and scores of 1e9 that cancel; dv of 16 rows in
-    bfloat16; dalibi_slopes in bfloat16."""
+    """The cases: dalibi_slopes of keys that are 119 away, with a bias of -65504; a given lse, with scores of 1e9 that cancel; dv of 16
+    rows in bfloat16; dalibi_slopes in bfloat16."""
     case = differential.Case(seed, number)
     assert differential.check(case, differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
 def test_an_lse_is_held_to_the_roundings_of_products_that_are_added_one_after_the_other(server):
-    """256 products, and scores of 255: lse is 3.6e-4 off."""
+    """With 256 products and scores of 255, lse is 3.6e-4 off."""
     assert differential.check(differential.Case(201, 4095), differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
@@ -89,7 +89,7 @@ def test_dropout_leaves_no_gradient_to_a_row_of_one_key_in_bfloat16(server):
 
 
 def with_roundings(p, dtype, out_dtype, given):
-    """Gradients by the plainest kernel: scores and lse in float32, P and dS rounded to dtype, out to out_dtype, all else in float64."""
+    """Gradients of the plainest kernel. Scores and lse are in float32, P and dS are rounded to dtype, out to out_dtype; all else is float64."""
     rounded = (lambda x: differential.rounded_to(x, dtype))
     single = (lambda x: differential.rounded_to(x, 'float32'))
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
@@ -124,7 +124,7 @@ def test_the_bound_of_gradients_is_neither_passed_by_a_plain_kernel_nor_far_abov
             least = 1e-6 * np.abs(want[name]).max()  # a P below float16's normal numbers
             assert (error <= bound[name] + least).all(), (number, name)
             nearest.setdefault((case.dtype, name), []).append(float((error / np.maximum(bound[name], 1e-30)).max()))
-    # In float32 the products count, which this kernel does not round.
+    # In float32 the errors of products matter, and this kernel does not round them.
     assert len(nearest) == 9 and all(np.median(ratios) > 0.15 for of, ratios in nearest.items() if of[0] != 'float32'), nearest
 
 

@@ -47,7 +47,7 @@ KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'int32': 'IN
 PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/docs': 200, '/nothing': 404, '/v2/health/live': 200,
          '*': 404, 'http://x/livez': 200, '/%6civez': 200, '/livez%00': 404, '/livez?a=1&b': 200, '/v1%2finfo': 404, PATHS[False]: 405}
 STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431, 500, 501, 503, 504, 505, 507}
-ITS_OWN = {500, 505}  # what libmicrohttpd says itself: it has no memory, or does not know the version of HTTP
+ITS_OWN = {500, 505}  # libmicrohttpd's own answers: it has no memory, or does not know the version of HTTP
 GOLDEN = 100
 # A server of this file stalls and waits briefly: a round that is cut short must not hold the others up.
 OPTIONS = ['--body-stall-ms', '700', '--body-timeout-ms', '3000', '--staging-bytes', '256M', '--max-body-bytes', '16M', '--log-level', 'warn',

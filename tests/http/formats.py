@@ -62,7 +62,7 @@ def ask(server, kind, op, members):
 
 
 def results(server, kind, op, members):
-    """(status, the tensors of the answer as float64 arrays, or the problem document); `envelope`: the second of two problems"""
+    """(status, the tensors of the answer as float64 arrays, or the problem document). `envelope` gives those of its second problem."""
     if kind == 'envelope':
         answer = server.post(f'/v1/attention/{op}', {'requests': [{**members, 'encoding': 'array'}, members]})
         one = answer.json()['responses'][1] if answer.status == 200 else answer.json()

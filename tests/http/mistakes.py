@@ -6,8 +6,8 @@ prints every mistake with its answer, of the server at URL, or of servers that i
 who has never seen this project: does each say what came, what is wanted, and what to write instead?
 
 A row is a name, a request, the status, the code of the problem, and what `detail` must hold: what came, what is wanted,
-the cure. A row with status 200 is no mistake any more: what was written is understood; or it is valid and most likely
-not meant, and `hints` of the answer must hold these words. test_mistakes.py runs them all.
+the cure. A row with status 200 is a request that the server understands. If it has words too, it is valid but most likely
+a mistake, and `hints` of the answer must hold these words. test_mistakes.py runs all rows.
 """
 import base64
 import gzip

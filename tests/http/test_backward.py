@@ -173,7 +173,7 @@ def test_float32_gradients_round_to_those_in_16_bits_and_are_closer_to_the_truth
         assert error[0] < error[1], name
 
 
-def test_float32_gradients_of_packed_sequences(server):
+def test_packed_sequences_have_float32_gradients(server):
     members, _ = random_problem(rng(21), Sq=12, H=4, Hk=2, D=16, dtype='bfloat16', back=True, deterministic=True)
     for name in ('q', 'k', 'v', 'dout'):
         members[name]['shape'] = members[name]['shape'][1:]
@@ -198,7 +198,7 @@ def test_each_problem_of_an_envelope_has_its_own_dtype_of_gradients(server):
     assert [r['error']['pointer'] for r in refused] == ['/requests/2/grad_dtype', '/requests/3/out_dtype']
 
 
-def test_float32_gradients_of_a_context(server):
+def test_a_context_has_float32_gradients_and_a_refusal_does_not_use_it_up(server):
     members, _ = random_problem(rng(24), B=2, Sq=9, H=4, Hk=2, D=16, dtype='float16', back=True, causal=True)
     dout = members.pop('dout')
     first, second = (ok(server.forward(**members, save=True))['context'] for _ in range(2))

@@ -1,4 +1,4 @@
-"""attn-bench: the options of its command line, each in one call that computes. How fast it is matters to nobody here."""
+"""attn-bench: each option of its command line in one call that computes. No test here looks at its speed."""
 import json
 import os
 import subprocess
@@ -51,6 +51,6 @@ def test_gradients_of_options_are_computed_where_they_are_asked_for(options, ask
     (('--op', 'backward', '--grads', 'dbias'), '--grads names a gradient whose option is not given: --bias'),
     (('--op', 'backward', '--grads', 'dq,dk'), '--grads must be of dsinks, dbias and dalibi_slopes, not: dq,dk'),
     (('--op', 'backward', '--sinks', '--grads', ''), '--grads must be of dsinks, dbias and dalibi_slopes, not: ')])
-def test_what_cannot_be_is_said_in_one_line(options, says):
+def test_an_impossible_option_is_refused_in_one_line(options, says):
     r = run(*options)
     assert r.returncode == 1 and says in r.stderr and r.stdout == '', r

@@ -61,7 +61,7 @@ def test_a_bad_option_is_refused_in_one_line_with_its_range(args, says):
 
 
 def ended(*args, env=None):
-    """One line on standard error; the exit status."""
+    """Runs attnd, checks that it writes one line on standard error, and returns its exit status."""
     r = run('--listen', '127.0.0.1:0', *args, env=env)
     assert r.stderr.count('attnd: ') == 1 and not r.stdout, r
     return r.returncode
@@ -98,7 +98,7 @@ def test_status_78_is_a_file_that_is_wrong(tmp_path, supervised):
 
 
 def test_a_server_that_dies_again_and_again_ends_with_128_and_the_signal(serve):
-    """It is killed five times in a row, each time before it has lived for two seconds; the pauses between are 0, 1, 2, 4 s."""
+    """It is killed five times in a row, each time within two seconds of its start. The pauses between the starts are 0, 1, 2 and 4 s."""
     server = serve('--supervise')
     supervisor, server.process = server.process, None
     last = None
@@ -111,7 +111,7 @@ def test_a_server_that_dies_again_and_again_ends_with_128_and_the_signal(serve):
     assert supervisor.returncode == 128 + signal.SIGKILL, server.log()
 
 
-def test_more_staging_memory_than_there_is_is_warned_of(serve):
+def test_the_log_warns_of_more_staging_memory_than_there_is(serve):
     def warned(*options):
         server = serve(*options)
         assert service.eventually(lambda: ' ready ' in server.log())

@@ -518,7 +518,7 @@ def test_an_empty_batch_is_a_mistake(server):
     assert answer.status == 400 and answer.json()['pointer'] == '/requests'
 
 
-def test_the_device_that_is_written_to_be_read_serves_what_its_paper_has(serve):
+def test_the_device_paper_serves_what_its_paper_has(serve):
     server = serve('--devices', 'paper')
     problem, arrays = random_problem(rng(5), Sq=40, Sk=50, H=2, D=16, causal=True)
     answer = ok(server.post('/v1/attention/forward', problem))

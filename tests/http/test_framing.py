@@ -52,7 +52,7 @@ ROWS = [
     ('high_byte_in_a_name', post('X\xe9: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('no_colon', post('Nonsense', f'Content-Length: {N}'), {400}, CLOSES),
     ('space_before_a_name', b'GET /livez HTTP/1.1\r\n X: 1\r\nHost: x\r\n\r\n', {400}, CLOSES),
-    # Request lines that are none: libmicrohttpd 1.0.1 would redirect to a target without the space
+    # Malformed request lines: libmicrohttpd 1.0.1 would redirect to a target without the space
     ('space_in_the_target', request_bytes('/livez now', None, 'GET'), {400}, CLOSES),
     ('tab_in_the_target', request_bytes('/livez\tnow', None, 'GET'), {400}, CLOSES),
     ('space_at_the_end_of_the_line', b'GET /livez HTTP/1.1 \r\nHost: x\r\n\r\n', {400}, CLOSES),
@@ -322,7 +322,7 @@ def test_h6_a_chunk_extension(server):
 
 
 def test_h6_a_chunk_extension_of_200_kb(serve):
-    """More than a chunk's head may be. libmicrohttpd 0.9.75 says so, 1.0.1 waits for its end."""
+    """A chunk's head that is too long. libmicrohttpd 0.9.75 refuses it, 1.0.1 waits for its end."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
         s.sendall(chunked(b'2;' + b'x' * 200000 + b'\r\n{}\r\n0\r\n\r\n'))
@@ -422,7 +422,7 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
 
 
 def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_id(serve, tmp_path):
-    """libmicrohttpd has a page in HTML for each of these. Over TLS too, and behind an answer that was good."""
+    """libmicrohttpd would answer each of these with a page in HTML. They are sent over TLS too, and behind a good request."""
     rows = [(b'GET /a b HTTP/1.1\r\nHost: x\r\n\r\n', 400, 'the request line contains a character where it cannot stand'),
             (post('Nonsense'), 400, 'The HTTP message is malformed'), (sized('5, 5'), 400, 'Content-Length must be decimal digits'),
             (post('Transfer-Encoding: gzip', body=b''), 400, 'Transfer-Encoding must be chunked'),
@@ -448,7 +448,7 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
 
 @pytest.mark.parametrize('name, value', [('Content-Length', str(N)), ('Transfer-Encoding', 'chunked')])
 def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, name, value):
-    """It is none of the value. libmicrohttpd 0.9.75 reads it as if it were, and what it has misread we refuse."""
+    """The white space is no part of the value. libmicrohttpd 0.9.75 takes it for one, and a value that it misreads is refused."""
     body = BODY if name == 'Content-Length' else b'%x\r\n%s\r\n0\r\n\r\n' % (N, BODY)
     with server.raw() as s:
         s.sendall(post(f'{name}: {value} ', body=body))
@@ -513,7 +513,7 @@ def test_what_waits_behind_a_request_that_expects_100_without_a_body_is_answered
             s.sendall(first + SMUGGLED + SMUGGLED)
             reader = RawReader(s)
             answers = [reader.answer('GET') for _ in range(3)]
-            if answers[0].status == 100:  # it may be told to send what it has sent already
+            if answers[0].status == 100:  # the answer may begin with 100, though the body was sent already
                 answers = answers[1:] + [reader.answer('GET')]
             assert [a.status for a in answers] == [status, 200, 200], answers
 

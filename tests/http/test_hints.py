@@ -1,5 +1,5 @@
-"""Valid requests that are most likely not meant: the answer is computed as it is asked for, and `hints` says what looks
-wrong. The words of each hint are rows of mistakes.py."""
+"""Valid requests that are most likely mistakes: they are computed as they are written, and `hints` of the answer says what
+looks wrong. mistakes.py has the words of each hint."""
 import json
 
 import numpy as np

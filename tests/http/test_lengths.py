@@ -16,7 +16,7 @@ def ints(values):
 
 
 def problem(kind, back=False, seed=1):
-    """({member: JSON}, the same for the oracle): rows that do not exist are NaN."""
+    """({member: JSON}, the same for the oracle). Rows that do not exist are NaN."""
     r = np.random.default_rng(seed)
     q_lengths, k_lengths = [7, 0, 3], [9, 4, 12]
     lengths = {'seqlens_q': q_lengths, 'seqlens_k': k_lengths}
@@ -52,7 +52,7 @@ def close(got, want):
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('lengths', ['queries', 'both', 'gaps', 'cache'])
-def test_rows_that_do_not_exist_are_0_and_nan_there_harms_nobody(server, kind, lengths):
+def test_rows_that_do_not_exist_are_0_and_nan_in_them_changes_nothing(server, kind, lengths):
     members, exact = problem(lengths)
     status, got = formats.results(server, kind, 'forward', {**members, 'causal': True})
     assert status == 200, got
@@ -87,8 +87,8 @@ def test_rows_that_do_not_exist_are_not_verified(server, lengths):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_padded_batch_with_masks_is_that_of_its_rows(server, kind):
-    """Alignment, ALiBi, windows, masks and dropout go by the lengths that are used."""
+def test_a_padded_batch_with_masks_uses_the_lengths_of_its_rows(server, kind):
+    """Alignment, ALiBi, windows, masks and dropout use the lengths, not the padded sizes."""
     members, exact = problem('both', back=True)
     r = np.random.default_rng(3)
     more = {'window': [5, 2], 'softcap': 4.0, 'dropout_p': 0.25, 'seed': 11}
@@ -111,7 +111,7 @@ def test_the_sizes_are_those_of_the_shapes(server, kind, lengths, sizes):
 
 
 def test_a_padded_cache_and_its_pages_have_the_same_answer(server):
-    """k and v [B, Sk, Hk, D] are pools of one page a row."""
+    """k and v [B, Sk, Hk, D] can be read as pools with one page for each row."""
     members, _ = problem('cache')
     rows = server.forward(**members).json()
     pages = server.forward(**members, page_table=ints([[0], [1], [2]])).json()
@@ -127,7 +127,7 @@ def test_a_padded_cache_and_its_pages_have_the_same_answer(server):
     ('cache', {'cu_seqlens_q': ints([0, 10])}, '/cu_seqlens_k', 'unless k and v are [1, Sk, Hk, D], a row for each sequence'),
     ('cache', {'keep_mask': wire.tensor(np.ones((3, 1, 1, 12)), 'uint8')}, '/keep_mask', 'cannot be combined with cu_seqlens_q'),
 ])
-def test_lengths_that_fit_nothing_are_told_what_would(server, lengths, change, pointer, says):
+def test_the_message_of_lengths_that_do_not_fit_says_what_would(server, lengths, change, pointer, says):
     answer = server.forward(**{**problem(lengths)[0], **change})
     assert answer.status == 400 and answer.json()['pointer'] == pointer and says in answer.json()['detail'], answer
 

@@ -218,7 +218,7 @@ def test_tls_begins_with_1_2(serve, tmp_path):
     server = serve('--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))
     for version, good in ((ssl.TLSVersion.TLSv1, False), (ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)):
         client = service.client_tls(cert)
-        client.set_ciphers('ALL:@SECLEVEL=0')  # or OpenSSL itself would not offer the old ones
+        client.set_ciphers('ALL:@SECLEVEL=0')  # else OpenSSL itself would not offer the old versions
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)
             client.minimum_version = client.maximum_version = version
@@ -228,7 +228,7 @@ def test_tls_begins_with_1_2(serve, tmp_path):
             else:
                 with pytest.raises((ssl.SSLError, ConnectionResetError)) as refusal:
                     client.wrap_socket(s, server_hostname='localhost')
-                assert 'no protocols available' not in str(refusal.value).lower(), refusal.value  # the server says no, not this client
+                assert 'no protocols available' not in str(refusal.value).lower(), refusal.value  # the server refuses, not this client
     assert server.get('/livez').status == 200
 
 

@@ -47,7 +47,7 @@ def test_a_slow_launch_and_a_slow_kernel_are_told_apart(serve, script, slow, sta
 
 @pytest.mark.parametrize('tool, good', [('ab', r'Failed requests: +0\n'), ('hey', r'distribution:\s+\[200\]\s+320 responses\n\s*$')])
 def test_the_line_of_another_load_tool_counts_no_refusal(server, tmp_path, tool, good):
-    """As tests/load/README.md shows it, where the tool is there."""
+    """Runs the line of tests/load/README.md, where the tool is installed."""
     if not shutil.which(tool):
         pytest.skip(f'{tool} is not here')
     with open(os.path.join(os.path.dirname(DECODE), 'README.md')) as f:

@@ -65,7 +65,7 @@ def test_run_says_that_cuda_takes_minutes(tmp_path):
 
 
 def test_layers_are_read_from_includes_without_compiling(clone):
-    """In a checkout in which nothing was built; then with one object file, which says what its source calls."""
+    """First in a checkout in which nothing was built, then with one object file, which shows what its source calls."""
     def layers(status):
         env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'B', 'SAN', 'TSAN')}
         run = subprocess.run(['make', '-s', '-C', clone, '--no-print-directory', 'check-layers', 'CUDA=0'], env=env, capture_output=True, text=True)
@@ -77,7 +77,7 @@ def test_layers_are_read_from_includes_without_compiling(clone):
     source.write_text('#include "server/http/tcp.h"\nint clean(void);\nint clean(void) { return tcp_is_mute(0); }\n')
     assert 'server/base/clean.c includes server/http/tcp.h: server/base may not use server/http' in layers(True)
     source.write_text('int tcp_is_mute(int);\nint clean(void);\nint clean(void) { return tcp_is_mute(0); }\n')
-    assert ' 0 faults' in layers(False)  # which no include says
+    assert ' 0 faults' in layers(False)  # no include shows this call
     built = clone / 'build/server'
     for name in ('base/clean', 'http/tcp'):
         (built / name).parent.mkdir(parents=True, exist_ok=True)

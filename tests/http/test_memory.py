@@ -394,7 +394,7 @@ def test_scratch_memory_of_the_cpu_is_counted(serve):
 # ---- What deploy/README.md says of sizing ----------------------------------------------------------------------------
 
 def sized(op, B, Sq, Sk, dtype='float16'):
-    """Tensors of a request by name, and the bytes of what comes back. H 8, D 64."""
+    """({name: tensor} of a request, bytes of the tensors that come back), for H 8 and D 64."""
     shapes = {'q': (B, Sq, 8, 64), 'k': (B, Sk, 8, 64), 'v': (B, Sk, 8, 64)}
     back = {n: shapes[n] for n in 'qkv'}
     if op == 'backward':

@@ -193,7 +193,7 @@ def test_build_info(server):
 
 
 def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
-    """In /metrics, in /v1/info, and on the page at /, which shows all counters of that."""
+    """In /metrics, in /v1/info, and on the page at /, which shows all counters of /v1/info."""
     (tmp_path / 'tokens').write_text('alice\n')
     server = serve('--token-file', tmp_path / 'tokens', '--max-body-bytes', '64K')
     alice = {'Authorization': 'Bearer alice'}
@@ -207,7 +207,7 @@ def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
              ('POST', FORWARD, b' ' * 70000, alice), ('POST', FORWARD, b'x', {**alice, 'Content-Type': 'image/png'}), ('GET', '/readyz', None, {})]
     for method, path, body, headers in asked:
         server.ask(method, path, body, headers)
-    with server.raw() as s:  # one that libmicrohttpd refuses by itself
+    with server.raw() as s:  # a request that libmicrohttpd refuses by itself
         s.sendall(b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n')
         s.recv(1000)
     want = {'invalid-request': 2, 'unauthorized': 1, 'not-found': 1, 'method-not-allowed': 1, 'too-large': 1, 'unsupported-media-type': 1, 'invalid-framing': 1}

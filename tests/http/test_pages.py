@@ -124,7 +124,7 @@ def test_the_document_is_shown_and_a_request_sent(server, browser):
     assert browser.complaints() == ([], {f'127.0.0.1:{server.port}'})
 
 
-# What is wider than the page (what scrolls by itself aside), what stands out of its row, words that are broken into letters.
+# Finds elements that are wider than the page (unless they scroll by themselves) or stand out of their row, and words that are broken into letters.
 LAYOUT = """(() => { const wide = document.documentElement.clientWidth, box = e => e.getBoundingClientRect(), bad = [];
   const say = (what, e) => bad.push(what + ': ' + e.tagName + ' ' + e.textContent.slice(0, 40));
   for (const e of document.querySelectorAll('body *')) if (!e.closest('pre') && box(e).right > wide + 0.5) say('too wide', e);

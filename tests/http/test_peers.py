@@ -1,5 +1,5 @@
-"""Who sent it, in the log: addresses, what trusted proxies forward, names of tokens, why a request was refused; clients that speak
-another protocol. Nothing that a client writes makes a line, or a pair of one, that says something else."""
+"""What the log says of clients: addresses, those that trusted proxies forward, names of tokens, why a request was refused, and other
+protocols than the port's. Text of a client never makes a second line or a second pair."""
 import contextlib
 import json
 import re
@@ -18,7 +18,7 @@ PAIR = re.compile(r' ([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ "]*)')
 
 
 def pairs(line):
-    """Of a line in text: the event, and its pairs, each once. The whole line is pairs."""
+    """Reads a line of the log: its event and its pairs. Checks that no name is there twice, and that nothing else is."""
     head = re.match(r'^\S+Z (?:DEBUG|INFO|WARN|ERROR)(?: req=\S+)? (\w+)', line)
     rest = line[head.end():]
     found = PAIR.findall(rest)
@@ -31,7 +31,7 @@ def lines(server, event):
 
 
 def request_of(server, answer):
-    """The line of this answer's request."""
+    """The log's line of this answer's request."""
     id_ = answer.headers['x-request-id']
     return eventually(lambda: next((pairs(line) for line in server.log().splitlines() if f' req={id_} request ' in line), None))
 
@@ -73,7 +73,7 @@ def test_a_line_says_who_sent_it_with_which_token_and_why_it_was_refused(serve, 
     (('--trusted-proxy', '127.0.0.2'), ['1.2.3.4'], '127.0.0.1'),
     (('--trusted-proxy', '127.0.0.0/8'), ['1.2.3.4" status=200, x'], '127.0.0.1'),
     (('--trusted-proxy', '127.0.0.0/8'), ['1.2.3.4'] * 3 + ['127.0.0.9'] * 9, '127.0.0.9')])
-def test_behind_a_trusted_proxy_the_peer_is_the_last_address_that_nobody_trusts(serve, options, forwarded, peer):
+def test_behind_a_trusted_proxy_the_peer_is_the_last_untrusted_address(serve, options, forwarded, peer):
     server = serve(*options)
     with server.raw() as s:
         s.sendall(request_bytes('/v1/info', None, method='GET', headers=[f'X-Forwarded-For: {line}' for line in forwarded]))
@@ -81,7 +81,7 @@ def test_behind_a_trusted_proxy_the_peer_is_the_last_address_that_nobody_trusts(
     assert answer.status == 200 and request_of(server, answer)['peer'] == peer
 
 
-def test_addresses_of_every_kind_of_socket(serve, tmp_path):
+def test_a_client_of_every_kind_of_socket_has_an_address(serve, tmp_path):
     path = tmp_path / 's'
     kinds = [('unix', f'unix:{path}')] + ([('::1', '[::1]:0')] if socket.has_ipv6 else [])
     server = serve(*(x for _, address in kinds for x in ('--listen', address)), '--trusted-proxy', 'unix', '--trusted-proxy', '::1')
@@ -151,7 +151,7 @@ PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes(9)
 
 
 def hello(server):
-    """A client of TLS on a port that has none."""
+    """A TLS client on a plain port."""
     context = ssl._create_unverified_context()
     with socket.create_connection(('127.0.0.1', server.port), 10) as s, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(s)

@@ -72,7 +72,7 @@ def test_the_python_program(server):
 
 
 def in_bfloat16(program, server):
-    """What the program prints, by the Python that has ml_dtypes and safetensors."""
+    """Runs the program with the Python that has ml_dtypes and safetensors, and returns what it prints."""
     python = os.path.join(service.BUILD, 'venv/bin/python')
     if not os.path.exists(python) or subprocess.run([python, '-c', 'import ml_dtypes, safetensors'], capture_output=True).returncode != 0:
         pytest.skip('ml_dtypes and safetensors are not here (tests/setup.sh test fetches them from PyPI)')

@@ -59,7 +59,7 @@ def test_a_client_that_sends_all_of_a_body_over_the_limit_before_it_reads_sees_4
     assert eventually(lambda: server.inflight() == 0)
 
 
-def test_the_same_over_tls(serve, tmp_path):
+def test_a_client_that_sends_all_first_sees_413_over_tls_too(serve, tmp_path):
     cert, key = service.self_signed(tmp_path)
     server = serve('--max-body-bytes', '1M', '--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))
     for client in CLIENTS.values():
@@ -100,7 +100,7 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
     assert eventually(lambda: b'\nattnd_connections 1\n' in page())  # that of the page alone
     upload = service.Upload(server, request_bytes(FORWARD, wire.small_bytes()))
     try:
-        # Its body is on its way, and it makes no room.
+        # Its body is on its way, so its connection is not closed for another.
         assert eventually(lambda: b'attnd_inflight_requests{state="receiving"} 1' in page())
         for client in CLIENTS.values():
             status, text = client(server, FORWARD, PIECE * 128, {'Content-Type': 'application/json'})
@@ -110,7 +110,7 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
 
 def sends(s, seconds, piece=PIECE, every=0.0):
-    """For how long the server takes what is sent, in seconds, and how many bytes."""
+    """Sends for so many seconds, or until the server resets the connection. Returns (seconds, bytes that were sent)."""
     start, count = time.monotonic(), 0
     try:
         while time.monotonic() - start < seconds:

@@ -95,7 +95,7 @@ def test_every_kind_of_tensor_and_option(server):
     same(ask(server, FORWARD, write(tensors, {**options, 'layout': 'bhsd', 'alignment': 'top_left', 'out_dtype': 'F16'})), want)  # bare words
 
 
-def test_gradients_in_float32(server):
+def test_a_file_may_ask_for_float32_gradients(server):
     members, _ = wire.random_problem(np.random.default_rng(1), B=2, Sq=7, Sk=9, H=4, Hk=2, D=8, dtype='bfloat16', back=True, grad_dtype='float32')
     want = server.post(BACKWARD, members).json()
     assert {want[n]['dtype'] for n in ('dq', 'dk', 'dv')} == {'float32'}

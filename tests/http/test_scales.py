@@ -12,7 +12,7 @@ SHAPES = {'number': (), '[1]': (1,), '[Hk]': (HK,), '[B, 1]': (B, 1), '[1, Hk]':
 
 
 def scales_of(shape):
-    """({member: JSON}, {name: [B, Hk]})"""
+    """({member: JSON}, {name: its scales as [B, Hk]})"""
     r = np.random.default_rng(4)
     values = {n: wire.rounded(r.uniform(0.5, 2, shape), 'float32') for n in ('q_scale', 'k_scale', 'v_scale')}
     return {n: float(x) if shape == () else wire.tensor(x) for n, x in values.items()}, {n: np.broadcast_to(x, (B, HK)) for n, x in values.items()}
@@ -53,7 +53,7 @@ def test_scales_of_packed_sequences_broadcast_over_them(server, kind, shape):
     ({'v_scale': wire.tensor(np.ones((3, 2)))}, '/v_scale/shape/0', 'must be 1 or 2, the batch of q'),
     ({'q': wire.tensor(np.ones((B, 9, H, D))), 'q_scale': 2}, '/q_scale', 'q has dtype float32, scales are for float8_e4m3fn'),
 ], ids=['beyond_float32', 'text', 'one_dimension', 'batch', 'not_float8'])
-def test_a_scale_that_fits_nothing_is_told_what_would(server, given, pointer, says):
+def test_the_message_of_a_scale_that_does_not_fit_says_what_would(server, given, pointer, says):
     members, _ = wire.random_problem(np.random.default_rng(3), B=B, Sq=9, H=H, Hk=HK, D=D, dtype='float8_e4m3fn')
     answer = server.forward(**{**members, **given})
     assert answer.status == 400 and answer.json()['pointer'] == pointer and says in answer.json()['detail'], answer

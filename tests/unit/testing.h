@@ -730,7 +730,7 @@ struct bench {
     attn_device_info info;
     uint64_t also; /* features that every problem is said to have besides its own */
     bool in_steps; /* by attn_run_some(), waiting for the stream between its calls */
-    int64_t calls; /* of attn_run_some(), that the last run took */
+    int64_t calls; /* calls of attn_run_some() in the last run */
 };
 
 HELPER void bench_open(struct bench *b, const char *backend, int threads)

@@ -83,7 +83,7 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
     *mark = (uint8_t)what;
-    a.rows_later[-1] = 1; /* as other warps may: the same value */
+    a.rows_later[-1] = 1; /* other warps may write the same value */
 }
 
 /* Which rows forward_row() writes: every row, or only rows that tensor cores cannot compute. Such a row has a result
@@ -172,8 +172,8 @@ const float ONE_KEY = FLT_MIN;
 /* Backward's forward results, recomputed in the workspace or given. */
 struct saved {
     float *lse, *delta;
-    float *rest;   /* 0 or ONE_KEY, or of an lse of LSE_MOST and more, which is the largest score: the logarithm of what
-                      is left */
+    float *rest;   /* 0 or ONE_KEY. Where lse is LSE_MOST or more, lse is the largest score, and this is the logarithm
+                      of the rest of the sum */
     float *far;    /* where dalibi_slopes is wanted: sums of dZ distance, for simple_gradients() */
     attn_view out; /* by the same strides of meaning as every out */
 };
@@ -257,8 +257,8 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* How far the score of a row's one key is from its lse where both are the same but for rounding. Float32 tiles compute
- * exponents in base 2 and with P's 15 bits added, so that small scores round as those of 15 do. */
+/* Upper bound on how far the score of a row's one key is from its lse where they differ by rounding alone. Float32
+ * tiles compute exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);

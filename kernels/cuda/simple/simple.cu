@@ -109,7 +109,7 @@ __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved
     s.rest[lse_at(a, r.x, r.i)] = parts.y;
 }
 
-/* Marks the warp's row if it sees one key. Finds its row by itself, too. */
+/* Marks the warp's row if it sees one key. It too finds the row by itself. */
 __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            if (!r.exists) return; /* its lse is nobody's */
+            if (!r.exists) return; /* there is no lse of such a row */
             const float2 parts = lse_in_parts(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
@@ -435,8 +435,8 @@ static void look_for_rows(const cuda_chip *chip, uint8_t *marks, cudaStream_t st
 }
 
 /* Calls launch(blocks, first, count, warps) in steps, for rows that were left. Where rows are many, a warp looks at
- * several. Where the host has looked and found none, the steps are there, but nothing is launched; the call that has
- * queued the look leaves them to the next. */
+ * several. The call that has queued a look leaves these steps to the next call. Where that look found no such row, the
+ * steps are counted, but nothing is launched. */
 template <typename F>
 static void launch_left(const cuda_chip *chip, const attn_plan *plan, int64_t rows, double seconds_each, F launch)
 {

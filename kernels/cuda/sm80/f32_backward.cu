@@ -501,7 +501,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* What tiles want to find, and then the launches that compute in tiles, of the chip's share. */
+/* prepare_tiles() makes what tiles read. launch_tiles() then computes the chip's share of the tiles. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {

@@ -622,8 +622,8 @@ template <typename T, class X> struct attention {
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* The 16 rows of a warp by the copy engine, which drops those past the end of the tensor; where those past the
-     * end of the sequence are another's, or padding, the warp stores what is there itself. */
+    /* The copy engine writes the 16 rows of a warp, without those past the end of the tensor. Where rows past the end
+     * of the sequence are another sequence's, or padding, the warp writes its own rows itself. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();

@@ -108,7 +108,8 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
                            share);
 }
 
-/* The block's first tile of work, and the warp's next, from the counter of those that are not the blocks' first. */
+/* first_tile() is the block's first tile of work. claim_tile() claims the warp's next one from the counter, which does
+ * not count the blocks' first tiles. */
 DEVICE int first_tile(const tile_order &x)
 {
     return x.first + (int)blockIdx.x;
@@ -170,9 +171,9 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* A counter of tiles is two words: the next tile, less those before it that nobody claims, and the number of blocks
- * that have ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter
- * (cuda_chip.counter), because kernels that run at once must not share one. */
+/* A counter of tiles is two words: the number of tiles that were claimed, and the number of blocks that have ended.
+ * Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter (cuda_chip.counter),
+ * because kernels that run at once must not share one. */
 
 /* A block has ended: the last leaves the counter as the stream's next kernel wants it. */
 DEVICE void leave_counter(int *counter)

@@ -74,7 +74,7 @@ static bool is_ours(void)
     return (count++ * UINT32_C(2654435761) >> 16) % (uint32_t)share_count == (uint32_t)share;
 }
 
-/* Has the backend a kernel for the problem? All but "paper" have one for every problem. */
+/* Does the backend have a kernel for the problem? All but "paper" have one for every problem. */
 static bool is_taken(const struct spec *s)
 {
     struct fixture f;
@@ -586,7 +586,7 @@ static void test_the_largest_numbers_of_float32_agree_with_the_reference(void **
     assert_int_equal(failed, 0);
 }
 
-/* The problems of a list that do not agree with the reference, forward and backward. */
+/* How many problems of a list do not agree with the reference, forward and backward. */
 static int disagree(const struct spec *list, size_t count)
 {
     int failed = 0;
@@ -616,8 +616,8 @@ static void test_lengths_agree_with_the_reference(void **state)
     assert_int_equal(disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
 }
 
-/* The kernel that takes everything is slow. It is the last of an operation's. */
-static void test_lengths_are_no_matter_of_a_slow_kernel(void **state)
+/* The last kernel of an operation takes every problem, and is slow. */
+static void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[2] = { NULL, NULL };
     (void)state;
@@ -780,8 +780,8 @@ static void test_grid_agrees_with_the_reference(void **state)
     assert_int_not_equal(ran, 0);
 }
 
-/* dq, dk and dv once in the inputs' dtype and once in float32: how many numbers of the latter do not round to the former,
- * how many are no numbers of 16 bits, and the squares of both errors. */
+/* Compares dq, dk and dv in the inputs' dtype with those in float32: how many float32 numbers do not round to the
+ * others, how many do not fit into 16 bits, and the squares of both errors. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -801,7 +801,7 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* dq may be summed in any order where it need not be deterministic: its bits are then those of one run alone. */
+/* dq may be summed in any order where it need not be deterministic. Its bits then differ from run to run. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -832,7 +832,7 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* A kernel that rounds its sums to 16 bits at the end leaves that out for float32, and changes nothing else. */
+/* For float32 gradients a kernel leaves out the last rounding to 16 bits, and changes nothing else. */
 static void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
     /* clang-format off: a row is a line */
@@ -2627,8 +2627,8 @@ static void show_one_key(struct fixture *f, int64_t key)
     }
 }
 
-/* dv of a key that rows see alone is their number to the bit where dout is 1: in tiles, in tiles whose dq has a kernel
- * of its own, and row by row. */
+/* Where dout is 1, dv of a key is the number of the rows that see it alone, to the bit. The problems are computed in
+ * tiles, in tiles with a separate kernel for dq, and row by row. */
 static void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };
@@ -2701,8 +2701,8 @@ static void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Upper bound on the seconds of a problem's tiles on an H100, as kernels/cuda/simple/simple.h has it, where q is bfloat16
- * and the kernel one of Hopper's without options: no other has a smaller one. */
+/* Upper bound on the seconds of a problem's tiles on an H100, by the rates of kernels/cuda/simple/simple.h for bfloat16
+ * in a Hopper kernel without options. No other kernel has a smaller bound. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
@@ -2710,8 +2710,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head alone takes several steps of a device whose steps are very short. Its bits are those of one launch: each
- * launch computes a share of the tiles. */
+/* One head takes several steps on a device whose steps are very short, and one on an ordinary device. Its bits are the
+ * same, because each launch computes a share of the same tiles. */
 static void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -2812,7 +2812,7 @@ int main(void)
         /* a problem that the backend has no kernel for is left out */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
-        cmocka_unit_test(test_lengths_are_no_matter_of_a_slow_kernel),
+        cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
         cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
         cmocka_unit_test(test_products_beyond_float32_count_where_their_scores_are_ordinary),

@@ -308,11 +308,11 @@ static attn_problem by_rows(void)
     return p;
 }
 
-static void test_packed_queries_and_rows_of_keys(void **state)
+static void test_packed_queries_take_padded_rows_of_keys(void **state)
 {
     (void)state;
     PASSES(by_rows, (void)0);
-    PASSES(by_rows, p.seqlens_k.rank = 0); /* all of them exist */
+    PASSES(by_rows, p.seqlens_k.rank = 0); /* all keys exist */
     PASSES(by_rows, p.op = ATTN_OP_BACKWARD; p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
            p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16));
     SAYS(by_rows, INVALID, "/v/shape/1", "v: shape[1] is 3, must be 4, the keys of k", p.v.shape[1] = 3);
@@ -859,7 +859,7 @@ int main(void)
         cmocka_unit_test(test_the_shapes_of_q_k_v),
         cmocka_unit_test(test_packed_lengths),
         cmocka_unit_test(test_lengths_are_at_most_the_room_that_there_is),
-        cmocka_unit_test(test_packed_queries_and_rows_of_keys),
+        cmocka_unit_test(test_packed_queries_take_padded_rows_of_keys),
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
         cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),

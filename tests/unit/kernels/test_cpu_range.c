@@ -350,7 +350,7 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* An lse from elsewhere is exact, and products of 1e7 that cancel left float32 a score that was 30 off: P was e^30. */
+/* The given lse is exact. Products of 1e7 that cancel left float32 a score that was 30 off, and P was e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -442,7 +442,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) { /* dP is some 20, and rounded to 1e-7 of it */
+            if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) { /* dP is some 20, with a rounding error of 1e-7 of that */
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));
             }

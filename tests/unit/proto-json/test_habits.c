@@ -175,7 +175,7 @@ static void test_no_cure_leads_to_the_next_refusal(void **state)
         for_each(topic->places, topic, NULL, check_names_at);
 }
 
-static void test_a_name_of_which_a_part_is_known_is_told_what_there_is_about_it(void **state)
+static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **state)
 {
     static const struct {
         const char *place, *word, *says; /* NULL: nothing is known of any part */
@@ -271,7 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_word_gets_the_cure_of_its_row),
         cmocka_unit_test(test_no_cure_leads_to_the_next_refusal),
-        cmocka_unit_test(test_a_name_of_which_a_part_is_known_is_told_what_there_is_about_it),
+        cmocka_unit_test(test_a_name_with_a_known_part_gets_advice_about_that_part),
         cmocka_unit_test(test_each_operation_has_its_own_cures),
         cmocka_unit_test(test_a_word_is_a_whole_one_in_any_case),
         cmocka_unit_test(test_many_hexadecimal_digits_are_known_by_the_first),

@@ -185,7 +185,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Every name of ours, with a value that none of them may have. */
+/* Every name of a member, with a value that no member may have. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -442,7 +442,7 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* What is nearly the name of a description is none. */
+        /* These names are nearly those of descriptions, and are refused. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",

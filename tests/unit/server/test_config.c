@@ -294,7 +294,7 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_NAME", "/client/attnd", NULL },
         { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
         { "ATTND_ENV_PATH", "/bin", NULL },
-        /* of this project's tests and files */
+        /* variables of this project's tests and files */
         { "ATTND_BINARY", "/x/build/attnd", NULL },
         { "ATTND_SLOWER", "10", NULL },
         { "ATTND_PUBLISH", "0.0.0.0:8080", NULL },
@@ -365,7 +365,7 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* As many as half of what the server leaves of the open files, where nobody asked for more. */
+/* Without --max-connections, connections get the open files that the server leaves; if these are few, half of them. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;

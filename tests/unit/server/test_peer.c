@@ -16,7 +16,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-static void test_an_address_is_text_of_the_systems_own(void **state)
+static void test_an_address_is_written_as_the_system_writes_it(void **state)
 {
     (void)state;
     char text[PEER_BYTES];
@@ -74,7 +74,7 @@ static void test_only_what_lies_in_a_network_is_trusted(void **state)
     assert_false(peer_is_trusted(networks, 0, "10.0.0.1"));
 }
 
-static void test_the_last_address_that_nobody_trusts_is_the_peer(void **state)
+static void test_the_last_untrusted_address_is_the_peer(void **state)
 {
     static const char *const networks[] = { "10.0.0.0/8", "fd00::/8" };
     static const struct {
@@ -90,7 +90,7 @@ static void test_the_last_address_that_nobody_trusts_is_the_peer(void **state)
         { { "1.2.3.4:4711" }, "1.2.3.4" },
         { { "::ffff:1.2.3.4" }, "1.2.3.4" },
         { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" }, /* all are trusted: the first */
-        { { "1.2.3.4, unknown" }, "10.9.9.9" },   /* nobody can say who wrote what stands before */
+        { { "1.2.3.4, unknown" }, "10.9.9.9" },   /* the entries before it cannot be trusted */
         { { "1.2.3.4, unknown, 10.0.0.7" }, "10.0.0.7" },
         { { "1.2.3.4, " }, "10.9.9.9" },
         { { "" }, "10.9.9.9" },
@@ -151,10 +151,10 @@ static void test_a_reason_is_told_once_a_minute_with_how_many_it_stands_for(void
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_address_is_text_of_the_systems_own),
+        cmocka_unit_test(test_an_address_is_written_as_the_system_writes_it),
         cmocka_unit_test(test_a_network_is_an_address_with_or_without_its_bits),
         cmocka_unit_test(test_only_what_lies_in_a_network_is_trusted),
-        cmocka_unit_test(test_the_last_address_that_nobody_trusts_is_the_peer),
+        cmocka_unit_test(test_the_last_untrusted_address_is_the_peer),
         cmocka_unit_test(test_first_bytes_of_another_protocol_are_known),
         cmocka_unit_test(test_a_reason_is_told_once_a_minute_with_how_many_it_stands_for),
     };

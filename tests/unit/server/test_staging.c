@@ -18,7 +18,7 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* Of a few pages, one that is begun may be more than that. */
+/* In a block of a few pages, the rounding up to a whole page may be more than an eighth. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
     (void)state;
@@ -46,7 +46,8 @@ static int mappings(void)
     return lines;
 }
 
-/* What is counted is what is mapped, and nothing of it stays behind: pages of 64 KiB are not cut in the middle. */
+/* The bytes that are counted are those that are mapped, and all of them are given back: no page is cut in the middle,
+ * also where pages have 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
