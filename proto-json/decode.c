@@ -72,9 +72,10 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     tree_pointer(member, NULL, name);
     if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
         return attn_fail(err, ATTN_INVALID, member, "%s: is computed here and cannot be given", name);
+    const bool more = cure && !(other < PROTO_OP_COUNT && strstr(cure, proto_op_path(other))); /* than its path */
     if (other < PROTO_OP_COUNT)
         return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s%s%s", name, proto_op_name(other),
-                         proto_op_path(other), cure ? "; " : "", cure ? cure : "");
+                         proto_op_path(other), more ? "; " : "", more ? cure : "");
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
                          "requests: must be the only member of the body"); /* reached inside an item */

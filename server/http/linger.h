@@ -49,8 +49,8 @@ void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_
 /* Closes what is left. */
 void linger_clear(struct lingering *linger);
 
-/* From any thread, before `fd` is closed by its owner, who has written all that he will: drops what is unread, and
- * where something is undelivered, or may still come, keeps the socket (a descriptor of its own) until it is time. */
+/* Call this from any thread, when all is written to `fd` and before its owner closes it. It drops what is unread. Where
+ * something is undelivered, or may still come, it keeps the socket, by a descriptor of its own, until it is time. */
 void linger_on(struct lingering *linger, int fd, enum linger_why why);
 /* From the loop, when epoll_fd is readable: drops what has come. */
 void linger_drop(struct lingering *linger);

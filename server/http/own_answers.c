@@ -39,7 +39,7 @@ static const struct {
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    { 500, PROTO_E_TOO_LARGE, "the head of a chunk is too long" }, /* its buffer is full, with no room for ours */
+    { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" }, /* nor does 413 */
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };
 

@@ -365,8 +365,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"causal\":true,\"causal\":true"), "/causal", "member 'causal' is given twice" },
         { FORWARD, O("\"causal\":true,\"caus\\u0061l\":false"), "/causal", "member 'causal' is given twice" },
         { FORWARD, O(Q), "/q", "member 'q' is given twice" },
-        { FORWARD, O(DOUT), "/dout",
-          "dout: belongs to backward, POST /v1/attention/backward; gradients are POST /v1/attention/backward" },
+        { FORWARD, O(DOUT), "/dout", "dout: belongs to backward, POST /v1/attention/backward" },
         { FORWARD, O("\"deterministic\":true"), "/deterministic",
           "deterministic: belongs to backward, POST /v1/attention/backward; leave it out, the same kernel always gives "
           "the same bits" },

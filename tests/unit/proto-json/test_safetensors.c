@@ -398,7 +398,7 @@ static void test_headers_that_cannot_be(void **state)
         { FORWARD, "{" QKV "," TENSOR("out", "F16", "[1]", 34, 36) "}", 36, "/out",
           "out: is computed here and cannot be given" },
         { FORWARD, "{" QKV "," TENSOR("dout", "F16", "[1]", 34, 36) "}", 36, "/dout",
-          "dout: belongs to backward, POST /v1/attention/backward; gradients are POST /v1/attention/backward" },
+          "dout: belongs to backward, POST /v1/attention/backward" },
         { FORWARD, "{" QKV "," TENSOR("causal", "U8", "[1]", 34, 35) "}", 35, "/causal",
           "causal: is an option, which stands in __metadata__ as a string: {\"__metadata__\": {\"causal\": \"...\"}}" },
         { FORWARD, "{" QKV ",\"causal\":true}", 34, "/causal",
