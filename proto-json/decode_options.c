@@ -334,6 +334,9 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
         break;
     case PROTO_TYPE_CHOICE: status = choice(o, value, to, err); break;
     case PROTO_TYPE_PAIR:
+        if (tree_number(value))
+            return wrong_word(o->name, NULL, value, "[left, right]" UNBOUNDED,
+                              "; W keys up to that of the query are [W - 1, 0]", err);
         if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "[left, right]" UNBOUNDED, err);
         if (cJSON_GetArraySize(value) != 2) {
             tree_member member;
