@@ -362,6 +362,9 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
     case PROTO_TYPE_ROWS: {
         const char *text = tree_string(value);
         if (text && !strcmp(text, "all")) *(int64_t *)to = PROTO_VERIFY_ALL;
+        else if (cJSON_IsTrue(value))
+            status = wrong_word(o->name, NULL, value, "an integer from 0 to 2^53, the number of rows, or \"all\"",
+                                "; write \"all\"", err);
         else status = integer(o, NULL, value, to, ", the number of rows, or \"all\"", err);
         break;
     }
