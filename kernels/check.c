@@ -109,16 +109,17 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                          (int)strlen(attn_tensors[id].axes.plain), must);
     }
     attn_axes_put(must, letters, packed, kind);
-    return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d%s: %s%s",
-                     attn_tensors[id].name, is, t->rank, rank,
-                     paged                                ? " with page_table"
-                     : packed && kind == ATTN_AXES_LAYOUT ? " with cu_seqlens_q"
-                                                          : "",
-                     must,
-                     t->rank >= rank || rank < ATTN_MAX_RANK ? ""
-                     : kind == ATTN_AXES_LAYOUT
-                         ? "; a missing axis is written as 1, and heads have an axis of their own"
-                         : "; a missing axis is written as 1");
+    return attn_fail(
+        err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d%s: %s%s", attn_tensors[id].name, is,
+        t->rank, rank,
+        paged                                ? " with page_table"
+        : packed && kind == ATTN_AXES_LAYOUT ? " with cu_seqlens_q"
+                                             : "",
+        must,
+        t->rank == rank + 1 && packed && kind == ATTN_AXES_LAYOUT && t->shape[0] == 1 ? "; leave out the first axis"
+        : t->rank >= rank || rank < ATTN_MAX_RANK                                     ? ""
+        : kind == ATTN_AXES_LAYOUT ? "; a missing axis is written as 1, and heads have an axis of their own"
+                                   : "; a missing axis is written as 1");
 }
 
 /* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float16 as q's, or float32". */
@@ -317,7 +318,10 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     if (d.H % d.Hk) {
         const int axis = axis_of(p, ATTN_T_k, 'g');
         return attn_fail(err, ATTN_INVALID, axis_member(member, ATTN_T_k, "shape", axis),
-                         "k: shape[%d] is %lld, must divide the %lld heads of q", axis, (ll)d.Hk, (ll)d.H);
+                         "k: shape[%d] is %lld, must divide the %lld heads of q%s", axis, (ll)d.Hk, (ll)d.H,
+                         p->page_table.rank && d.H % d.page_size == 0
+                             ? "; are the pages [Hk, page_size, D]? They must be [page_size, Hk, D]"
+                             : "");
     }
     if ((status = check_shape(p, &d, ATTN_T_k, err)) || (status = check_shape(p, &d, ATTN_T_v, err))) return status;
     if (p->page_table.rank && d.Sk > AXIS_MAX)
@@ -547,7 +551,16 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
     }
 }
 
-/* What to do about values that are wrong, but add up to the rows: they are lengths. Empty where they do not. */
+/* The first of the values 1 to n that is below the one before it; n + 1 where they ascend. */
+static int64_t first_descent(const int32_t *values, int64_t n)
+{
+    int64_t i = 1;
+    while (i <= n && values[i] >= values[i - 1]) i++;
+    return i;
+}
+
+/* What to do about values that are wrong, but add up to the rows: they are lengths. Or they ascend to the rows: they
+ * are ends. Else empty. */
 enum { CURE_BYTES = 128, SUMS_SHOWN = 3 };
 static void lengths_cure(char text[CURE_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
@@ -557,20 +570,15 @@ static void lengths_cure(char text[CURE_BYTES], const int32_t *values, int64_t l
         if (values[i] < 0) return;
         sum += values[i];
     }
+    if (total > 0 && values[0] > 0 && values[last] == total && sum != total && first_descent(values, last) > last)
+        snprintf(text, CURE_BYTES, "; these look like ends, a 0 before them is wanted: [0, %d%s", values[0],
+                 last > 0 ? ", ...]" : "]");
     if (sum != total || total == 0) return;
     size_t n = (size_t)snprintf(text, CURE_BYTES, "; these look like lengths, their running sums are wanted: [0");
     sum = 0;
     for (int64_t i = 0; i <= last && i < SUMS_SHOWN; i++)
         n += (size_t)snprintf(text + n, CURE_BYTES - n, ", %lld", (ll)(sum += values[i]));
     snprintf(text + n, CURE_BYTES - n, last < SUMS_SHOWN ? "]" : ", ...]");
-}
-
-/* The first of the values 1 to n that is below the one before it; n + 1 where they ascend. */
-static int64_t first_descent(const int32_t *values, int64_t n)
-{
-    int64_t i = 1;
-    while (i <= n && values[i] >= values[i - 1]) i++;
-    return i;
 }
 
 static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, int64_t total, const char *total_of,

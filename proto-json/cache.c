@@ -72,11 +72,14 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, decode_value_cure(value));
 }
 
+/* A single number has the count 0, until it is known how many heads it is for. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
-    const int length = cJSON_IsArray(value) ? cJSON_GetArraySize(value) : 0;
+    const bool single = tree_number(value) != NULL;
+    const int length = single ? 1 : cJSON_IsArray(value) ? cJSON_GetArraySize(value) : 0;
     int i = 0;
-    if (!cJSON_IsArray(value)) return wrong(name, value, "an array of numbers, one for each of kv_heads", err);
+    if (!single && !cJSON_IsArray(value))
+        return wrong(name, value, "a number, or an array of numbers, one for each of kv_heads", err);
     if (length < 1 || length > PROTO_CACHE_HEADS) {
         tree_member pointer;
         return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, name),
@@ -85,13 +88,14 @@ static attn_status read_scales(const char *name, const cJSON *value, float **sca
     }
     *scales = calloc((size_t)length, sizeof **scales);
     if (*scales == NULL) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
-    *count = length;
-    for (const cJSON *one = value->child; one; one = one->next, i++) {
+    *count = single ? 0 : length;
+    for (const cJSON *one = single ? value : value->child; one; one = single ? NULL : one->next, i++) {
         const char *const text = tree_number(one);
         char quote[TREE_QUOTE_BYTES];
         tree_member pointer;
         (*scales)[i] = text ? strtof(text, NULL) : NAN;
         if (isfinite((*scales)[i])) continue;
+        if (single) return wrong(name, value, "a number within float32", err);
         snprintf(pointer, sizeof pointer, "/%s/%d", name, i);
         return attn_fail(err, ATTN_INVALID, pointer, "%s: [%d] is %s, must be a number within float32", name, i,
                          tree_describe(one, quote));
@@ -180,6 +184,19 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
+/* A single number becomes that of every head. */
+static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_error *err)
+{
+    if (*scales == NULL || *count > 0) return ATTN_OK;
+    float *const all = calloc((size_t)heads, sizeof *all);
+    if (all == NULL) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+    for (int64_t h = 0; h < heads; h++) all[h] = **scales;
+    free(*scales);
+    *scales = all;
+    *count = (int)heads;
+    return ATTN_OK;
+}
+
 /* A number that is a key's and a value's has one scale: kernels multiply by each of the two. */
 static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
 {
@@ -206,6 +223,8 @@ attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache,
     *cache = (proto_cache){ .head_dim_v = -1 };
     attn_status status = read_body(&new_cache, body, bytes, cache, err);
     if (cache->head_dim_v < 0) cache->head_dim_v = cache->head_dim;
+    if (status == ATTN_OK) status = spread_scale(&cache->k_scale, &cache->k_scales, cache->kv_heads, err);
+    if (status == ATTN_OK) status = spread_scale(&cache->v_scale, &cache->v_scales, cache->kv_heads, err);
     const struct {
         const char *name;
         const float *scales;

@@ -334,6 +334,9 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
         break;
     case PROTO_TYPE_CHOICE: status = choice(o, value, to, err); break;
     case PROTO_TYPE_PAIR:
+        if (tree_number(value))
+            return wrong_word(o->name, NULL, value, "[left, right]" UNBOUNDED,
+                              "; W keys up to that of the query are [W - 1, 0]", err);
         if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "[left, right]" UNBOUNDED, err);
         if (cJSON_GetArraySize(value) != 2) {
             tree_member member;
@@ -359,6 +362,9 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
     case PROTO_TYPE_ROWS: {
         const char *text = tree_string(value);
         if (text && !strcmp(text, "all")) *(int64_t *)to = PROTO_VERIFY_ALL;
+        else if (cJSON_IsTrue(value))
+            status = wrong_word(o->name, NULL, value, "an integer from 0 to 2^53, the number of rows, or \"all\"",
+                                "; write \"all\"", err);
         else status = integer(o, NULL, value, to, ", the number of rows, or \"all\"", err);
         break;
     }

@@ -78,8 +78,9 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     rank = cJSON_GetArraySize(value);
     if (rank < 1 || rank > ATTN_MAX_RANK)
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
-                         "%s: shape has %d dimensions, must have 1 to %d; %s is %s", name, rank, ATTN_MAX_RANK, name,
-                         attn_tensor_shape(id, axes));
+                         "%s: shape has %d dimensions, must have 1 to %d; %s is %s%s", name, rank, ATTN_MAX_RANK, name,
+                         attn_tensor_shape(id, axes),
+                         rank == 0 && proto_may_be_number(id) ? "; one number has the shape [1]" : "");
     size = value->child;
     for (int a = 0; a < rank; a++, size = size->next)
         if (!tree_integer(size, 0, TREE_INTEGER_MAX, &t->shape[a])) {

@@ -76,10 +76,12 @@ static bool open_listeners(const struct config *config, struct listener *listene
         return false;
     }
     for (int i = 0; i < wanted; i++, ++*count) {
-        const char *where = i < config->listen_count ? config->listen[i] : config->metrics_listen;
-        if ((*inherited ? listener_adopt(&listeners[i], fds[i], err) : listener_open(&listeners[i], where, err)) !=
-            ATTN_OK)
-            return false;
+        const bool metrics = i == config->listen_count;
+        const char *const option = metrics ? "--metrics-listen" : "--listen";
+        const char *const where = metrics ? config->metrics_listen : config->listen[i];
+        const attn_status status = *inherited ? listener_adopt(&listeners[i], fds[i], err)
+                                              : listener_open(&listeners[i], option, where, err);
+        if (status != ATTN_OK) return false;
     }
     return true;
 }

@@ -145,8 +145,8 @@ static void put_integer(struct json *j, const char *name, int64_t least, int64_t
 static void put_scale(struct json *j, const char *name, const char *of)
 {
     json_put(j,
-             ",'%s':{'description':'float8_e4m3fn: dequantisation factor of the %s of each head','type':'array',"
-             "'minItems':1,'maxItems':%d,'items':{'type':'number'}}",
+             ",'%s':{'description':'float8_e4m3fn: dequantisation factor of the %s, one for all heads or one for each',"
+             "'oneOf':[{'type':'number'},{'type':'array','minItems':1,'maxItems':%d,'items':{'type':'number'}}]}",
              name, of, CACHES_HEADS);
 }
 

@@ -261,8 +261,8 @@ static enum config_result set_value(struct reading *r, const struct config_optio
     case TYPE_INT:
     case TYPE_INT64:
         if (!parse_number(value, &number) || number < o->min || number > o->max)
-            return refuse(m, n, "%s: '%s' is not a whole number from %lld to %lld", name, value, (long long)o->min,
-                          (long long)o->max);
+            return refuse(m, n, "%s: '%s' is not a whole number from %lld to %lld%s", name, value, (long long)o->min,
+                          (long long)o->max, config_value_hint(o, value, hint));
         if (o->type == TYPE_INT) *(int *)member = (int)number;
         else *(int64_t *)member = number;
         return CONFIG_RUN;
@@ -282,7 +282,7 @@ static enum config_result set_value(struct reading *r, const struct config_optio
         if (!word_in(o->words, value)) {
             snprintf(list, sizeof list, "%s", o->words);
             for (char *bar = list; (bar = strchr(bar, '|')) != NULL;) *bar = ' ';
-            return refuse(m, n, "%s: '%s' is not one of: %s", name, value, list);
+            return refuse(m, n, "%s: '%s' is not one of: %s%s", name, value, list, config_value_hint(o, value, hint));
         }
         break;
     case TYPE_ADDRESS:
@@ -311,8 +311,8 @@ static enum config_result set_value(struct reading *r, const struct config_optio
         return add_to_list(r, o, name, value, "networks");
     case TYPE_DEVICES:
         if (!devices_ok(value))
-            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to %d such as 0,1",
-                          name, value, CONFIG_MAX_DEVICES - 1);
+            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to %d such as 0,1%s",
+                          name, value, CONFIG_MAX_DEVICES - 1, config_value_hint(o, value, hint));
         break;
     case TYPE_FILE:
         if (access(value, R_OK) != 0) {

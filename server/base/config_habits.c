@@ -94,6 +94,60 @@ const char *config_size_hint(const char *value, int64_t min, int64_t max, char h
     return hint;
 }
 
+/* "30s", "500 ms" */
+static const char *milliseconds_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES])
+{
+    static const struct {
+        const char *names;
+        double ms;
+    } units[] = { { "ms", 1 }, { "s sec second seconds", 1e3 }, { "m min minute minutes", 60e3 }, { "h", 3600e3 } };
+    char *end;
+    const double number = strtod(value, &end);
+    if (end == value || !isdigit((unsigned char)*value)) return hint;
+    end += strspn(end, " ");
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        const double ms = number * units[i].ms;
+        if (text_is_among(units[i].names, *end ? end : "ms") && ms >= (double)o->min && ms <= (double)o->max)
+            snprintf(hint, CONFIG_HINT_BYTES, "; write %.0f", ms);
+    }
+    return hint;
+}
+
+/* "gpu", "cuda:0" */
+static const char *devices_hint(const char *value, char hint[CONFIG_HINT_BYTES])
+{
+    const size_t prefix = strcspn(value, ":0123456789");
+    const char *const number = value + prefix + (value[prefix] == ':');
+    char word[NAME_BYTES];
+    snprintf(word, sizeof word, "%.*s", (int)(prefix < NAME_BYTES ? prefix : NAME_BYTES - 1), value);
+    if (!text_is_among("gpu gpus cuda nvidia", word)) return hint;
+    if (*number == '\0') snprintf(hint, CONFIG_HINT_BYTES, "; write all");
+    else if (strspn(number, "0123456789") == strlen(number) && strlen(number) < 3 && atoi(number) < CONFIG_MAX_DEVICES)
+        snprintf(hint, CONFIG_HINT_BYTES, "; write %d", atoi(number));
+    return hint;
+}
+
+const char *config_value_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES])
+{
+    static const struct {
+        const char *flag, *words, *means;
+    } choices[] = {
+        { "log-level", "trace verbose all", "debug" },
+        { "log-level", "information notice", "info" },
+        { "log-level", "warning", "warn" },
+        { "log-level", "err critical fatal quiet silent", "error" },
+        { "log-format", "plain console logfmt", "text" },
+    };
+    const size_t length = strlen(o->flag);
+    *hint = '\0';
+    if (o->type == TYPE_DEVICES) return devices_hint(value, hint);
+    if (length > 3 && strcmp(o->flag + length - 3, "-ms") == 0) return milliseconds_hint(o, value, hint);
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+        if (strcmp(choices[i].flag, o->flag) == 0 && text_is_among(choices[i].words, value))
+            snprintf(hint, CONFIG_HINT_BYTES, "; write %s", choices[i].means);
+    return hint;
+}
+
 bool config_is_of_the_project(const char *name)
 {
     static const char *const names[] = { "BINARY", "FAKE", "SHIM",   "BUILD",  "SLOWER",

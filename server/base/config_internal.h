@@ -68,4 +68,8 @@ const char *config_size_text(int64_t bytes, char text[24]);
 enum { CONFIG_HINT_BYTES = 160 };
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 
+/* "; write 30000" for a value that the option does not take, and that means one which it does: 30s for milliseconds,
+ * `warning` for a level, cuda:0 for devices. Else "". Returns hint. */
+const char *config_value_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES]);
+
 #endif

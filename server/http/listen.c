@@ -75,21 +75,21 @@ static bool is_alive(const struct sockaddr_un *address)
     return alive;
 }
 
-static attn_status open_unix(struct listener *listener, const char *where, attn_error *err)
+static attn_status open_unix(struct listener *listener, const char *option, const char *where, attn_error *err)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     struct stat sb;
     const char *path = where + strlen("unix:");
     if (*path == '\0' || strlen(path) >= sizeof address.sun_path)
-        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: the path must have 1 to %zu bytes", where,
+        return attn_fail(err, ATTN_INVALID, NULL, "%s %s: the path must have 1 to %zu bytes", option, where,
                          sizeof address.sun_path - 1);
     strcpy(address.sun_path, path);
     if (lstat(path, &sb) == 0) {
         if (!S_ISSOCK(sb.st_mode))
-            return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: there is a file of that name", where);
+            return attn_fail(err, ATTN_INVALID, NULL, "%s %s: there is a file of that name", option, where);
         if (is_alive(&address))
             return attn_fail(err, ATTN_INVALID, NULL,
-                             "--listen %s: address already in use: another process accepts connections there", where);
+                             "%s %s: address already in use: another process accepts connections there", option, where);
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -98,14 +98,14 @@ static attn_status open_unix(struct listener *listener, const char *where, attn_
     const mode_t before = umask(0117);
     const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);
-    if (bound != 0) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
+    if (bound != 0) return attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, where, strerror(errno));
     strcpy(listener->path, path);
     if (listen(listener->fd, LISTEN_BACKLOG) != 0)
-        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
+        return attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, where, strerror(errno));
     return ATTN_OK;
 }
 
-static attn_status open_tcp(struct listener *listener, const char *where, attn_error *err)
+static attn_status open_tcp(struct listener *listener, const char *option, const char *where, attn_error *err)
 {
     char host[256];
     const char *colon = strrchr(where, ':');
@@ -113,11 +113,11 @@ static attn_status open_tcp(struct listener *listener, const char *where, attn_e
     attn_status status;
     const int on = 1;
     if (colon == NULL || (size_t)(colon - where) >= sizeof host)
-        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: must be ADDR:PORT or unix:PATH", where);
+        return attn_fail(err, ATTN_INVALID, NULL, "%s %s: must be ADDR:PORT or unix:PATH", option, where);
     const bool bracketed = where[0] == '[' && colon[-1] == ']';
     snprintf(host, sizeof host, "%.*s", (int)(colon - where) - 2 * bracketed, where + bracketed);
     const int error = getaddrinfo(*host ? host : NULL, colon + 1, &hints, &found);
-    if (error != 0) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, gai_strerror(error));
+    if (error != 0) return attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, where, gai_strerror(error));
     listener->fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener->fd >= 0) {
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -126,17 +126,17 @@ static attn_status open_tcp(struct listener *listener, const char *where, attn_e
     }
     if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 ||
         listen(listener->fd, LISTEN_BACKLOG) != 0)
-        status = attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
+        status = attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, where, strerror(errno));
     else status = ATTN_OK;
     freeaddrinfo(found);
     return status;
 }
 
-attn_status listener_open(struct listener *listener, const char *where, attn_error *err)
+attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err)
 {
     *listener = (struct listener){ .fd = -1 };
-    const attn_status status = strncmp(where, "unix:", 5) == 0 ? open_unix(listener, where, err)
-                                                               : open_tcp(listener, where, err);
+    const attn_status status = strncmp(where, "unix:", 5) == 0 ? open_unix(listener, option, where, err)
+                                                               : open_tcp(listener, option, where, err);
     if (status == ATTN_OK) describe(listener);
     else listener_close(listener);
     return status;

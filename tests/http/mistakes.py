@@ -283,6 +283,7 @@ row('dtype float64', {**GOOD, 'q': tensor(Q.astype('float64'))}, 400,
 dtype('', 'float8_e5m2', 'must be float32', 'float8_e4m3fn')
 dtype('', 'int8', 'must be float32', 'convert')
 dtype('', 'uint16', 'must be float32', 'the bits of bfloat16', 'write that')
+dtype('', 'uint8', 'must be float32', 'the bits of float8_e4m3fn', 'write that')
 dtype('', 'fp4', 'must be float32', 'dequantise')
 dtype('', 'F4', 'must be float32', 'dequantise')
 dtype('', 'nvfp4', 'must be float32', 'dequantise')
@@ -298,6 +299,7 @@ row('cu_seqlens_q int64 too large', {**PACKED, 'cu_seqlens_q': tensor(np.array([
 row('cu_seqlens_q float32', {**PACKED, 'cu_seqlens_q': tensor(np.array([0, 3, 8], 'float32'))}, 400,
     ('cu_seqlens_q: dtype is', 'float32', 'must be int32 or int64', 'convert'))
 row('seqlens_k int64', {**GOOD, 'seqlens_k': tensor(np.array([5, 3]))}, 200, ())
+row('a scale of torch.tensor(0.5)', {**GOOD, 'k_scale': tensor(np.array(0.5, 'float32'))}, 400, ('k_scale: shape has 0 dimensions', 'one number has the shape [1]'))
 row('keep_mask bool', {**GOOD, 'keep_mask': tensor(np.tri(SQ, SK, dtype='bool')[None, None])}, 200, ())
 row('keep_mask bool of 255', {**GOOD, 'keep_mask': tensor(np.full((1, 1, SQ, SK), 255, 'uint8'), dtype='bool')}, 400,
     ('keep_mask: [0, 0, 0, 0] is 255', 'must be 0 or 1'))
@@ -383,7 +385,8 @@ text('NaN in data', TEXT.replace(json.dumps(b64(Q)), '[' + 'NaN,' * 191 + '1]', 
 # ---- Packed lengths --------------------------------------------------------------------------------------------------
 
 CU = [('cu_seqlens of lengths', [3, 5], ('[0] is 3', 'must be 0', 'lengths', '[0, 3, 8]')),
-      ('cu_seqlens not from 0', [1, 3, 8], ('[0] is 1', 'must be 0', 'where the first sequence starts')),
+      ('cu_seqlens of ends', [3, 8], ('[0] is 3', 'must be 0', 'look like ends', '[0, 3, ...]')),
+      ('cu_seqlens not from 0', [1, 3, 7], ('[0] is 1', 'must be 0', 'where the first sequence starts')),
       ('cu_seqlens decreasing', [0, 5, 3, 8], ('[2] is 3', 'at least 5')),
       ('cu_seqlens without the total', [0, 3], ('[1] is 3', 'must be 8', 'the rows of q')),
       ('cu_seqlens of lengths behind a 0', [0, 3, 5], ('[2] is 5', 'must be 8', 'lengths', '[0, 0, 3, 8]'))]
@@ -407,7 +410,7 @@ option('causal', 'true', "is 'true'", 'must be true or false', 'without quotes')
 option('causal', 'True', "is 'True'", 'must be true or false', 'without quotes')
 option('causal', 1, 'is 1', 'must be true or false', 'write true')
 option('causal', 'no', "is 'no'", 'must be true or false', 'write false')
-option('window', 128, 'is 128', '[left, right]', '-1')
+option('window', 128, 'is 128', '[left, right]', '-1', '[W - 1, 0]')
 option('window', [128], 'has 1 element', '[left, right]')
 option('window', [None, 0], '[0] is null', 'must be an integer', '-1')
 option('layout', 'BHSD', "is 'BHSD'", 'must be bshd or bhsd', "did you mean 'bhsd'")
@@ -440,6 +443,7 @@ option('timeout_ms', 0, 'is 0', 'must be an integer from 1', 'leave it out')
 option('seed', -1, 'is -1', 'must be an integer from 0', 'leave it out')
 option('outputs', [], 'is empty', 'leave it out')
 option('outputs', ['dq'], "[0] is 'dq'", BACKWARD)
+option('outputs', ['grad_q'], "[0] is 'grad_q'", "'dq', 'dk' and 'dv'", BACKWARD)
 option('verify', True, 'is true', 'must be an integer', 'the number of rows', '"all"')
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------

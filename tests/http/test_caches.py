@@ -258,6 +258,20 @@ def test_a_cache_of_as_many_heads_as_there_may_be_has_scales_for_all(serve, rng)
     assert more.status == 400 and more.json()['detail'] == 'k_scale: has 1025 numbers, must have 1 to 1024, one for each of kv_heads', more
 
 
+def test_one_scale_is_that_of_every_head(server, rng):
+    shape = {'dtype': 'float8_e4m3fn', 'head_dim': 16}
+    one, each = Cache(server, k_scale=0.5, v_scale=2, **shape), Cache(server, k_scale=[0.5, 0.5], v_scale=[2, 2], **shape)
+    k, v = one.new(rng, 70)
+    q = wire.tensor(rng.standard_normal((1, 1, 4, 16)).astype('float32'))
+    answers = []
+    for cache in (one, each):
+        assert server.post(cache.path('/append'), {'k': wire.tensor(k, 'float8_e4m3fn'), 'v': wire.tensor(v, 'float8_e4m3fn')}).status == 200
+        answer = server.post(DECODE, {'q': q, 'caches': [cache.id]})
+        assert answer.status == 200, answer
+        answers.append(answer.json()['out'])
+    assert answers[0] == answers[1]
+
+
 def test_safetensors_append_and_decode(server, rng):
     cache = Cache(server)
     k, v = cache.new(rng, 100)
@@ -747,6 +761,9 @@ def test_what_is_refused_names_what_and_why(server, rng):
         ({'kv_heads': 1, 'head_dim': 8, 'dtype': 'float16', 'heads': 1}, '/heads', 'unknown member \'heads\''),
         ({'kv_heads': 1, 'head_dim': 8, 'dtype': 'float16', 'k_scale': [1]}, '/k_scale', 'k_scale: belongs to dtype float8_e4m3fn, it is float16'),
         ({'kv_heads': 2, 'head_dim': 8, 'dtype': 'float8_e4m3fn', 'k_scale': [1]}, '/k_scale', 'k_scale: has 1 numbers, must have 2'),
+        ({'kv_heads': 2, 'head_dim': 8, 'dtype': 'float16', 'k_scale': 1}, '/k_scale', 'k_scale: belongs to dtype float8_e4m3fn, it is float16'),
+        ({'kv_heads': 2, 'head_dim': 8, 'dtype': 'float8_e4m3fn', 'k_scale': 1e39}, '/k_scale', 'k_scale: is 1e+39, must be a number within float32'),
+        ({'kv_heads': 2, 'head_dim': 8, 'dtype': 'float8_e4m3fn', 'k_scale': '0.5'}, '/k_scale', "k_scale: is '0.5', must be a number, or an array of numbers, one for each of kv_heads"),
     ]:
         got = said(CACHES, body)
         assert got[:2] == (400, pointer) and got[2].startswith(detail), got

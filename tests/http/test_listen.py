@@ -188,6 +188,16 @@ def test_two_free_ports_are_two_addresses(tmp_path):
         assert process.wait(30 * service.SLOWER) == 0
 
 
+def test_the_option_whose_address_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        where = f'127.0.0.1:{taken.getsockname()[1]}'
+        for option, other in (('--metrics-listen', '--listen'), ('--listen', '--metrics-listen')):
+            ended = subprocess.run([service.BINARY, option, where, other, '127.0.0.1:0'], capture_output=True, text=True)
+            assert ended.returncode == 69 and f'attnd: {option} {where}: Address already in use' in ended.stderr, ended
+
+
 def test_tls(serve, tmp_path):
     cert, key = service.self_signed(str(tmp_path))
     server = serve('--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))

@@ -187,9 +187,11 @@ static void test_the_shapes_of_q_k_v(void **state)
          "q: shape [2, 3, 8] has 3 dimensions, must have 4: [B, Sq, H, D]; a missing axis is written as 1, and heads "
          "have an axis of their own",
          p.q.rank = 3);
-    SAYS(packed, INVALID, "/k/shape",
-         "k: shape [1, 8, 2, 16] has 4 dimensions, must have 3 with cu_seqlens_q: [total_k, Hk, D]",
-         p.k = TENSOR(zeros, ATTN_F16, 1, 8, 2, 16));
+    SAYS(
+        packed, INVALID, "/k/shape",
+        "k: shape [1, 8, 2, 16] has 4 dimensions, must have 3 with cu_seqlens_q: [total_k, Hk, D]; leave out the first "
+        "axis",
+        p.k = TENSOR(zeros, ATTN_F16, 1, 8, 2, 16));
     SAYS(forward, INVALID, "/q/dtype", "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn",
          p.q.dtype = ATTN_I32);
     SAYS(forward, INVALID, "/k/dtype", "k: dtype is bfloat16, must be float16 as q's, or float8_e4m3fn",
@@ -245,7 +247,9 @@ static void test_packed_lengths(void **state)
     SAYS(packed, INVALID, "/cu_seqlens_k/shape/0", "cu_seqlens_k: shape[0] is 2, must be 3 as cu_seqlens_q's",
          p.cu_seqlens_k.shape[0] = 2);
     SAYS(packed, INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q", p.layout = ATTN_BHSD);
-    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts",
+    SAYS(packed, INVALID, "/cu_seqlens_q/data",
+         "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
+         "wanted: [0, 1, ...]",
          p.cu_seqlens_q.data = starts_at_1);
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [2] is 6, must be at least 7, the value before it",
          p.cu_seqlens_q.data = falls);
@@ -339,6 +343,10 @@ static void test_pages(void **state)
     static int32_t far[] = { 5, 6, 0, 0, 0, 0 }, below[] = { 5, 0, 0, -3, 0, 0 }, long_[] = { 4, 10 },
                    both[] = { 4, 1 }, growing[] = { 4, 7 }, none[] = { 0, 0 };
     (void)state;
+    SAYS(paged, INVALID, "/k/shape/2",
+         "k: shape[2] is 3, must divide the 8 heads of q; are the pages [Hk, page_size, D]? They must be [page_size, "
+         "Hk, D]",
+         p.k = TENSOR(zeros, ATTN_F16, 6, 2, 3, 16));
     SAYS(paged, INVALID, "/seqlens_k", "seqlens_k: is required with page_table, the number of keys of each row",
          p.seqlens_k.rank = 0);
     SAYS(paged_packed, INVALID, "/cu_seqlens_k",
@@ -404,7 +412,7 @@ static void test_pages(void **state)
 static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
 {
     static int32_t lengths_q[] = { 2, 4 }, with_zero[] = { 0, 1, 5 }, falling[] = { 0, 5, 1 }, other[] = { 2, 5 },
-                   many[] = { 1, 1, 1, 1, 2 }, below[] = { 0, 8, -2 };
+                   many[] = { 1, 1, 1, 1, 2 }, below[] = { 0, 8, -2 }, ends[] = { 2, 6 };
     (void)state;
 #define LENGTHS            "; these look like lengths, their running sums are wanted: "
 #define Q_AND_K(values, n) p.cu_seqlens_q = TENSOR(values, ATTN_I32, n), p.cu_seqlens_k = TENSOR(values, ATTN_I32, n)
@@ -420,6 +428,10 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
          Q_AND_K(other, 2)); /* they add up to something else */
+    SAYS(packed, INVALID, "/cu_seqlens_q/data",
+         "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
+         "wanted: [0, 2, ...]",
+         Q_AND_K(ends, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [2] is -2, must be at least 8, the value before it",
          Q_AND_K(below, 3));
 }

@@ -262,7 +262,8 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "has "
           "its own)" },
         { BACKWARD, OB("\"dropout_p\":1"), "/dropout_p", "dropout_p: is 1, must be at least 0 and below 1" },
-        { FORWARD, O("\"window\":5"), "/window", "window: is 5, must be [left, right], where -1 is unbounded" },
+        { FORWARD, O("\"window\":5"), "/window",
+          "window: is 5, must be [left, right], where -1 is unbounded; W keys up to that of the query are [W - 1, 0]" },
         { FORWARD, O("\"window\":[5]"), "/window",
           "window: has 1 element, must have 2: [left, right], where -1 is unbounded" },
         { FORWARD, O("\"window\":[1,2,3]"), "/window",
@@ -308,7 +309,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "verify: is -1, must be an integer from 0 to 2^53, the number of rows, or \"all\"; leave it out where it is "
           "not wanted" },
         { FORWARD, O("\"verify\":true"), "/verify",
-          "verify: is true, must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
+          "verify: is true, must be an integer from 0 to 2^53, the number of rows, or \"all\"; write \"all\"" },
         { FORWARD, O("\"save\":\"yes\""), "/save", "save: is 'yes', must be true or false; write true" },
         { FORWARD, O("\"timeout_ms\":0"), "/timeout_ms",
           "timeout_ms: is 0, must be an integer from 1 to 2^53, in milliseconds; leave it out where it is not wanted" },
