@@ -84,7 +84,7 @@ static const char *cut_comment(const char *line, size_t *length)
     return *hash ? hash : NULL;
 }
 
-/* Copies what fits of the name, whole characters. It becomes a label of /metrics, where Prometheus takes UTF-8 alone. */
+/* Copies the whole characters of the name that fit. It becomes a label of /metrics, which Prometheus reads as UTF-8. */
 static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
 {
     struct text t = text_in(to, METRICS_LABEL_BYTES);
