@@ -51,8 +51,11 @@ static bool is_upper_triangle(const attn_tensor *mask)
     const int64_t S = mask->shape[3], elements = elements_of(mask);
     const uint8_t *const keep = mask->data;
     if (S < 2 || mask->shape[2] != S) return false;
-    for (int64_t i = 0; i < elements; i++)
-        if (keep[i] != (i % S > i / S % S)) return false;
+    for (int64_t row = 0; row * S < elements; row++) {
+        const size_t zeros = (size_t)(row % S) + 1, ones = (size_t)S - zeros;
+        const uint8_t *const at = keep + row * S;
+        if (memchr(at, 1, zeros) != NULL || memchr(at + zeros, 0, ones) != NULL) return false;
+    }
     return elements > 0;
 }
 

@@ -254,11 +254,14 @@ static void locate(const proto_call *call, attn_error *err)
     if (kserve_option_named(first) && strcmp(first, "outputs")) {
         snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
     } else if (kserve_tensor_named(first) < ATTN_TENSOR_COUNT) {
-        const proto_input *const input = &call->inputs[kserve_tensor_named(first)];
+        const int id = kserve_tensor_named(first);
+        const proto_input *const input = &call->inputs[id];
         if (input->binary && !strcmp(rest, "/data")) rest = "/parameters/" BINARY_SIZE;
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
+        else if (proto_may_be_number((attn_tensor_id)id)) /* none of these is ever missing: it is a parameter */
+            snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* one that is missing */
     } else {
         return;

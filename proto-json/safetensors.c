@@ -210,6 +210,19 @@ static const char *json_of_bool(const char *text)
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
+/* A scale is a number in __metadata__, or a tensor of the file. */
+static attn_status no_number(struct reader *r, const char *name, cJSON *value)
+{
+    char quote[TREE_QUOTE_BYTES];
+    tree_member member;
+    const attn_status status = attn_fail(&r->error, ATTN_INVALID, tree_pointer(member, NULL, name),
+                                         "%s: is %s in " METADATA ", must be a number; as a tensor it is one of the "
+                                         "file's tensors",
+                                         name, tree_describe(value, quote));
+    cJSON_Delete(value);
+    return status;
+}
+
 /* What a string of __metadata__ stands for: the JSON in it, or else itself,
  * for decode.c to say what is wrong with it. */
 static attn_status option(struct reader *r, const char *name, const char *text)
@@ -222,6 +235,7 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     if (number) {
         const attn_status status = parse(r, text, &value);
         if (status != ATTN_OK) return status;
+        if (value && !tree_number(value)) return no_number(r, name, value);
     }
     if (o->name && !(is_word(o->type) && *text != '"')) {
         const attn_status status = parse(r, o->type == PROTO_TYPE_BOOL ? json_of_bool(text) : text, &value);

@@ -84,7 +84,9 @@ static bool find_fault(const struct request *request, struct http_head *head)
 static struct request *begin_lost_request(struct connection *connection)
 {
     struct request *request = request_new(this_thread->http->server, this_thread->http, NULL);
-    if (request) request->connection = connection;
+    if (request == NULL) return NULL;
+    request->connection = connection;
+    memcpy(request->peer, connection->peer, sizeof request->peer);
     return request;
 }
 

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "proto-json/text.h"
 #include "server/base/flow.h"
 
 struct token {
@@ -81,6 +82,19 @@ static const char *cut_comment(const char *line, size_t *length)
     while (*length > 0 && strchr(" \t", line[*length - 1])) --*length;
     hash += 1 + strspn(hash + 1, " \t");
     return *hash ? hash : NULL;
+}
+
+/* Copies the whole characters of the name that fit. It becomes a label of /metrics, which Prometheus reads as UTF-8. */
+static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
+{
+    struct text t = text_in(to, METRICS_LABEL_BYTES);
+    while (*name) {
+        const size_t length = text_character(name);
+        if (t.used + (length ? length : 1) >= METRICS_LABEL_BYTES) return;
+        if (length) text_put(&t, name, length);
+        else text_put_char(&t, '?');
+        name += length ? length : 1;
+    }
 }
 
 /* Reads a line of any bytes, with its line feed, or as much of it as fits. False: there are no more lines. */
@@ -158,7 +172,7 @@ static struct token_list *read_file(const char *path, char *why, size_t capacity
         }
         struct token *const token = &list->tokens[list->count];
         *token = (struct token){ .caller = NULL };
-        if (name) snprintf(token->name, sizeof token->name, "%s", name);
+        if (name) copy_name(token->name, name);
         else snprintf(token->name, sizeof token->name, "line %zu", number);
         memcpy(token->text, start, length);
         list->count++;

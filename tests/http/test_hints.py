@@ -1,6 +1,7 @@
 """Valid requests that are most likely mistakes: they are computed as they are written, and `hints` of the answer says what
 looks wrong. mistakes.py has the words of each hint."""
 import json
+import re
 
 import numpy as np
 import pytest
@@ -38,6 +39,22 @@ def test_a_mask_as_bias_is_seen_in_every_dtype(server, dtype):
     mask = tensor(np.tri(mistakes.SQ, mistakes.SK).astype(bits.dtype)[None, None] * bits, dtype=dtype)
     qkv = {n: {**t, 'dtype': dtype, 'data': t['data'] if dtype == 'float32' else mistakes.b64(np.zeros(t['shape'], 'u2'))} for n, t in GOOD.items()}
     assert 'bias holds only 0 and 1' in hints(server, **qkv, bias=mask)[0]
+
+
+def decode_ms(server, mask):
+    """How long a body with this mask is decoded and checked, at best."""
+    one = tensor(np.zeros((1, len(mask), 1, 1), 'float32'))
+    body = {**{n: one for n in 'qkv'}, 'keep_mask': tensor(mask[None, None])}
+    timings = (server.post(FORWARD, body).headers['server-timing'] for _ in range(3))
+    return min(float(re.search(r'decode;dur=([0-9.]+)', text)[1]) for text in timings)
+
+
+def test_a_large_mask_above_the_diagonal_is_checked_as_fast_as_another(server):
+    """It was read with two divisions for each element, by a thread that serves connections."""
+    S = 4000
+    other = np.ones((S, S), 'uint8')
+    other[0, 0] = 0
+    assert decode_ms(server, np.triu(other, 1)) < 3 * decode_ms(server, other) + 10
 
 
 def test_each_problem_of_an_envelope_and_a_backward_has_its_own(server):

@@ -65,6 +65,14 @@ def test_a_line_says_who_sent_it_with_which_token_and_why_it_was_refused(serve, 
         assert secret not in server.log().replace(str(tokens), '')
 
 
+@pytest.mark.parametrize('sent', [b'GET /livez HTTX/1.1\r\nHost: a\r\n\r\n', b'GET /livez\r\n\r\n'])
+def test_a_line_says_who_sent_a_request_whose_first_line_cannot_be_read(server, sent):
+    with server.raw() as s:
+        s.sendall(sent)
+        answer = RawReader(s).answer('GET')
+    assert answer.status == 400 and request_of(server, answer)['peer'] == '127.0.0.1', server.log()
+
+
 @pytest.mark.parametrize('options, forwarded, peer', [
     ((), ['1.2.3.4'], '127.0.0.1'),
     (('--trusted-proxy', '127.0.0.1'), [], '127.0.0.1'),

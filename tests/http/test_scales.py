@@ -65,4 +65,14 @@ def test_a_scale_that_is_no_number_cannot_be_a_parameter(server):
     assert status == 400 and why['pointer'] == '/parameters/k_scale' and 'must be a number; as a tensor it goes into inputs' in why['detail'], why
     status, why = formats.results(server, 'safetensors', 'forward', {**members, 'k_scale': 'high'})
     assert status == 400 and why['pointer'] == '/k_scale' and 'must be a number' in why['detail'], why
+    status, why = formats.results(server, 'safetensors', 'forward', {**members, 'k_scale': [1, 2]})
+    assert status == 400 and why['pointer'] == '/k_scale' and why['detail'] == 'k_scale: is an array in __metadata__, must be a number; as a tensor it is one of the file\'s tensors', why
     assert 'q_scale' in server.get('/v2/models/attention_forward/config').json()['parameters']['request_parameters']['string_value']
+
+
+def test_a_scale_that_came_as_a_parameter_is_pointed_to_there(server):
+    members, _ = wire.random_problem(np.random.default_rng(3), B=B, Sq=9, H=H, Hk=HK, D=D, dtype='float8_e4m3fn')
+    float32 = {**members, 'q': wire.tensor(np.ones((B, 9, H, D)))}
+    for given in ({**members, 'q_scale': 1e39}, {**float32, 'q_scale': 2}):
+        status, why = formats.results(server, 'kserve', 'forward', given)
+        assert status == 400 and why['pointer'] == '/parameters/q_scale', why

@@ -100,6 +100,24 @@ static void test_a_comment_behind_a_token_names_it(void **state)
     tokens_close(t);
 }
 
+static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
+{
+    (void)state;
+    char why[200];
+    write_file("first # caf\xe9 \xc3\xa9\xe2\x82\nsecond # "
+               "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"
+               "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"
+               "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\n");
+    struct tokens *t = tokens_open(path, 50, why, sizeof why);
+    assert_non_null(t);
+    struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
+    assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
+    assert_int_equal(strlen(second->flow->name), 62); /* 31 characters of 2 bytes: not half of one more */
+    caller_release(first);
+    caller_release(second);
+    tokens_close(t);
+}
+
 #define NOT_ASCII "; a token is of visible ASCII characters, for it stands in a header"
 
 static void test_a_bad_file_is_refused_in_one_line(void **state)
@@ -242,6 +260,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_only_whole_tokens_are_let_in),
         cmocka_unit_test(test_a_comment_behind_a_token_names_it),
+        cmocka_unit_test(test_a_name_is_utf8_whatever_the_comment_is),
         cmocka_unit_test(test_a_bad_file_is_refused_in_one_line),
         cmocka_unit_test(test_a_reload_is_all_or_nothing),
         cmocka_unit_test(test_many_tokens),
