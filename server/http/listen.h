@@ -26,9 +26,9 @@ struct listener {
     struct http_server *http;
 };
 
-/* "127.0.0.1:8080", "[::1]:0", "localhost:8080", "unix:/run/attnd.sock". Binds and listens; non-blocking and
- * close-on-exec. A unix socket that nobody listens on any more is replaced. INVALID with one clear line otherwise, which
- * begins with `option`, such as "--listen". */
+/* Binds and listens on "127.0.0.1:8080", "[::1]:0", "localhost:8080" or "unix:/run/attnd.sock", non-blocking and
+ * close-on-exec. A unix socket on which no process listens any more is replaced. INVALID with one clear line otherwise,
+ * which begins with `option`, such as "--listen". */
 attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err);
 /* A socket that somebody else has opened (the supervisor). */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
