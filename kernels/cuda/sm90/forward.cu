@@ -724,6 +724,8 @@ template <typename T, class X> struct attention {
  * tiles were written before the work scheduler said that there is no more, which every lane has waited for. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
+    /* With a row as wide as the widest form's, ptxas spills in the loop over keys of narrow forms. */
+    constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();
     for (int t = newest; t >= 0; t = tile_before(p, t)) {
@@ -732,7 +734,7 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
         const head_args x = head_args_of(a, w.b, w.h);
         const int i0 = w.i0 + warp * 16;
         for (int i = i0; i < i0 + 16 && i < w.Sq; i++)
-            forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, UNSOUND_ROWS);
+            forward_row<channels>(a, x, i, a.g.view[ATTN_T_out], nullptr, UNSOUND_ROWS);
     }
 }
 
