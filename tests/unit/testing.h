@@ -492,8 +492,8 @@ HELPER void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
+    uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL; /* `from` has them, if there are any */
     if (s->sequences) {
-        free(f->block[ATTN_T_seqlens_k]);
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
         for (int64_t b = 0; b < s->B; b++) tensor_set(&f->p.seqlens_k, b, s->k_lengths[b]);
         f->p.cu_seqlens_k = (attn_tensor){ 0 };
@@ -523,6 +523,7 @@ HELPER void move_to_pages(struct fixture *f, struct rng *r)
         free(blocks[n]);
     }
     if (s->sequences) free(starts);
+    free(lengths);
     free(order);
 }
 

@@ -93,6 +93,9 @@ static void check_word(const struct habit *habit, const char *place, const char 
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
+    /* What the message says already is not said twice: "belongs to backward, POST /v1/attention/backward". */
+    const char *const path = strstr(habit->cure, "/v1/attention/"), *const said = path ? strstr(err.text, path) : NULL;
+    if (said && strstr(err.text, ": belongs to ") && strstr(err.text, habit->cure) == NULL) return;
     snprintf(end, sizeof end, "; %s", habit->cure);
     const size_t length = strlen(err.text), tail = strlen(end);
     if (length < tail || strcmp(err.text + length - tail, end) != 0)

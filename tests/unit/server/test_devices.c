@@ -569,13 +569,14 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* Of four launches each, Busy's first and Other's second do not end. */
-    snprintf(script, sizeof script, "hold=%s@1,hold=%s@3", busy_gate.path, other_gate.path);
+    /* Of four launches each, Other's first and Busy's first do not end. Both are made as their batches begin, so that
+     * their order is that of the batches. */
+    snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
     for (int i = 0; i < 3; i++) {
         batches[i] = four_launches(&b);
-        batches[i]->flow = i == 1 ? other : busy;
+        batches[i]->flow = i == 0 ? other : busy;
         const int64_t used = state_of(&b, 0).info.memory_used;
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
@@ -584,10 +585,10 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
-    assert_ptr_equal(next_back(&b), batches[1]);
-    assert_ptr_equal(next_back(&b), batches[2]); /* nobody else is there any more */
-    gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
+    assert_ptr_equal(next_back(&b), batches[2]); /* no other flow is there any more */
+    gate_open(&busy_gate);
+    assert_ptr_equal(next_back(&b), batches[1]);
     for (int i = 0; i < 3; i++) {
         assert_ran(batches[i]);
         forget(batches[i]);
