@@ -128,7 +128,7 @@ static const char *const input_members[] = { "name", "shape", "datatype", "param
 static const char *const input_parameters[] = { BINARY_SIZE, FP8, REGION, REGION_AT, REGION_SIZE, NULL };
 static const char shared_memory[] = "shared_memory_";
 
-/* Of an operation: " (its inputs are q, k, v, ...)" */
+/* Writes what an operation takes, for a message: " (its inputs are q, k, v, ...)". */
 static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
 {
     struct text t = text_in(listed, LISTED_BYTES);

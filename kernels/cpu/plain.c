@@ -28,7 +28,7 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
     return reference_run(p, NULL, cancel, err);
 }
 
-/* What paper.c computes: one key/value head for each query head, rows of one length, and masks that are intervals. */
+/* paper.c computes problems with one key/value head per query head, rows of one length, and causal masks or windows. */
 #define PAPER_FEATURES                                                                                            \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
      ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \
