@@ -103,7 +103,7 @@ struct job {
 static inline attn_problem *job_problem(const struct job *job, int item)
 {
     proto_item *const it = &job->call->items[item];
-    return it->error.status == ATTN_OK && job->call->op != PROTO_OP_APPEND ? &it->problem : NULL;
+    return it->error.status == ATTN_OK && proto_operations[job->call->op].computes ? &it->problem : NULL;
 }
 
 /* Takes over `inputs` (may be NULL) and `call`. NULL when out of memory: both stay with whoever called then. */

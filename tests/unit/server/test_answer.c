@@ -182,6 +182,7 @@ static struct request *computed(struct bench *b, char *body)
     attn_error err = { 0 };
     struct request *request = begin(b, "POST");
     struct job *job = request->job = job_of(&b->server, ATTN_OP_FORWARD, body);
+    request->route = routes_find(PORT_MAIN, proto_operations[ATTN_OP_FORWARD].path, request->method).route;
     if (prepare_job(job, devices_any(b->server.devices), devices_largest(b->server.devices), &err) != ATTN_OK)
         fail_msg("%s", err.text);
     float *numbers = (float *)job->outputs.memory;
