@@ -365,7 +365,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
             }
             continue;
         }
-        job->runnable++;
+        job->runnable += proto_is_run(operation);
         if (job_problem(job, i)) {
             const attn_cost cost = attn_cost_of(largest, &plan);
             add_cost(job, &cost, &costliest);
