@@ -194,8 +194,16 @@ $B/tests/shim.so: $B/tests/http/shim.o
 
 # Unit tests: tests/unit/kernels/test_check.c -> build/tests/unit/kernels/test_check
 UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
-$B/tests/unit/%: $B/tests/unit/%.o $B/libserver.a $B/libproto.a $B/libattn.a
-	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
+$B/tests/unit/%: $B/tests/unit/%.o $B/tests/unit/libtesting.a $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(CUDA_LD) $(LIBS) -lm
+
+# What the tests of kernels share. An archive: a program that does not call it does not hold it.
+$B/tests/unit/libtesting.a: $B/tests/unit/testing.o
+	$(call say,ar)rm -f $@ && ar rcs $@ $^
+
+# One program of several files.
+BACKENDS := $(patsubst %.c,$B/%.o,$(wildcard tests/unit/kernels/backends_*.c))
+$B/tests/unit/kernels/test_backends: $(BACKENDS)
 
 # There is no connection in test_answer: what libmicrohttpd is handed goes to functions of the test.
 LD_test_answer := $(addprefix -Wl$(comma)--wrap=,MHD_queue_response MHD_create_response_from_buffer MHD_create_response_from_callback)
@@ -252,7 +260,7 @@ $(EMU)/can_fail: tests/emulator/can_fail.cu $(EMU_CC:%.cc=$(EMU)/%.o)
 	$(call say,c++)g++ $(EMU_FLAGS) -fno-strict-aliasing $(EMU_WATCH) -include tests/emulator/device.h -c -o $@.o -x c++ $< && g++ -o $@ $@.o $(filter %.o,$^)
 $(EMU)/blocks: $(BLOCKS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o)
 	$(call say,ld)g++ -o $@ $^ -lm
-$(EMU)/test_backends: $B/tests/unit/kernels/test_backends.o $(EMU_OBJ) $B/libattn.a
+$(EMU)/test_backends: $B/tests/unit/kernels/test_backends.o $(BACKENDS) $B/tests/unit/libtesting.a $(EMU_OBJ) $B/libattn.a
 	$(call say,ld)g++ $(ALL_LD) -o $@ $^ -lcmocka -lm
 
 # Small programs of tests/load: tests/load/upload.c -> build/tests/load/upload

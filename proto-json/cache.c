@@ -168,6 +168,7 @@ static attn_status read_object(const struct body *body, const cJSON *root, char 
 static attn_status read_body(const struct body *body, const void *text, size_t bytes, void *into, attn_error *err)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
+    struct tree_memory memory = { 0 };
     scan *const s = scan_new_plain(&limits, 0);
     attn_status status;
     if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
@@ -176,9 +177,10 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     if (status == ATTN_OK) {
         size_t length;
         const char *const skeleton = scan_skeleton(s, &length);
-        cJSON *const root = tree_parse(skeleton, length + 1);
-        status = read_object(body, root, into, err);
-        tree_delete(root);
+        tree_enter(&memory);
+        status = read_object(body, tree_parse(skeleton, length), into, err);
+        tree_leave();
+        tree_forget(&memory);
     }
     scan_free(s);
     return status;

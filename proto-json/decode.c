@@ -401,7 +401,6 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
         made = NULL; /* the caller's now */
     } else if (err) proto_call_locate(made, err);
 out:
-    if (!body.keeps_root) tree_delete(body.root);
     proto_call_free(made);
     return status;
 }

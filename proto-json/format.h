@@ -17,8 +17,7 @@
 
 /* What a body has become. */
 struct format_body {
-    cJSON *root;            /* of a skeleton (scan.h), whoever asked deletes it (tree.h); NULL: out of memory */
-    bool keeps_root;        /* it is the reader's and goes with it */
+    const cJSON *root;      /* the tree of a skeleton (tree.h), the reader's; NULL: out of memory */
     const scan_lift *lifts; /* the reader's */
     int lift_count;
     uint8_t *memory; /* the caller's: where the lifted values are */

@@ -15,6 +15,7 @@
 
 struct reader {
     scan *scan;
+    struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
     size_t first_bytes; /* of these, what has come */
     attn_error error;   /* they are no JSON's; once set, the answer to every call */
@@ -35,6 +36,7 @@ static void close_reader(void *reader)
     struct reader *const r = reader;
     if (!r) return;
     scan_free(r->scan);
+    tree_forget(&r->trees);
     free(r);
 }
 
@@ -75,7 +77,9 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     if (status == ATTN_OK) status = scan_finish(r->scan, err);
     if (status != ATTN_OK) return status;
     const char *const skeleton = scan_skeleton(r->scan, &length);
-    body->root = tree_parse(skeleton, length + 1);
+    tree_enter(&r->trees);
+    body->root = tree_parse(skeleton, length);
+    tree_leave();
     body->lifts = scan_lifts(r->scan, &body->lift_count);
     body->memory = scan_memory(r->scan, &body->memory_bytes);
     body->room = scan_room(r->scan);

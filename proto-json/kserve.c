@@ -196,7 +196,6 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
         return attn_fail(err, ATTN_INVALID, pointer, "%s: " PROTO_NO_SHARED_MEMORY, attn_tensors[r->shared[0].id].name);
     }
     body->root = r->root;
-    body->keeps_root = true;
     body->lifts = r->lifts;
     body->lift_count = r->lift_count;
     body->memory = scan_memory(r->json, &body->memory_bytes);

@@ -233,7 +233,7 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
 {
     cJSON *const value = cJSON_DetachItemFromObjectCaseSensitive(input, "datatype");
     const char *const name = attn_tensors[id].name, *const word = value ? tree_string(value) : NULL;
-    char quote[TREE_QUOTE_BYTES], list[DATATYPES_BYTES], tagged[32] = { SCAN_STRING };
+    char quote[TREE_QUOTE_BYTES], list[DATATYPES_BYTES];
     tree_member pointer;
     attn_status status = ATTN_OK;
     point_to(pointer, "/inputs/", index, "/datatype");
@@ -254,9 +254,8 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
     } else if (r->model->fixed && id == ATTN_T_q && dtype->as != r->model->dtype) {
         status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: datatype is %s, the model %s takes %s", name,
                            tree_describe(value, quote), r->model->name, datatypes[r->model->dtype]);
-    } else {
-        strcpy(tagged + 1, dtype->name);
-        if (!cJSON_AddStringToObject(input, "dtype", tagged)) status = no_memory(r);
+    } else if (!cJSON_AddStringToObject(input, "dtype", dtype->name)) {
+        status = no_memory(r);
     }
     return status;
 }
@@ -484,7 +483,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         place.id = (attn_tensor_id)id;
         if (place.bytes >= 0 && id < ATTN_TENSOR_COUNT) r->shared[r->shared_count++] = place;
         *text |= !binary && place.bytes < 0;
-        cJSON *const copy = cJSON_CreateString(name->valuestring);
+        cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
     return ATTN_OK;
@@ -499,9 +498,9 @@ bool proto_is_parameter(const proto_option *option)
 
 static attn_status add_number(struct kserve_reader *r, const char *name, int64_t value)
 {
-    char tagged[TEXT_DIGITS + 2];
-    snprintf(tagged, sizeof tagged, "%c%lld", SCAN_NUMBER, (long long)value);
-    return cJSON_AddStringToObject(r->root, name, tagged) ? ATTN_OK : no_memory(r);
+    char digits[TEXT_DIGITS + 2];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    return cJSON_AddRawToObject(r->root, name, digits) ? ATTN_OK : no_memory(r);
 }
 
 /* "[-1,0]": parameters are strings, numbers and bools, so an array is the string of its JSON. *value stays NULL where
@@ -740,7 +739,7 @@ static attn_status translate(struct kserve_reader *r)
         status = read_parameters(r, cJSON_GetObjectItemCaseSensitive(r->source, "parameters"), &all_binary);
     if (status == ATTN_OK) status = check_sequence(r);
     if (status == ATTN_OK) status = read_outputs(r, outputs, all_binary, &text);
-    if (status == ATTN_OK && text && !cJSON_AddStringToObject(r->root, "encoding", "sarray")) status = no_memory(r);
+    if (status == ATTN_OK && text && !cJSON_AddStringToObject(r->root, "encoding", "array")) status = no_memory(r);
     if (status == ATTN_OK) status = apply_model(r);
     return status == ATTN_OK ? place(r) : status;
 }
@@ -760,7 +759,7 @@ attn_status kserve_end_json(struct kserve_reader *r)
     const char *const skeleton = scan_skeleton(r->json, &bytes);
     r->values = scan_values(r->json);
     tree_enter(&r->trees);
-    r->source = tree_keep(skeleton, bytes + 1);
+    r->source = tree_parse(skeleton, bytes);
     const attn_status translated = r->source ? translate(r) : no_memory(r);
     tree_leave();
     return translated;

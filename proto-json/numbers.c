@@ -488,9 +488,9 @@ enum state {
     WRONG /* no states: the number ended before this character; it cannot stand here */
 };
 
-enum class { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CLASSES };
+enum character { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CHARACTERS };
 
-static const uint8_t next_state[NUMBER_STATES][CLASSES] = {
+static const uint8_t next_state[NUMBER_STATES][CHARACTERS] = {
     /*              0         1-9       .         e E       -         +         other */
     [MINUS] = { ZERO, INTEGER, WRONG, WRONG, WRONG, WRONG, WRONG },
     [ZERO] = { WRONG, WRONG, POINT, E, COMPLETE, COMPLETE, COMPLETE },
@@ -510,11 +510,16 @@ static const char *const number_errors[NUMBER_STATES] = {
     [E_SIGN] = "a digit must follow the sign of an exponent",
 };
 
-static enum class class_of(char c) {
-    switch (c){
-        case '0' : return NAUGHT; case '.' : return DOT; case 'e' : case 'E' : return EXP; case '-' : return MINUS_SIGN;
-        case '+' : return PLUS_SIGN;
-        default : return is_digit(c) ? DIGIT : OTHER;
+static enum character character_of(char c)
+{
+    switch (c) {
+    case '0': return NAUGHT;
+    case '.': return DOT;
+    case 'e':
+    case 'E': return EXP;
+    case '-': return MINUS_SIGN;
+    case '+': return PLUS_SIGN;
+    default: return is_digit(c) ? DIGIT : OTHER;
     }
 }
 
@@ -793,7 +798,7 @@ static inline void in_number(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
     struct decimal d;
-    const uint8_t next = next_state[r->state][class_of(c)];
+    const uint8_t next = next_state[r->state][character_of(c)];
     if ((next == POINT || next == E) && is_integer_type(r->type)) {
         f->error = no_integer;
     } else if (next == WRONG && r->state == MINUS && c == 'I' && r->bare_words) {
@@ -1053,15 +1058,4 @@ size_t numbers_format(attn_dtype dtype, const void *value, char *text)
     bool negative = code >> 31;
     if (negative) *text++ = '-';
     return negative + write_integer(negative ? -code : code, text);
-}
-
-size_t numbers_format_list(attn_dtype dtype, const void *values, size_t count, char *text)
-{
-    const uint8_t *value = values;
-    char *t = text;
-    for (size_t i = 0; i < count; i++, value += element_bytes[dtype]) {
-        if (i > 0) *t++ = ',';
-        t += numbers_format(dtype, value, t);
-    }
-    return (size_t)(t - text);
 }

@@ -96,7 +96,4 @@ bool numbers_convert(numbers_reader *reader, const double *values, numbers_type 
  * (1.5e-7, 1e30); and what is not finite becomes "NaN", "Infinity", "-Infinity", quotes included. */
 size_t numbers_format(attn_dtype dtype, const void *value, char *text);
 
-/* `count` values with a comma between each two. Room: count * (NUMBERS_TEXT_MAX + 1). Returns the length. */
-size_t numbers_format_list(attn_dtype dtype, const void *values, size_t count, char *text);
-
 #endif

@@ -211,16 +211,13 @@ static const char *json_of_bool(const char *text)
 }
 
 /* A scale is a number in __metadata__, or a tensor of the file. */
-static attn_status no_number(struct reader *r, const char *name, cJSON *value)
+static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
     tree_member member;
-    const attn_status status = attn_fail(&r->error, ATTN_INVALID, tree_pointer(member, NULL, name),
-                                         "%s: is %s in " METADATA ", must be a number; as a tensor it is one of the "
-                                         "file's tensors",
-                                         name, tree_describe(value, quote));
-    cJSON_Delete(value);
-    return status;
+    return attn_fail(&r->error, ATTN_INVALID, tree_pointer(member, NULL, name),
+                     "%s: is %s in " METADATA ", must be a number; as a tensor it is one of the file's tensors", name,
+                     tree_describe(value, quote));
 }
 
 /* What a string of __metadata__ stands for: the JSON in it, or else itself,
@@ -241,13 +238,7 @@ static attn_status option(struct reader *r, const char *name, const char *text)
         const attn_status status = parse(r, o->type == PROTO_TYPE_BOOL ? json_of_bool(text) : text, &value);
         if (status != ATTN_OK) return status;
     }
-    if (!value) {
-        struct text tagged = text_growing(r->limits.skeleton_bytes + 1);
-        text_put_char(&tagged, SCAN_STRING);
-        text_put_string(&tagged, text);
-        value = tagged.failure == TEXT_FINE ? cJSON_CreateString(tagged.at) : NULL;
-        text_free(&tagged);
-    }
+    if (!value) value = cJSON_CreateString(text);
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
@@ -384,7 +375,7 @@ static attn_status end_header(struct reader *r)
     const char *const skeleton = scan_skeleton(r->header, &bytes);
     r->values = scan_values(r->header);
     tree_enter(&r->trees);
-    r->root = tree_keep(skeleton, bytes + 1);
+    r->root = tree_parse(skeleton, bytes);
     status = r->root ? translate(r) : no_memory(r);
     tree_leave();
     return status;
@@ -503,7 +494,6 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
         return r->error.status;
     }
     body->root = r->root;
-    body->keeps_root = true;
     body->lifts = r->lifts;
     body->lift_count = r->count;
     body->memory = r->room.base;

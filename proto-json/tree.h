@@ -1,6 +1,6 @@
 /* tree.h: cJSON's trees of what clients sent: their memory, their values, and what is said of a value or a name that
- * cannot stand there. A tree is made of a skeleton (scan.h): a string in it begins with SCAN_STRING or SCAN_NUMBER, and
- * a number is the index of a lifted value. */
+ * cannot stand there. A tree is made of a skeleton (scan.h). In it cJSON_String is a client's string, cJSON_Raw is
+ * a client's number as it was written, and cJSON_Number is the index of a lifted value. */
 #ifndef TREE_H
 #define TREE_H
 
@@ -11,13 +11,9 @@
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* `text` ends with a NUL, which `bytes` counts. NULL: out of memory (a scanner let only JSON through). */
-cJSON *tree_parse(const char *text, size_t bytes); /* to be deleted by this thread, before it makes the next one */
-cJSON *tree_keep(const char *text, size_t bytes);  /* stays as long as it is wanted, wherever it is wanted */
-
-/* Memory of trees that are read once and forgotten together. Between tree_enter() and tree_leave() this thread makes
- * trees in it alone: tree_keep(), tree_of_text() and cJSON's own functions; cJSON_Delete() does nothing.
- * Zeros are an empty one. */
+/* Memory of trees that are read once and forgotten together. Between tree_enter() and tree_leave() the thread's calls
+ * of cJSON, tree_parse() and tree_of_text() allocate in it, and cJSON_Delete() does nothing. One memory may be entered
+ * at a time. Zeros are an empty memory. */
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
@@ -25,12 +21,14 @@ struct tree_memory {
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
-void tree_forget(struct tree_memory *memory); /* all that was made in it; it is empty then */
-/* Of JSON that stands in a string of the client's; *value stays NULL where it is none. *values counts what has been
- * read of limits->values so far; TOO_LARGE: that is passed, or another limit. To be deleted with cJSON_Delete(),
- * unless it is in a memory. */
+void tree_forget(struct tree_memory *memory); /* frees all trees that were made in it; it is empty then */
+
+/* The tree of a skeleton of `bytes` characters. A memory must be entered. NULL: out of memory, the only failure. */
+cJSON *tree_parse(const char *skeleton, size_t bytes);
+/* The tree of JSON that stands in a string of the client's. *value stays NULL where the string is no JSON. *values
+ * counts what has been read of limits->values. TOO_LARGE: that limit is passed, or another one. A memory must be
+ * entered. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
-void tree_delete(cJSON *root); /* of either kind; NULL is fine */
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 

@@ -5,7 +5,7 @@
 Case n of a seed is always the same problem. Without --url a server is started (ATTND_BINARY, default build/attnd) and
 ended; one that a sanitizer has said anything about is a failure. --case runs one case alone, as the line that a failure
 prints says. The yardstick is oracle.py, which shares nothing with the server. The limits are those of
-kernels/README.md, Accuracy, as tests/unit/testing.h has them: an answer may differ from the truth by
+kernels/README.md, Accuracy, as tests/unit/testing.c has them: an answer may differ from the truth by
 
     max(limit |truth|, bound) + noise
 

@@ -114,16 +114,27 @@ static void must_convert(const char *text, size_t count, const struct outcome *t
     free(o.values);
 }
 
+/* Values as a JSON array. Room: count * (NUMBERS_TEXT_MAX + 1) + 2. Returns the length. */
+static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
+{
+    char *end = text;
+    *end++ = '[';
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0) *end++ = ',';
+        end += numbers_format(dtype, (const uint8_t *)values + i * attn_dtype_bytes(dtype), end);
+    }
+    *end++ = ']';
+    return (size_t)(end - text);
+}
+
 /* Values to text and back. A NaN comes back as some NaN. */
 static void must_come_back(const uint8_t *values, size_t count, attn_dtype dtype)
 {
     size_t bytes = numbers_bytes((numbers_type)dtype), room = count * (NUMBERS_TEXT_MAX + 1) + 2;
     char *text = malloc(room);
     must(text != NULL);
-    text[0] = '[';
-    size_t length = 1 + numbers_format_list(dtype, values, count, text + 1);
-    must(length < room);
-    text[length++] = ']';
+    const size_t length = put_array(dtype, values, count, text);
+    must(length <= room);
     struct outcome o = read_text(text, length, (numbers_type)dtype, 0);
     must(o.status == NUMBERS_DONE && o.taken == length && o.reader.elements == count);
     for (size_t i = 0; i < count; i++) {

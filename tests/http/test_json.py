@@ -1,8 +1,8 @@
 """Bodies: JSON that is malformed, base64 that is not strict, tensors that do not fit. Each is refused by name,
 and no more.
 
-A row is a name, the body, and words that the answer's `detail` must hold, or the JSON pointer it must name. Messages
-that a client is most likely to meet stand word for word in test_messages.py.
+A row is a name, the body, and words that the answer's `detail` must hold, or the JSON pointer it must name. Whole
+sentences stand in the unit tests, and one of each layer in test_messages.py.
 """
 import base64
 import json

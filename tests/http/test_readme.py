@@ -1,5 +1,6 @@
-"""What README.md and PROTOCOL.md show, run: every block of the README is known here by what it is, and a new one fails
-until it is run too; every request of PROTOCOL.md is sent, and its answer compared."""
+"""What README.md and PROTOCOL.md show, run. Every fenced block of the README is a transcript, a program with what it
+prints, or the picture. Its commands are looked up by how they begin. Every request of PROTOCOL.md is sent, and its
+answer compared."""
 import base64
 import json
 import os
@@ -43,13 +44,10 @@ PICTURE = only([text for _, text in FENCED if '+-----' in text], 'picture')
 
 def test_every_block_is_run():
     known = set(TRANSCRIPTS) | {PROGRAM, PRINTED, FILES, FILES_PRINTED, PICTURE}
-    assert {text for _, text in FENCED} == known and len(TRANSCRIPTS) == 2
-    formula = 'O = softmax'
-    beginnings = (formula, 'git clone', 'make run', 'make test', 'docker build --target cpu', 'docker build -t', 'wrk')
-    assert len(COMMANDS) == len(beginnings) and all(line.startswith(b) for line, b in zip(COMMANDS, beginnings)), COMMANDS
+    assert {text for _, text in FENCED} == known and TRANSCRIPTS
 
 
-@pytest.mark.parametrize('transcript', TRANSCRIPTS, ids=['answer', 'refusal'])
+@pytest.mark.parametrize('transcript', TRANSCRIPTS, ids=range(len(TRANSCRIPTS)))
 def test_a_transcript(server, transcript):
     if not shutil.which('curl'):
         pytest.skip('curl is not here')

@@ -632,6 +632,19 @@ static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void *
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
+/* Values as a JSON array. Room: count * (NUMBERS_TEXT_MAX + 1) + 2. Returns the length. */
+static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
+{
+    char *end = text;
+    *end++ = '[';
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0) *end++ = ',';
+        end += numbers_format(dtype, (const uint8_t *)values + i * attn_dtype_bytes(dtype), end);
+    }
+    *end++ = ']';
+    return (size_t)(end - text);
+}
+
 static void test_texts_are_spelt_like_this(void **state)
 {
     (void)state;
@@ -678,16 +691,22 @@ static void test_texts_are_spelt_like_this(void **state)
     static const uint16_t halves[] = { 0x7BFF, 0x3555, 0x0001, 0xFE00, 0xFC00 };
     static const int32_t integers[] = { 0, 7, -10, INT32_MAX, INT32_MIN };
     static const uint8_t bytes[] = { 0, 10, 255 }, eighths[] = { 0x7E, 0x01, 0x7F, 0xFF, 0x80 };
-    char list[ARRAY_SIZE(halves) * (NUMBERS_TEXT_MAX + 1) + 1];
-    list[numbers_format_list(ATTN_F16, halves, ARRAY_SIZE(halves), list)] = '\0';
-    assert_string_equal(list, "65500,0.3333,6e-8,\"NaN\",\"-Infinity\"");
-    list[numbers_format_list(ATTN_I32, integers, ARRAY_SIZE(integers), list)] = '\0';
-    assert_string_equal(list, "0,7,-10,2147483647,-2147483648");
-    list[numbers_format_list(ATTN_U8, bytes, ARRAY_SIZE(bytes), list)] = '\0';
-    assert_string_equal(list, "0,10,255");
-    list[numbers_format_list(ATTN_F8E4M3, eighths, ARRAY_SIZE(eighths), list)] = '\0';
-    assert_string_equal(list, "450,0.002,\"NaN\",\"NaN\",-0.0");
-    assert_int_equal(numbers_format_list(ATTN_F32, NULL, 0, list), 0);
+    static const struct {
+        attn_dtype dtype;
+        const void *values;
+        size_t count;
+        const char *text;
+    } lists[] = {
+        { ATTN_F16, halves, ARRAY_SIZE(halves), "[65500,0.3333,6e-8,\"NaN\",\"-Infinity\"]" },
+        { ATTN_I32, integers, ARRAY_SIZE(integers), "[0,7,-10,2147483647,-2147483648]" },
+        { ATTN_U8, bytes, ARRAY_SIZE(bytes), "[0,10,255]" },
+        { ATTN_F8E4M3, eighths, ARRAY_SIZE(eighths), "[450,0.002,\"NaN\",\"NaN\",-0.0]" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+        char text[ARRAY_SIZE(halves) * (NUMBERS_TEXT_MAX + 1) + 3];
+        text[put_array(lists[i].dtype, lists[i].values, lists[i].count, text)] = '\0';
+        assert_string_equal(text, lists[i].text);
+    }
 }
 
 static void test_every_value_of_the_narrow_formats_comes_back_from_as_few_digits_as_can_be(void **state)
@@ -736,9 +755,7 @@ static void test_random_float32_come_back_bit_for_bit(void **state)
     for (size_t done = 0; done < VALUES; done += BLOCK) {
         uint32_t codes[BLOCK];
         for (size_t i = 0; i < BLOCK; i++) codes[i] = (uint32_t)next_random();
-        text[0] = '[';
-        size_t count = 1 + numbers_format_list(ATTN_F32, codes, BLOCK, text + 1);
-        text[count++] = ']';
+        const size_t count = put_array(ATTN_F32, codes, BLOCK, text);
         struct result r;
         read_in_pieces(text, count, NUMBERS_F32, next_random() % count, count, MOST, &r);
         assert_int_equal(r.status, NUMBERS_DONE);

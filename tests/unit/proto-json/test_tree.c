@@ -1,5 +1,5 @@
-/* Trees: what a scanner wrote becomes what cJSON makes of it; text that stands in a string of a request: a list of
- * words is read in a way of its own, and becomes what it becomes in the other. */
+/* Trees: a client's JSON, scanned, becomes the tree that cJSON makes of it. A list of words in a string of a request is
+ * read without the scanner, and must become what the scanner makes of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "proto-json/scan.h"
 #include "proto-json/tree.h"
 
 #define SIXTEEN "0123456789abcdef"
@@ -72,14 +73,16 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
             cJSON *one, *other;
             char behind_a_space[128]; /* what begins so is left to the scanner */
             int values, others;
+            struct tree_memory memory = { 0 };
+            tree_enter(&memory);
             snprintf(behind_a_space, sizeof behind_a_space, " %s", texts[i]);
             const attn_status status = read_text(texts[i], most, &values, &one);
             const attn_status want = read_text(behind_a_space, most, &others, &other);
             if (status != want || values != others || (one == NULL) != (other == NULL) ||
                 (one && !cJSON_Compare(one, other, true)))
                 fail_msg("%s: status %d %d, %d %d values", texts[i], status, want, values, others);
-            cJSON_Delete(one);
-            cJSON_Delete(other);
+            tree_leave();
+            tree_forget(&memory);
         }
 }
 
@@ -96,7 +99,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     for (int i = 0; i < 2 * WORDS; i++) {
         char word[32];
         tree_enter(&memories[i % 2]);
-        if (i < 2) assert_non_null(lists[i] = tree_keep("[]", sizeof "[]"));
+        if (i < 2) assert_non_null(lists[i] = tree_parse("[]", 2));
         snprintf(word, sizeof word, "word %d", i);
         cJSON *const piece = cJSON_CreateString(i / 2 % 100 == 99 ? long_word : word);
         cJSON_Delete(cJSON_CreateString(word));
@@ -118,65 +121,95 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* As scanners write them. */
-static const char *const skeletons[] = {
+/* Of numbers, what cJSON writes as the client did. */
+static const char *const bodies[] = {
     "{}",
     "[]",
     "true",
     "false",
     "null",
     "0",
-    "1234567",
+    "-1234567",
     "\"\"",
-    "\"stext\"",
-    "{\"q\":{\"shape\":[\"n1\",\"n-2\"],\"data\":0},\"k\":1,\"\":[[],{},[[null]]],\"causal\":true,\"q\":false}",
+    "\"text\"",
+    "{\"q\":{\"shape\":[1,-2],\"dtype\":\"n1\"},\"k\":1.5,\"\":[[],{},[[null]]],\"causal\":true,\"q\":false}",
     "[[[[[]]]],{\"a\":{\"b\":{\"c\":[{}]}}}]",
-    "\"s\\\"\"",
-    "\"s\\\\\"",
-    "\"s\\\\\\\"x\\\\\\\\\"",
-    "{\"\\\\\":\"s\\\\\",\"\\\"\":\"s[\\\"a\\\",\\\"b\\\"]\"}",
-    "\"s\\b\\f\\n\\r\\t\\/\\\\\\\"/\"",
-    "\"s\\u0041\\u00e9\\u00E9\\u07ff\\u0800\\ud7ff\\ue000\\uffff\"",
-    "\"s\\ud800\\udc00 \\uDBFF\\uDFFF \\ud83d\\ude00\"",
-    "\"s\xc3\xa9 \x7f \xf0\x9f\x98\x80\"",
+    "\"\\\"\"",
+    "\"\\\\\"",
+    "\"\\\\\\\"x\\\\\\\\\"",
+    "{\"\\\\\":\"\\\\\",\"\\\"\":\"[\\\"a\\\",\\\"b\\\"]\"}",
+    "\"\\b\\f\\n\\r\\t\\/\\\\\\\"/\"",
+    "\"\\u0041\\u00e9\\u00E9\\u07ff\\u0800\\ud7ff\\ue000\\uffff\"",
+    "\"\\ud800\\udc00 \\uDBFF\\uDFFF \\ud83d\\ude00\"",
+    "\"\xc3\xa9 \x7f \xf0\x9f\x98\x80\"",
 };
 
-static void test_a_skeleton_becomes_what_cjson_makes_of_it(void **state)
+static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof skeletons / sizeof *skeletons; i++) {
-        const size_t bytes = strlen(skeletons[i]) + 1;
-        cJSON *const want = cJSON_ParseWithLengthOpts(skeletons[i], bytes, NULL, true);
-        cJSON *const kept = tree_keep(skeletons[i], bytes), *const parsed = tree_parse(skeletons[i], bytes);
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        const proto_limits limits = PROTO_LIMITS_DEFAULT;
+        struct tree_memory memory = { 0 };
+        attn_error err;
+        size_t bytes;
+        cJSON *const want = cJSON_ParseWithOpts(bodies[i], NULL, true);
+        scan *const s = scan_new_plain(&limits, 0);
+        assert_int_equal(scan_feed(s, bodies[i], strlen(bodies[i]), &err), ATTN_OK);
+        assert_int_equal(scan_finish(s, &err), ATTN_OK);
+        const char *const skeleton = scan_skeleton(s, &bytes);
+        tree_enter(&memory);
+        const cJSON *const tree = tree_parse(skeleton, bytes);
+        tree_leave();
         assert_non_null(want);
-        char *const says[] = { cJSON_PrintUnformatted(want), cJSON_PrintUnformatted(kept),
-                               cJSON_PrintUnformatted(parsed) };
+        char *const says[] = { cJSON_PrintUnformatted(want), cJSON_PrintUnformatted(tree) };
         assert_string_equal(says[1], says[0]);
-        assert_string_equal(says[2], says[0]);
-        for (int n = 0; n < 3; n++) cJSON_free(says[n]);
-        tree_delete(parsed);
-        cJSON_Delete(kept);
+        for (int n = 0; n < 2; n++) cJSON_free(says[n]);
+        tree_forget(&memory);
+        scan_free(s);
         cJSON_Delete(want);
     }
+}
+
+/* A type for each kind: what a client wrote as a number keeps its text, and an index is a number. */
+static void test_a_node_is_what_its_type_says(void **state)
+{
+    static const char text[] = "[\"sn1\",\"n1e400\",7]";
+    struct tree_memory memory = { 0 };
+    (void)state;
+    tree_enter(&memory);
+    const cJSON *const list = tree_parse(text, sizeof text - 1), *const string = list->child,
+                       *const number = string->next, *const index = number->next;
+    tree_leave();
+    assert_string_equal(tree_string(string), "n1");
+    assert_null(tree_number(string));
+    assert_string_equal(tree_number(number), "1e400");
+    assert_null(tree_string(number));
+    assert_true(cJSON_IsNumber(index));
+    assert_int_equal(index->valueint, 7);
+    assert_true(!tree_string(index) && !tree_number(index));
+    tree_forget(&memory);
 }
 
 /* The last of a list is found from the first, as cJSON has it. */
 static void test_a_list_can_be_added_to(void **state)
 {
-    static const char text[] = "[0,1]";
+    struct tree_memory memory = { 0 };
     (void)state;
-    cJSON *const list = tree_keep(text, sizeof text);
+    tree_enter(&memory);
+    cJSON *const list = tree_parse("[0,1]", 5);
     assert_true(cJSON_AddItemToArray(list, cJSON_CreateNumber(2)));
     cJSON_Delete(cJSON_DetachItemFromArray(list, 1));
     assert_int_equal(cJSON_GetArraySize(list), 2);
     assert_int_equal(cJSON_GetArrayItem(list, 1)->valueint, 2);
-    cJSON_Delete(list);
+    tree_leave();
+    tree_forget(&memory);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_skeleton_becomes_what_cjson_makes_of_it),
+        cmocka_unit_test(test_a_body_becomes_what_cjson_makes_of_it),
+        cmocka_unit_test(test_a_node_is_what_its_type_says),
         cmocka_unit_test(test_a_list_can_be_added_to),
         cmocka_unit_test(test_a_list_of_words_is_what_it_is_to_the_scanner),
         cmocka_unit_test(test_trees_of_a_memory_go_with_it),

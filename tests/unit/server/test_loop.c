@@ -79,48 +79,46 @@ static void on_close_metrics(void *context)
 
 /* ---- A scene ----------------------------------------------------------------------------------------------------- */
 
-static void prepare_scene(struct scene *s)
+/* How a test's scene begins; 0 is what the configuration has. */
+struct opening {
+    const char *script; /* what the devices do (kernels/fake/fake.c); in it GATE is the path of the scene's gate */
+    int devices;        /* 0: one */
+    int max_batch;      /* 1: every request is a batch of its own */
+    int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
+};
+
+/* The setup of every test: *state is its opening, and becomes its scene. */
+static int open_scene(void **state)
 {
+    static struct scene scene;
+    const struct opening *const o = *state;
+    struct scene *const s = *state = &scene;
+    char number[8], text[512];
+    attn_error err = { 0 };
+    pthread_condattr_t monotonic;
     *s = (struct scene){ .exit_status = -1 };
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     gate_shut(&s->gate);
     config_default(&s->config);
+    if (o->max_batch) s->config.max_batch = o->max_batch;
+    if (o->batch_window_us) s->config.batch_window_us = o->batch_window_us;
+    if (o->drain_ms) s->config.drain_ms = o->drain_ms;
+    if (o->watchdog_ms) s->config.watchdog_ms = o->watchdog_ms;
+    if (o->kv_bytes) s->config.kv_bytes = o->kv_bytes;
     request_set_role(ROLE_HTTP);
-}
-
-/* By the configuration, which may have been changed, with devices that do what `script` says;
- * in it GATE is the gate's path. */
-static void open_scene(struct scene *s, int devices, const char *script)
-{
-    char number[8], text[512];
-    attn_error err = { 0 };
-    snprintf(number, sizeof number, "%d", devices);
-    gate_script(&s->gate, script, text, sizeof text);
+    snprintf(number, sizeof number, "%d", o->devices ? o->devices : 1);
+    gate_script(&s->gate, o->script ? o->script : "", text, sizeof text);
     setenv("ATTN_FAKE_DEVICES", number, 1);
     setenv("ATTN_FAKE_SCRIPT", text, 1);
     server_open(&s->server, &s->config);
     s->server.loop = loop_open(&s->server);
     if (devices_open(&s->config, loop_mailbox(s->server.loop), LOOP_BATCH, &s->server.devices, &err) != ATTN_OK)
         fail_msg("%s", err.text);
-}
-
-static void begin_scene(struct scene *s, int devices, const char *script)
-{
-    prepare_scene(s);
-    open_scene(s, devices, script);
-}
-
-/* Every request is a batch of its own. */
-static void begin_unbatched(struct scene *s, int devices, const char *script)
-{
-    prepare_scene(s);
-    s->config.max_batch = 1;
-    open_scene(s, devices, script);
+    return 0;
 }
 
 static void *run_loop(void *context)
@@ -284,12 +282,10 @@ static double batches_of(const char *device)
 
 static void test_a_request_is_computed_and_given_back(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "");
-    start(&s);
-    struct request *request = posted_forward(&s);
-    answered(&s, request);
+    struct scene *const s = *state;
+    start(s);
+    struct request *request = posted_forward(s);
+    answered(s, request);
     assert_int_equal(request->state, REQUEST_ANSWERING);
     assert_false(request->failed);
     assert_true(request->job->ran);
@@ -299,94 +295,76 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
     request_free(request);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* A and B differ in the head. At most two leave together, of one kind, the oldest first: A A, B B, A. The second of
  * these batches fails, and says so who was in it. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     const double before = batches_of("fake:0");
-    prepare_scene(&s);
-    s.config.max_batch = 2;
-    open_scene(&s, 1, "launch.err=1@2");
     struct request *requests[5];
-    for (int i = 0; i < 5; i++) requests[i] = posted(&s, ATTN_OP_FORWARD, forward_body(5 + i, i % 2 ? 8 : 4, ""));
-    start(&s);
+    for (int i = 0; i < 5; i++) requests[i] = posted(s, ATTN_OP_FORWARD, forward_body(5 + i, i % 2 ? 8 : 4, ""));
+    start(s);
     for (int i = 0; i < 5; i++)
-        if (i % 2) assert_fails(&s, requests[i], PROTO_E_INTERNAL, NULL);
-        else assert_ok(&s, requests[i]);
+        if (i % 2) assert_fails(s, requests[i], PROTO_E_INTERNAL, NULL);
+        else assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before == 3);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     const double before = batches_of("fake:0");
-    prepare_scene(&s);
-    s.config.max_batch = 3;
-    s.config.batch_window_us = INT64_C(3600) * 1000000;
-    open_scene(&s, 1, "");
-    start(&s);
+    start(s);
     struct request *requests[3];
-    for (int i = 0; i < 2; i++) requests[i] = posted_forward(&s);
-    turns(&s);
+    for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
+    turns(s);
     assert_int_equal(request_count(REQUEST_QUEUED), 2); /* a device is free, and they wait for a third */
-    requests[2] = posted_forward(&s);
-    for (int i = 0; i < 3; i++) assert_ok(&s, requests[i]);
+    requests[2] = posted_forward(s);
+    for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before == 1);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 static void test_a_window_that_is_over_sends_what_there_is(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     const double before = batches_of("fake:0");
-    prepare_scene(&s);
-    s.config.max_batch = 3;
-    s.config.batch_window_us = 1500;
-    open_scene(&s, 1, "");
     struct request *requests[2];
-    for (int i = 0; i < 2; i++) requests[i] = posted_forward(&s);
-    start(&s);
-    for (int i = 0; i < 2; i++) assert_ok(&s, requests[i]);
+    for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
+    start(s);
+    for (int i = 0; i < 2; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before == 1);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 static void test_batches_go_to_every_device(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     const double before[] = { batches_of("fake:0"), batches_of("fake:1") };
-    begin_unbatched(&s, 2, "hold=GATE");
     struct request *requests[8];
-    for (int i = 0; i < 8; i++) requests[i] = posted_forward(&s);
-    start(&s);
+    for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
+    start(s);
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* both have four streams */
-    gate_open(&s.gate);
-    for (int i = 0; i < 8; i++) assert_ok(&s, requests[i]);
+    gate_open(&s->gate);
+    for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
     assert_true(batches_of("fake:1") - before[1] == 4);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     char text[8192] = "";
-    begin_scene(&s, 1, "");
-    start(&s);
+    start(s);
     char *bodies[] = { forward_body(5, 4, ""), forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"),
                        forward_body(7, 4, "") };
-    struct request *request = posted(&s, ATTN_OP_FORWARD, envelope_of(bodies, 3));
-    answered(&s, request);
+    struct request *request = posted(s, ATTN_OP_FORWARD, envelope_of(bodies, 3));
+    answered(s, request);
     assert_false(request->failed);
     assert_computed(request->job, 0);
     assert_computed(request->job, 2);
@@ -398,7 +376,7 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
     assert_non_null(strstr(text, "/requests/1"));
     proto_encoder_free(encoder);
     request_free(request);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Deadlines --------------------------------------------------------------------------------------------------- */
@@ -406,53 +384,48 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 /* Four batches fill the device. The fifth request waits, and its deadline has passed. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_unbatched(&s, 1, "hold=GATE");
-    start(&s);
+    struct scene *const s = *state;
+    start(s);
     struct request *running[4], *late;
-    for (int i = 0; i < 4; i++) running[i] = posted_forward(&s);
+    for (int i = 0; i < 4; i++) running[i] = posted_forward(s);
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4);
-    late = checked(&s, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    late = checked(s, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     late->deadline.at_ns = clock_ns();
-    suspend(&s, late, REQUEST_QUEUED);
-    assert_fails(&s, late, PROTO_E_DEADLINE, "the deadline passed while the request waited for a device");
-    assert_int_equal(s.server.queue.count, 0);
-    gate_open(&s.gate);
-    for (int i = 0; i < 4; i++) assert_ok(&s, running[i]);
-    assert_int_equal(end(&s, true), 0);
+    suspend(s, late, REQUEST_QUEUED);
+    assert_fails(s, late, PROTO_E_DEADLINE, "the deadline passed while the request waited for a device");
+    assert_int_equal(s->server.queue.count, 0);
+    gate_open(&s->gate);
+    for (int i = 0; i < 4; i++) assert_ok(s, running[i]);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* A batch leaves in the turn in which its request arrives, deadlines are looked at in the next. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     char id[PROTO_CONTEXT_BYTES];
-    prepare_scene(&s);
-    open_scene(&s, 1, "hold=GATE@2");
-    start(&s);
-    struct request *forward = posted(&s, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"));
-    answered(&s, forward);
+    start(s);
+    struct request *forward = posted(s, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"));
+    answered(s, forward);
     strcpy(id, forward->job->results[0].context);
     prepare_finish_contexts(forward->job, true);
     request_free(forward);
     const int64_t saved_bytes = staging_leased_bytes(
-        s.server.staging); /* one block; a small backward takes another such */
+        s->server.staging); /* one block; a small backward takes another such */
 
-    struct request *late = checked(&s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
+    struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     late->deadline.at_ns = clock_ns();
-    suspend(&s, late, REQUEST_QUEUED);
-    answered(&s, late);
+    suspend(s, late, REQUEST_QUEUED);
+    answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
     assert_null(late->job); /* it stays with the device, for it may still write into its memory, */
     request_free(late);
-    assert_int_equal(staging_leased_bytes(s.server.staging), 2 * saved_bytes);
-    gate_open(&s.gate);
-    WAIT_UNTIL(staging_leased_bytes(s.server.staging) == saved_bytes);    /* until that is done */
-    assert_ok(&s, posted(&s, ATTN_OP_BACKWARD, backward_body(id, 5, 4))); /* and the context can be taken again */
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
+    gate_open(&s->gate);
+    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes); /* until that is done */
+    assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4))); /* and the context can be taken again */
+    assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Hang-ups ---------------------------------------------------------------------------------------------------- */
@@ -466,35 +439,33 @@ static void connect_client(struct request *request, int ends[2])
 
 static void test_a_client_that_leaves_while_it_waits_is_found_out(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     int queued[2], running[2], patient[2];
-    begin_unbatched(&s, 1, "hold=GATE");
-    start(&s);
+    start(s);
     struct request *requests[6];
     const double before[] = { metrics_sum(METRIC_CANCELLED, "queued"), metrics_sum(METRIC_CANCELLED, "running") };
     for (int i = 0; i < 6; i++) {
-        requests[i] = checked(&s, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+        requests[i] = checked(s, ATTN_OP_FORWARD, forward_body(5, 4, ""));
         if (i == 1) connect_client(requests[i], running);
         if (i == 2) connect_client(requests[i], patient);
         if (i == 4) connect_client(requests[i], queued);
-        suspend(&s, requests[i], REQUEST_QUEUED);
+        suspend(s, requests[i], REQUEST_QUEUED);
     }
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4 && request_count(REQUEST_QUEUED) == 2);
     close(queued[1]);
-    assert_gone(&s, requests[4]);
+    assert_gone(s, requests[4]);
     assert_true(metrics_sum(METRIC_CANCELLED, "queued") - before[0] == 1);
     close(running[1]);
-    assert_gone(&s, requests[1]);
+    assert_gone(s, requests[1]);
     assert_true(metrics_sum(METRIC_CANCELLED, "running") - before[1] == 1);
-    gate_open(&s.gate);
+    gate_open(&s->gate);
     for (int i = 0; i < 6; i++)
-        if (i != 1 && i != 4) assert_ok(&s, requests[i]);
+        if (i != 1 && i != 4) assert_ok(s, requests[i]);
     close(queued[0]);
     close(running[0]);
     close(patient[0]);
     close(patient[1]);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Verified, measured, checked: on libuv's threads ------------------------------------------------------------- */
@@ -519,13 +490,11 @@ static void block_pool(struct scene *s)
 
 static void test_what_is_verified_is_compared_with_float64(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "nan@2");
-    start(&s);
+    struct scene *const s = *state;
+    start(s);
     for (int round = 0; round < 2; round++) {
-        struct request *request = posted(&s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
-        answered(&s, request);
+        struct request *request = posted(s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+        answered(s, request);
         const proto_result *result = &request->job->results[0];
         assert_true(result->verified);
         assert_int_equal(result->verification.rows, 4);
@@ -533,17 +502,15 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
         else assert_false(result->verification.max_abs < 1e300); /* the device answered NaN */
         request_free(request);
     }
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "");
-    start(&s);
-    struct request *request = posted(&s, ATTN_OP_FORWARD, forward_body(1200, 4, "\"encoding\": \"array\""));
-    answered(&s, request);
+    struct scene *const s = *state;
+    start(s);
+    struct request *request = posted(s, ATTN_OP_FORWARD, forward_body(1200, 4, "\"encoding\": \"array\""));
+    answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
     assert_true(proto_encoder_measure(request->encoder, 0)); /* nothing is left to be measured */
@@ -554,31 +521,29 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(sum, length);
     assert_true(length > 4800 * 2);
     request_free(request);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* Two that wait to be verified: one is left by its client, the deadline of the other is not there yet. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     int client[2];
-    begin_scene(&s, 1, "");
-    block_pool(&s);
-    start(&s);
-    struct request *left = checked(&s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
-    struct request *stays = checked(&s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+    block_pool(s);
+    start(s);
+    struct request *left = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+    struct request *stays = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
     connect_client(left, client);
-    suspend(&s, left, REQUEST_QUEUED);
-    suspend(&s, stays, REQUEST_QUEUED);
+    suspend(s, left, REQUEST_QUEUED);
+    suspend(s, stays, REQUEST_QUEUED);
     WAIT_UNTIL(request_count(REQUEST_FINISHING) == 2);
     close(client[1]);
-    assert_gone(&s, left);
-    assert_false(is_answered(&s, stays));
-    gate_open(&s.pool);
-    assert_ok(&s, stays);
+    assert_gone(s, left);
+    assert_false(is_answered(s, stays));
+    gate_open(&s->pool);
+    assert_ok(s, stays);
     close(client[0]);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
@@ -632,83 +597,77 @@ static bool is_written(int fd, const struct request *request)
 
 static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "");
-    const int fd = begin_shared(&s);
-    block_pool(&s);
-    start(&s);
-    struct request *request = checked_to_region(&s);
-    suspend(&s, request, REQUEST_QUEUED);
+    struct scene *const s = *state;
+    const int fd = begin_shared(s);
+    block_pool(s);
+    start(s);
+    struct request *request = checked_to_region(s);
+    suspend(s, request, REQUEST_QUEUED);
     WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
-    assert_false(is_answered(&s, request));
-    gate_open(&s.pool);
-    answered(&s, request);
+    assert_false(is_answered(s, request));
+    gate_open(&s->pool);
+    answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
     assert_null(request->job->shared); /* and the region is let go of */
     assert_computed(request->job, 0);
     request_free(request);
     assert_int_equal(ftruncate(fd, 10), 0); /* of the next one the object is too short */
-    request = checked_to_region(&s);
-    suspend(&s, request, REQUEST_QUEUED);
-    assert_fails(&s, request, PROTO_E_INVALID_REQUEST,
+    request = checked_to_region(s);
+    suspend(s, request, REQUEST_QUEUED);
+    assert_fails(s, request, PROTO_E_INVALID_REQUEST,
                  "out: the shared memory of the region 'r' has become shorter than it was when it was registered");
-    assert_int_equal(end(&s, true), 0);
-    end_shared(&s, fd);
+    assert_int_equal(end(s, true), 0);
+    end_shared(s, fd);
 }
 
 /* Who has an answer may use his memory: so it comes after the last byte was written, however late that is. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     int client[2];
-    begin_unbatched(&s, 1, "");
-    const int fd = begin_shared(&s);
-    block_pool(&s);
-    start(&s);
-    struct request *late = checked_to_region(&s), *left = checked_to_region(&s);
+    const int fd = begin_shared(s);
+    block_pool(s);
+    start(s);
+    struct request *late = checked_to_region(s), *left = checked_to_region(s);
     const double before = metrics_sum(METRIC_CANCELLED, "finishing");
     connect_client(left, client);
-    suspend(&s, left, REQUEST_QUEUED);
+    suspend(s, left, REQUEST_QUEUED);
     WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "finishing") - before == 1);
     late->deadline.at_ns = clock_ns() + 2000 * CLOCK_NS_PER_MS;
-    suspend(&s, late, REQUEST_QUEUED);
+    suspend(s, late, REQUEST_QUEUED);
     WAIT_UNTIL(clock_ns() > late->deadline.at_ns + 50 * CLOCK_NS_PER_MS);
-    turns(&s);
-    assert_false(is_answered(&s, late));
-    assert_false(is_answered(&s, left));
-    gate_open(&s.pool);
-    assert_fails(&s, late, PROTO_E_DEADLINE, NULL);
-    assert_gone(&s, left);
+    turns(s);
+    assert_false(is_answered(s, late));
+    assert_false(is_answered(s, left));
+    gate_open(&s->pool);
+    assert_fails(s, late, PROTO_E_DEADLINE, NULL);
+    assert_gone(s, left);
     close(client[0]);
-    assert_int_equal(end(&s, true), 0);
-    end_shared(&s, fd);
+    assert_int_equal(end(s, true), 0);
+    end_shared(s, fd);
 }
 
 static void test_a_second_signal_waits_for_what_is_being_written(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "");
-    const int fd = begin_shared(&s);
-    block_pool(&s);
-    atomic_store(&s.connections, 1);
-    start(&s);
-    struct request *request = checked_to_region(&s);
-    suspend(&s, request, REQUEST_QUEUED);
+    struct scene *const s = *state;
+    const int fd = begin_shared(s);
+    block_pool(s);
+    atomic_store(&s->connections, 1);
+    start(s);
+    struct request *request = checked_to_region(s);
+    suspend(s, request, REQUEST_QUEUED);
     WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
-    loop_signal(s.server.loop, SIGTERM);
-    loop_signal(s.server.loop, SIGTERM);
-    WAIT_UNTIL(atomic_load(&s.hurries) == 1);
-    assert_false(is_answered(&s, request));
-    gate_open(&s.pool);
-    assert_fails(&s, request, PROTO_E_DRAINING, NULL);
-    assert_int_equal(end(&s, false), 0);
-    end_shared(&s, fd);
+    loop_signal(s->server.loop, SIGTERM);
+    loop_signal(s->server.loop, SIGTERM);
+    WAIT_UNTIL(atomic_load(&s->hurries) == 1);
+    assert_false(is_answered(s, request));
+    gate_open(&s->pool);
+    assert_fails(s, request, PROTO_E_DRAINING, NULL);
+    assert_int_equal(end(s, false), 0);
+    end_shared(s, fd);
 }
 
 /* A request of KServe's with q, k and v of `rows` rows of one head of 64 numbers,
@@ -740,44 +699,40 @@ static struct request *received_from_region(struct scene *s, int rows)
 
 static void test_much_shared_memory_is_read_beside_the_loop(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     int client[2];
-    begin_scene(&s, 1, "");
-    const int fd = begin_shared(&s);
-    block_pool(&s);
-    start(&s);
-    struct request *much = received_from_region(&s, OBJECT_BYTES / 256),
-                   *left = received_from_region(&s, OBJECT_BYTES / 256), *little = received_from_region(&s, 4);
+    const int fd = begin_shared(s);
+    block_pool(s);
+    start(s);
+    struct request *much = received_from_region(s, OBJECT_BYTES / 256),
+                   *left = received_from_region(s, OBJECT_BYTES / 256), *little = received_from_region(s, 4);
     const double before = metrics_sum(METRIC_CANCELLED, "checking");
     assert_true(check_takes_long(much));
     assert_false(check_takes_long(little));
     request_free(little);
     much->deadline.at_ns = left->deadline.at_ns = check_deadline(much, NULL);
     connect_client(left, client);
-    suspend(&s, much, REQUEST_CHECKING);
-    suspend(&s, left, REQUEST_CHECKING);
+    suspend(s, much, REQUEST_CHECKING);
+    suspend(s, left, REQUEST_CHECKING);
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
-    assert_ok(&s, posted_forward(&s));
-    assert_int_equal(staging_leased_bytes(s.server.staging) < OBJECT_BYTES,
+    assert_ok(s, posted_forward(s));
+    assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES,
                      1); /* nothing is leased before it is read */
-    gate_open(&s.pool);
-    assert_ok(&s, much);
-    assert_gone(&s, left);
+    gate_open(&s->pool);
+    assert_ok(s, much);
+    assert_gone(s, left);
     close(client[0]);
-    assert_int_equal(end(&s, true), 0);
-    end_shared(&s, fd);
+    assert_int_equal(end(s, true), 0);
+    end_shared(s, fd);
 }
 
 /* A piece is as much as there is time for. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "");
-    const int fd = begin_shared(&s);
-    struct request *request = received_from_region(&s, OBJECT_BYTES / 256);
+    struct scene *const s = *state;
+    const int fd = begin_shared(s);
+    struct request *request = received_from_region(s, OBJECT_BYTES / 256);
     struct check_result result = { 0 };
     int pieces = 0;
     while (!check_piece(request, &result, 0)) pieces++;
@@ -786,9 +741,9 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
     assert_non_null(request->job);
     assert_null(request->shared);
     request_free(request);
-    start(&s);
-    assert_int_equal(end(&s, true), 0);
-    end_shared(&s, fd);
+    start(s);
+    assert_int_equal(end(s, true), 0);
+    end_shared(s, fd);
 }
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
@@ -804,154 +759,137 @@ static char *long_body(char *last)
 
 static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "");
-    block_pool(&s);
-    start(&s);
-    struct request *request = received(&s.server, ATTN_OP_FORWARD, long_body(forward_body(5, 4, "")));
-    struct request *small = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    struct scene *const s = *state;
+    block_pool(s);
+    start(s);
+    struct request *request = received(&s->server, ATTN_OP_FORWARD, long_body(forward_body(5, 4, "")));
+    struct request *small = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     assert_true(check_takes_long(request));
     assert_false(check_takes_long(small));
     request_free(small);
     request->deadline.at_ns = check_deadline(request, NULL);
-    suspend(&s, request, REQUEST_CHECKING);
+    suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    assert_ok(&s, posted_forward(&s)); /* the loop is there for others meanwhile */
+    assert_ok(s, posted_forward(s)); /* the loop is there for others meanwhile */
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
-    gate_open(&s.pool);
-    assert_ok(&s, request);
-    assert_int_equal(end(&s, true), 0);
+    gate_open(&s->pool);
+    assert_ok(s, request);
+    assert_int_equal(end(s, true), 0);
 }
 
 static void test_what_the_check_finds_is_answered(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "");
-    start(&s);
+    struct scene *const s = *state;
+    start(s);
     /* Not an envelope of problems that are each refused, but no envelope at all. */
-    struct request *bad = received(&s.server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
+    struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
-    suspend(&s, bad, REQUEST_CHECKING);
-    assert_fails(&s, bad, PROTO_E_INVALID_REQUEST, NULL);
+    suspend(s, bad, REQUEST_CHECKING);
+    assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
     /* Every problem is refused: nothing is queued, and it is an answer. */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
-    struct request *none = received(&s.server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
+    struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);
-    suspend(&s, none, REQUEST_CHECKING);
-    answered(&s, none);
+    suspend(s, none, REQUEST_CHECKING);
+    answered(s, none);
     assert_false(none->failed);
     assert_int_equal(none->job->runnable, 0);
     assert_false(none->job->ran);
     request_free(none);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* The check goes on in another thread, so the request is given back when that is over. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     int client[2];
-    begin_scene(&s, 1, "");
-    block_pool(&s);
-    start(&s);
-    struct request *late = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
-    struct request *left = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    block_pool(s);
+    start(s);
+    struct request *late = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    struct request *left = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     const double before = metrics_sum(METRIC_CANCELLED, "checking");
     late->deadline.at_ns = clock_ns();
     left->deadline.at_ns = check_deadline(left, NULL);
     connect_client(left, client);
     close(client[1]);
-    suspend(&s, late, REQUEST_CHECKING);
-    suspend(&s, left, REQUEST_CHECKING);
+    suspend(s, late, REQUEST_CHECKING);
+    suspend(s, left, REQUEST_CHECKING);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
-    turns(&s);
-    assert_false(is_answered(&s, late));
-    assert_false(is_answered(&s, left));
-    gate_open(&s.pool);
-    assert_fails(&s, late, PROTO_E_DEADLINE, "the deadline passed while the request was running"); /* not behind it */
-    assert_gone(&s, left);
+    turns(s);
+    assert_false(is_answered(s, late));
+    assert_false(is_answered(s, left));
+    gate_open(&s->pool);
+    assert_fails(s, late, PROTO_E_DEADLINE, "the deadline passed while the request was running"); /* not behind it */
+    assert_gone(s, left);
     close(client[0]);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Stopping ---------------------------------------------------------------------------------------------------- */
 
 static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_scene(&s, 1, "hold=GATE@1");
-    atomic_store(&s.connections, 2);
-    start(&s);
-    struct request *held = posted_forward(&s);
+    struct scene *const s = *state;
+    atomic_store(&s->connections, 2);
+    start(s);
+    struct request *held = posted_forward(s);
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
-    loop_signal(s.server.loop, SIGTERM);
-    WAIT_UNTIL(atomic_load(&s.server.phase) == SERVER_DRAINING);
-    turns(&s);
-    assert_int_equal(atomic_load(&s.drains), 1);
-    assert_int_equal(atomic_load(&s.hurries), 0);
-    assert_false(is_answered(&s, held));
-    assert_true(atomic_load(&s.server.drain_since_ms) > 0);
-    assert_ok(&s, posted_forward(&s)); /* on a connection that was open already */
-    gate_open(&s.gate);
-    assert_ok(&s, held);
-    assert_int_equal(end(&s, false), 0); /* with the last connection */
-    assert_int_equal(atomic_load(&s.hurries), 1);
-    assert_int_equal(atomic_load(&s.drains), 1);
+    loop_signal(s->server.loop, SIGTERM);
+    WAIT_UNTIL(atomic_load(&s->server.phase) == SERVER_DRAINING);
+    turns(s);
+    assert_int_equal(atomic_load(&s->drains), 1);
+    assert_int_equal(atomic_load(&s->hurries), 0);
+    assert_false(is_answered(s, held));
+    assert_true(atomic_load(&s->server.drain_since_ms) > 0);
+    assert_ok(s, posted_forward(s)); /* on a connection that was open already */
+    gate_open(&s->gate);
+    assert_ok(s, held);
+    assert_int_equal(end(s, false), 0); /* with the last connection */
+    assert_int_equal(atomic_load(&s->hurries), 1);
+    assert_int_equal(atomic_load(&s->drains), 1);
 }
 
 static void test_a_second_signal_answers_what_waits(void **state)
 {
-    (void)state;
-    struct scene s;
-    prepare_scene(&s);
-    s.config.max_batch = 1;
-    s.config.drain_ms = INT64_C(3600) * 1000;
-    open_scene(&s, 1, "hold=GATE");
-    block_pool(&s);
-    atomic_store(&s.connections, 7);
-    start(&s);
+    struct scene *const s = *state;
+    block_pool(s);
+    atomic_store(&s->connections, 7);
+    start(s);
     struct request *requests[6];
-    for (int i = 0; i < 5; i++) requests[i] = posted_forward(&s);
-    requests[5] = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    for (int i = 0; i < 5; i++) requests[i] = posted_forward(s);
+    requests[5] = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     requests[5]->deadline.at_ns = check_deadline(requests[5], NULL);
-    suspend(&s, requests[5], REQUEST_CHECKING);
+    suspend(s, requests[5], REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4 && request_count(REQUEST_CHECKING) == 1);
-    loop_signal(s.server.loop, SIGTERM);
-    loop_signal(s.server.loop, SIGTERM);
-    WAIT_UNTIL(atomic_load(&s.hurries) == 1);
-    assert_true(s.server.stopping);
-    for (int i = 0; i < 5; i++) assert_fails(&s, requests[i], PROTO_E_DRAINING, "the server is stopping");
+    loop_signal(s->server.loop, SIGTERM);
+    loop_signal(s->server.loop, SIGTERM);
+    WAIT_UNTIL(atomic_load(&s->hurries) == 1);
+    assert_true(s->server.stopping);
+    for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
     /* Two that were on their way: one is queued, the other would have been checked. */
-    struct request *later = posted_forward(&s);
-    struct request *unchecked = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
-    suspend(&s, unchecked, REQUEST_CHECKING);
-    assert_fails(&s, later, PROTO_E_DRAINING, "the server is stopping");
-    assert_fails(&s, unchecked, PROTO_E_DRAINING, "the server is stopping");
-    assert_false(is_answered(&s, requests[5]));
-    gate_open(&s.pool);
-    assert_fails(&s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    assert_int_equal(end(&s, false), 0); /* the device still holds four batches, which come back to nobody */
+    struct request *later = posted_forward(s);
+    struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    suspend(s, unchecked, REQUEST_CHECKING);
+    assert_fails(s, later, PROTO_E_DRAINING, "the server is stopping");
+    assert_fails(s, unchecked, PROTO_E_DRAINING, "the server is stopping");
+    assert_false(is_answered(s, requests[5]));
+    gate_open(&s->pool);
+    assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
+    assert_int_equal(end(s, false), 0); /* the device still holds four batches, which come back to nobody */
 }
 
 static void test_a_drain_ends_when_its_time_is_over(void **state)
 {
-    (void)state;
-    struct scene s;
-    prepare_scene(&s);
-    s.config.drain_ms = 1;
-    open_scene(&s, 1, "hold=GATE");
-    atomic_store(&s.connections, 1);
-    start(&s);
-    struct request *held = posted_forward(&s);
+    struct scene *const s = *state;
+    atomic_store(&s->connections, 1);
+    start(s);
+    struct request *held = posted_forward(s);
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
-    loop_signal(s.server.loop, SIGTERM);
-    assert_fails(&s, held, PROTO_E_DRAINING, "the server is stopping");
-    assert_int_equal(atomic_load(&s.hurries), 1);
-    assert_int_equal(end(&s, false), 0);
+    loop_signal(s->server.loop, SIGTERM);
+    assert_fails(s, held, PROTO_E_DRAINING, "the server is stopping");
+    assert_int_equal(atomic_load(&s->hurries), 1);
+    assert_int_equal(end(s, false), 0);
 }
 
 /* ---- Steps on caches --------------------------------------------------------------------------------------------- */
@@ -991,60 +929,52 @@ static struct request *posted_decode(struct scene *s, const struct cache_info *i
 
 static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(void **state)
 {
-    (void)state;
-    struct scene s;
-    prepare_scene(&s);
-    s.config.kv_bytes = 1 << 20;
-    open_scene(&s, 1, "");
-    assert_int_equal(devices_add_caches(s.server.devices, &s.config, s.server.caches, NULL), ATTN_OK);
-    start(&s);
-    const struct cache_info info = new_cache(&s);
+    struct scene *const s = *state;
+    assert_int_equal(devices_add_caches(s->server.devices, &s->config, s->server.caches, NULL), ATTN_OK);
+    start(s);
+    const struct cache_info info = new_cache(s);
     for (int n = 0; n < 2; n++) {
         atomic_store(&refused_bytes, n == 0 ? sizeof(struct batch) + sizeof(struct job *) : 0);
-        struct request *request = posted_decode(&s, &info, 1, "");
-        answered(&s, request);
+        struct request *request = posted_decode(s, &info, 1, "");
+        answered(s, request);
         assert_int_equal(request->failed, n == 0);
         if (n == 0) assert_string_equal(request->why.text, "no memory for a batch");
         request_free(request);
-        assert_int_equal(length_of(&s, info), n);
+        assert_int_equal(length_of(s, info), n);
     }
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* The numbers are there and are measured, and then nobody gets them: nothing was appended. Who comes next waits until
  * that is certain. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
-    (void)state;
-    struct scene s;
-    prepare_scene(&s);
-    s.config.kv_bytes = 1 << 20;
-    open_scene(&s, 1, "");
-    assert_int_equal(devices_add_caches(s.server.devices, &s.config, s.server.caches, NULL), ATTN_OK);
-    block_pool(&s);
-    start(&s);
-    const struct cache_info info = new_cache(&s);
+    struct scene *const s = *state;
+    assert_int_equal(devices_add_caches(s->server.devices, &s->config, s->server.caches, NULL), ATTN_OK);
+    block_pool(s);
+    start(s);
+    const struct cache_info info = new_cache(s);
     int client[2];
-    struct request *left = checked_decode(&s, &info, 1200, ", \"encoding\": \"array\"");
+    struct request *left = checked_decode(s, &info, 1200, ", \"encoding\": \"array\"");
     connect_client(left, client);
-    suspend(&s, left, REQUEST_QUEUED);
+    suspend(s, left, REQUEST_QUEUED);
     WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
-    struct request *next = posted_decode(&s, &info, 3, "");
+    struct request *next = posted_decode(s, &info, 3, "");
     close(client[1]);
-    assert_gone(&s, left);
+    assert_gone(s, left);
     close(client[0]);
-    assert_int_equal(length_of(&s, info), 0);
-    gate_open(&s.pool);
-    answered(&s, next);
+    assert_int_equal(length_of(s, info), 0);
+    gate_open(&s->pool);
+    answered(s, next);
     assert_false(next->failed);
     assert_int_equal(next->job->results[0].lengths[0], 3);
     request_free(next);
-    struct request *good = posted_decode(&s, &info, 1200, ", \"encoding\": \"array\"");
-    answered(&s, good);
+    struct request *good = posted_decode(s, &info, 1200, ", \"encoding\": \"array\"");
+    answered(s, good);
     assert_false(good->failed);
     request_free(good);
-    assert_int_equal(length_of(&s, info), 1203);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(length_of(s, info), 1203);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* A decode of one row for each of the caches, that appends nothing. */
@@ -1064,121 +994,115 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
  *   a is written      rows a, b wait      row b waits behind it      row c begins      */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
-    (void)state;
-    struct scene s;
-    prepare_scene(&s);
-    s.config.kv_bytes = 1 << 20;
-    s.config.max_batch = 1;
-    open_scene(&s, 1, "hold=GATE");
-    assert_int_equal(devices_add_caches(s.server.devices, &s.config, s.server.caches, NULL), ATTN_OK);
-    start(&s);
+    struct scene *const s = *state;
+    assert_int_equal(devices_add_caches(s->server.devices, &s->config, s->server.caches, NULL), ATTN_OK);
+    start(s);
     struct cache_info infos[3];
     struct request *requests[5];
-    for (int i = 0; i < 3; i++) infos[i] = new_cache(&s);
-    requests[0] = posted_decode(&s, &infos[0], 1, "");
+    for (int i = 0; i < 3; i++) infos[i] = new_cache(s);
+    requests[0] = posted_decode(s, &infos[0], 1, "");
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
-    requests[1] = posted_rows(&s, 2, infos);
-    turns(&s);
-    requests[2] = posted_rows(&s, 1, &infos[1]);
-    turns(&s);
+    requests[1] = posted_rows(s, 2, infos);
+    turns(s);
+    requests[2] = posted_rows(s, 1, &infos[1]);
+    turns(s);
     assert_int_equal(request_count(REQUEST_RUNNING), 1);
-    requests[3] = posted_forward(&s);
-    requests[4] = posted_rows(&s, 1, &infos[2]);
+    requests[3] = posted_forward(s);
+    requests[4] = posted_rows(s, 1, &infos[2]);
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 3);
-    turns(&s);
+    turns(s);
     assert_int_equal(request_count(REQUEST_RUNNING), 3);
     assert_int_equal(request_count(REQUEST_QUEUED), 2);
-    gate_open(&s.gate);
+    gate_open(&s->gate);
     for (int i = 0; i < 5; i++) {
-        answered(&s, requests[i]);
+        answered(s, requests[i]);
         assert_false(requests[i]->failed);
         request_free(requests[i]);
     }
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Devices that fail ------------------------------------------------------------------------------------------- */
 
 static void test_without_its_last_device_the_server_ends_with_70(void **state)
 {
-    (void)state;
-    struct scene s;
-    begin_unbatched(&s, 1, "hold=GATE,sync.err=700");
-    start(&s);
+    struct scene *const s = *state;
+    start(s);
     struct request *requests[6];
-    for (int i = 0; i < 6; i++) requests[i] = posted_forward(&s);
+    for (int i = 0; i < 6; i++) requests[i] = posted_forward(s);
     WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4 && request_count(REQUEST_QUEUED) == 2);
-    gate_open(&s.gate);
-    for (int i = 0; i < 4; i++) assert_fails(&s, requests[i], PROTO_E_UNAVAILABLE, NULL);
-    for (int i = 4; i < 6; i++) assert_fails(&s, requests[i], PROTO_E_UNAVAILABLE, "no device is usable");
-    assert_int_equal(end(&s, false), 70);
-    assert_int_equal(atomic_load(&s.server.phase), SERVER_FAILED);
-    assert_int_equal(atomic_load(&s.hurries), 1);
+    gate_open(&s->gate);
+    for (int i = 0; i < 4; i++) assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, NULL);
+    for (int i = 4; i < 6; i++) assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "no device is usable");
+    assert_int_equal(end(s, false), 70);
+    assert_int_equal(atomic_load(&s->server.phase), SERVER_FAILED);
+    assert_int_equal(atomic_load(&s->hurries), 1);
 }
 
 static void test_with_another_device_the_server_goes_on(void **state)
 {
-    (void)state;
-    struct scene s;
+    struct scene *const s = *state;
     const double before = batches_of("fake:0");
-    begin_scene(&s, 2, "0:launch.err=700@1");
-    start(&s);
-    assert_fails(&s, posted_forward(&s), PROTO_E_UNAVAILABLE, NULL);
-    for (int i = 0; i < 3; i++) assert_ok(&s, posted_forward(&s));
+    start(s);
+    assert_fails(s, posted_forward(s), PROTO_E_UNAVAILABLE, NULL);
+    for (int i = 0; i < 3; i++) assert_ok(s, posted_forward(s));
     assert_true(batches_of("fake:0") - before == 1);
-    assert_int_equal(atomic_load(&s.server.phase), SERVER_READY);
-    assert_int_equal(end(&s, true), 0);
+    assert_int_equal(atomic_load(&s->server.phase), SERVER_READY);
+    assert_int_equal(end(s, true), 0);
 }
 
 static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **state)
 {
-    (void)state;
-    struct scene s;
-    prepare_scene(&s);
-    s.config.watchdog_ms = 1;
-    open_scene(&s, 1, "hold=GATE");
+    struct scene *const s = *state;
     struct request *requests[2];
-    for (int i = 0; i < 2; i++) requests[i] = posted_forward(&s);
-    start(&s);
+    for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
+    start(s);
     for (int i = 0; i < 2; i++)
-        assert_fails(&s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    assert_true(staging_leased_bytes(s.server.staging) > 0); /* the device may still write there */
-    assert_int_equal(end(&s, false), 70);
+        assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
+    assert_true(staging_leased_bytes(s->server.staging) > 0); /* the device may still write there */
+    assert_int_equal(end(s, false), 70);
 }
+
+/* clang-format off */
+#define SCENE(test, ...) { #test, test, open_scene, NULL, &(struct opening){ __VA_ARGS__ } }
+/* clang-format on */
 
 int main(void)
 {
     setenv("UV_THREADPOOL_SIZE", "1", 1); /* see block_pool() */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_request_is_computed_and_given_back),
-        cmocka_unit_test(test_what_waits_leaves_in_batches_of_one_kind),
-        cmocka_unit_test(test_with_a_window_a_batch_waits_until_it_is_full),
-        cmocka_unit_test(test_a_window_that_is_over_sends_what_there_is),
-        cmocka_unit_test(test_batches_go_to_every_device),
-        cmocka_unit_test(test_a_refused_problem_of_an_envelope_does_not_keep_the_others),
-        cmocka_unit_test(test_a_deadline_ends_the_wait_for_a_device),
-        cmocka_unit_test(test_a_deadline_ends_the_wait_for_a_batch_that_runs),
-        cmocka_unit_test(test_a_client_that_leaves_while_it_waits_is_found_out),
-        cmocka_unit_test(test_what_is_verified_is_compared_with_float64),
-        cmocka_unit_test(test_the_length_of_many_numbers_is_known_when_the_answer_begins),
-        cmocka_unit_test(test_nobody_waits_for_a_verification_whose_client_has_left),
-        cmocka_unit_test(test_outputs_are_in_shared_memory_when_the_request_is_given_back),
-        cmocka_unit_test(test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it),
-        cmocka_unit_test(test_a_second_signal_waits_for_what_is_being_written),
-        cmocka_unit_test(test_much_shared_memory_is_read_beside_the_loop),
-        cmocka_unit_test(test_a_body_is_checked_when_the_last_piece_is_read),
-        cmocka_unit_test(test_a_body_that_takes_long_to_check_is_checked_beside_the_loop),
-        cmocka_unit_test(test_what_the_check_finds_is_answered),
-        cmocka_unit_test(test_a_deadline_that_passes_during_the_check_is_answered_after_it),
-        cmocka_unit_test(test_a_drain_finishes_what_there_is_and_what_still_comes),
-        cmocka_unit_test(test_a_second_signal_answers_what_waits),
-        cmocka_unit_test(test_a_drain_ends_when_its_time_is_over),
-        cmocka_unit_test(test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was),
-        cmocka_unit_test(test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was),
-        cmocka_unit_test(test_steps_that_come_wait_behind_older_ones_and_for_nobody_else),
-        cmocka_unit_test(test_without_its_last_device_the_server_ends_with_70),
-        cmocka_unit_test(test_with_another_device_the_server_goes_on),
-        cmocka_unit_test(test_who_waits_for_a_device_that_does_not_end_is_answered),
+        SCENE(test_a_request_is_computed_and_given_back),
+        SCENE(test_what_waits_leaves_in_batches_of_one_kind, .script = "launch.err=1@2", .max_batch = 2),
+        SCENE(test_with_a_window_a_batch_waits_until_it_is_full, .max_batch = 3,
+              .batch_window_us = INT64_C(3600) * 1000000),
+        SCENE(test_a_window_that_is_over_sends_what_there_is, .max_batch = 3, .batch_window_us = 1500),
+        SCENE(test_batches_go_to_every_device, .devices = 2, .script = "hold=GATE", .max_batch = 1),
+        SCENE(test_a_refused_problem_of_an_envelope_does_not_keep_the_others),
+        SCENE(test_a_deadline_ends_the_wait_for_a_device, .script = "hold=GATE", .max_batch = 1),
+        SCENE(test_a_deadline_ends_the_wait_for_a_batch_that_runs, .script = "hold=GATE@2"),
+        SCENE(test_a_client_that_leaves_while_it_waits_is_found_out, .script = "hold=GATE", .max_batch = 1),
+        SCENE(test_what_is_verified_is_compared_with_float64, .script = "nan@2"),
+        SCENE(test_the_length_of_many_numbers_is_known_when_the_answer_begins),
+        SCENE(test_nobody_waits_for_a_verification_whose_client_has_left),
+        SCENE(test_outputs_are_in_shared_memory_when_the_request_is_given_back),
+        SCENE(test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it, .max_batch = 1),
+        SCENE(test_a_second_signal_waits_for_what_is_being_written),
+        SCENE(test_much_shared_memory_is_read_beside_the_loop),
+        SCENE(test_a_body_is_checked_when_the_last_piece_is_read),
+        SCENE(test_a_body_that_takes_long_to_check_is_checked_beside_the_loop),
+        SCENE(test_what_the_check_finds_is_answered),
+        SCENE(test_a_deadline_that_passes_during_the_check_is_answered_after_it),
+        SCENE(test_a_drain_finishes_what_there_is_and_what_still_comes, .script = "hold=GATE@1"),
+        SCENE(test_a_second_signal_answers_what_waits, .script = "hold=GATE", .max_batch = 1,
+              .drain_ms = INT64_C(3600) * 1000),
+        SCENE(test_a_drain_ends_when_its_time_is_over, .script = "hold=GATE", .drain_ms = 1),
+        SCENE(test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was, .kv_bytes = 1 << 20),
+        SCENE(test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was, .kv_bytes = 1 << 20),
+        SCENE(test_steps_that_come_wait_behind_older_ones_and_for_nobody_else, .script = "hold=GATE",
+              .kv_bytes = 1 << 20, .max_batch = 1),
+        SCENE(test_without_its_last_device_the_server_ends_with_70, .script = "hold=GATE,sync.err=700", .max_batch = 1),
+        SCENE(test_with_another_device_the_server_goes_on, .devices = 2, .script = "0:launch.err=700@1"),
+        SCENE(test_who_waits_for_a_device_that_does_not_end_is_answered, .script = "hold=GATE", .watchdog_ms = 1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

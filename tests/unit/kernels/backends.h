@@ -1,0 +1,129 @@
+/* backends.h: what the files of test_backends share: the backend under test, which problems are this process's, shapes in
+ * few words, and the tests themselves. */
+#ifndef BACKENDS_H
+#define BACKENDS_H
+
+#include "../testing.h"
+
+/* ---- The run (test_backends.c) ----------------------------------------------------------------------------------- */
+
+extern struct bench bench;
+extern const char *backend; /* its name */
+
+/* ATTN_RANDOM_COUNT where that is not given. */
+#if defined(__SANITIZE_THREAD__)
+enum { RANDOM_COUNT = 30 };
+#elif defined(__SANITIZE_ADDRESS__)
+enum { RANDOM_COUNT = 100 };
+#else
+enum { RANDOM_COUNT = 300 };
+#endif
+
+long env_number(const char *name, long otherwise);
+bool is_brief(void); /* ATTN_BRIEF */
+/* Is the next problem of a list one of this share? Scattered, for a list has forward and backward in turn, which do not
+ * take equally long. */
+bool is_ours(void);
+/* Does the backend agree with the reference? Problems of other shares are passed over, and those that the backend has no
+ * kernel for. */
+bool agrees(const struct spec *s);
+
+#define assert_outputs_equal(a, b)                     \
+    do {                                               \
+        char why_[400];                                \
+        if (!outputs_equal(a, b, why_, sizeof why_)) { \
+            spec_print(stderr, &(a)->spec);            \
+            fail_msg("%s", why_);                      \
+        }                                              \
+    } while (0)
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+#define BACK           .op = ATTN_OP_BACKWARD
+#define F16            .dtype = ATTN_F16, .out_dtype = ATTN_F16
+#define BF16           .dtype = ATTN_BF16, .out_dtype = ATTN_BF16
+#define FP8            .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16
+#define HEADS(h, hk)   .H = h, .Hk = hk
+#define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
+#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1 /* multi-head latent attention */
+#define PAGES(n)       .page_size = n, .seqlens_k = true
+#define WINDOW(l, r)   .window_left = l, .window_right = r
+
+int64_t pick(struct rng *r, const int64_t *from, size_t count);
+extern const int64_t page_sizes[9];
+/* Puts keys and values in pages: rows then have any length up to Sk, which is whole pages. */
+void give_pages(struct spec *s, int64_t page_size);
+/* A legal problem with options drawn at random: each is absent most of the time, so that pairs and triples of them
+ * come up.
+ * */
+struct spec random_spec(uint64_t seed);
+/* Element n of batch row b of `whole` against problem `part`, for tensors whose first axis is the batch or the
+ * packed rows.
+ * */
+void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
+
+/* ---- Tests ------------------------------------------------------------------------------------------------------- */
+
+/* backends_edges.c */
+void test_huge_scores_and_values_agree_with_the_reference(void **state);
+void test_the_largest_numbers_of_float32_agree_with_the_reference(void **state);
+void test_edge_cases_agree_with_the_reference(void **state);
+void test_lengths_agree_with_the_reference(void **state);
+void test_lengths_do_not_need_the_slowest_kernel(void **state);
+void test_grid_agrees_with_the_reference(void **state);
+void test_random_problems_agree_with_the_reference(void **state);
+/* backends_decode.c */
+void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);
+void test_random_decoding_agrees_with_the_reference(void **state);
+void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state);
+void test_pages_do_not_change_a_bit(void **state);
+void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state);
+void test_queries_of_any_size_meet_float8_keys(void **state);
+void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state);
+void test_values_may_be_the_first_columns_of_keys(void **state);
+void test_latent_attention_agrees_with_the_reference(void **state);
+void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state);
+void test_pages_may_overlap_and_be_shared(void **state);
+void test_a_shared_prefix_does_not_change_a_bit(void **state);
+/* backends_properties.c */
+void test_a_problem_has_the_same_bits_alone_and_among_others(void **state);
+void test_a_family_that_is_asked_for_computes_both_ways(void **state);
+void test_the_number_of_threads_does_not_change_a_bit(void **state);
+void test_gradients_of_several_tiles_agree_with_the_reference(void **state);
+void test_repeats_give_the_same_bits(void **state);
+void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state);
+void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state);
+void test_the_past_does_not_depend_on_the_future(void **state);
+void test_hidden_numbers_of_any_size_do_not_matter(void **state);
+void test_no_dout_gives_gradients_of_exactly_zero(void **state);
+void test_the_order_of_keys_does_not_matter(void **state);
+void test_a_shifted_bias_shifts_lse_and_nothing_else(void **state);
+void test_attention_is_linear_in_v(void **state);
+void test_offsets_past_two_billion_elements(void **state);
+void test_offsets_on_both_sides_of_2_31(void **state);
+void test_outputs_that_nobody_wants_are_not_needed(void **state);
+void test_work_in_steps_has_the_bits_of_work_at_once(void **state);
+void test_one_head_in_steps_has_the_bits_of_one_launch(void **state);
+void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state);
+/* backends_numerics.c */
+void test_float32_gradients_round_to_those_of_16_bits(void **state);
+void test_work_that_sees_no_keys_between_other_work(void **state);
+void test_float8_without_lse_agrees_with_the_reference(void **state);
+void test_float8_rows_of_one_key_are_its_value(void **state);
+void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state);
+void test_scores_of_either_side_of_0_agree_with_the_reference(void **state);
+void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state);
+void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state);
+void test_a_row_with_one_key_is_that_value_to_the_bit(void **state);
+void test_every_float8_is_its_number(void **state);
+void test_nan_reaches_exactly_the_rows_that_see_it(void **state);
+void test_nan_reaches_exactly_the_gradients_that_see_it(void **state);
+void test_products_beyond_float32_count_where_their_scores_are_ordinary(void **state);
+void test_products_beyond_float32_count_in_latent_attention(void **state);
+void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state);
+void test_lse_alone_is_the_lse_beside_out(void **state);
+void test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference(void **state);
+void test_one_key_has_a_probability_of_one(void **state);
+void test_one_key_has_p_1_to_the_last_bit(void **state);
+
+#endif
