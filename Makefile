@@ -1,6 +1,6 @@
 # attnd: every command. `make help` lists them.
 #
-#   build/attnd        the daemon          server/ + proto-json/ + kernels/
+#   build/attnd        the daemon          server/ + proto-json/ + text/ + kernels/
 #   build/libattn.a    the kernels library kernels/, usable on its own (kernels/attention.h)
 #   build/attn-bench   its benchmark       tests/bench/
 #
@@ -27,7 +27,7 @@ B       := build$(if $(SAN),/san)$(if $(TSAN),/tsan)
 # ---- What is built ---------------------------------------------------------------------------------------------------
 
 KERNELS_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)
-PROTO_SRC   := $(wildcard proto-json/*.c)
+PROTO_SRC   := $(wildcard text/*.c proto-json/*.c)
 SERVER_SRC  := $(wildcard server/*.c server/*/*.c)
 UNIT_SRC    := $(wildcard tests/unit/*/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz/fuzz_*.c)
@@ -120,7 +120,7 @@ $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
-$B/server/api/page.o: server/api/index.html server/api/docs.html
+$B/server/routes/page.o: server/routes/index.html server/routes/docs.html
 
 # Kernels of Hopper's own: spilled registers and serialised products fail the build.
 $B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags
@@ -275,7 +275,7 @@ $B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/lib
 	$(call say,ld)$(CC) -fsanitize=fuzzer $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
 
 .SECONDARY:
--include $(shell find $(addprefix $B/,server proto-json kernels tests fake emulated 80 90) -name '*.d' 2>/dev/null)
+-include $(shell find $(addprefix $B/,server text proto-json kernels tests fake emulated 80 90) -name '*.d' 2>/dev/null)
 
 # ---- Commands --------------------------------------------------------------------------------------------------------
 # Each begins by installing what it needs and lacks (tests/setup.sh), so it works on a machine that has only make.
@@ -426,7 +426,7 @@ arm64: ## unit tests and a part of conformance for arm64, cross-compiled and run
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
 	bash tests/fresh/run.sh $(FRESH)
 
-C_FILES = $(shell find server proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort)
+C_FILES = $(shell find server text proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort)
 CLANG_FORMAT ?= $(or $(wildcard build/venv/bin/clang-format),clang-format)
 format: ## rewrite the C sources in the project's style (clang-format 14)
 	$(CLANG_FORMAT) -i $(C_FILES)

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base64.h"
-#include "text.h"
+#include "text/text.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

@@ -29,7 +29,7 @@
 #include "base64.h"
 #include "habits.h"
 #include "numbers.h"
-#include "text.h"
+#include "text/text.h"
 
 enum state {
     VALUE,         /* a value must come */

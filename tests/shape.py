@@ -30,7 +30,7 @@ SIBLINGS = [
 
 
 def sources():
-    for top in ("kernels", "proto-json", "server"):
+    for top in ("kernels", "text", "proto-json", "server"):
         for folder, _, files in os.walk(top):
             yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith((".c", ".h", ".cu", ".cuh")))
 

@@ -35,7 +35,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/limits.h"
 #include "server/http/access_log.h"
 #include "server/http/answer.h"
@@ -43,13 +43,13 @@
 #include "server/base/clock.h"
 #include "server/base/flow.h"
 #include "server/work/contexts.h"
-#include "server/work/prepare.h"
-#include "server/work/regions.h"
+#include "server/intake/prepare.h"
+#include "server/regions/regions.h"
 #include "server/work/steps.h"
 #include "server/device/devices.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
-#include "server/sched/check.h"
+#include "server/intake/check.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
 #include "server/base/unpack.h"
@@ -58,7 +58,7 @@
 #include "server/http/connections.h"
 #include "server/http/own_answers.h"
 #include "server/http/first_bytes.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 #include "server/http/tls_memory.h"
 #include "server/http/tokens.h"
 
@@ -173,7 +173,7 @@ static void admit(struct request *request, const struct http_head *f)
 
 static enum MHD_Result answer_now(struct request *request, bool close)
 {
-    if (request->failed && request->job) prepare_finish_contexts(request->job, false);
+    if (request->failed && request->job) contexts_finish_job(request->job, false);
     if (request->state != REQUEST_ANSWERING) {
         request_drop_body(request);
         if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
@@ -398,13 +398,13 @@ static enum MHD_Result body_done(struct request *request)
         check_apply(request, &result);
         if (request->failed) return answer_now(request, false);
         if (request->job->runnable == 0) { /* every item is refused, or a handler answers */
-            prepare_finish_contexts(request->job, false);
+            contexts_finish_job(request->job, false);
             return answer_now(request, false);
         }
     }
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
-        if (request->job) prepare_finish_contexts(request->job, false);
+        if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
     }
     if (request->job) {

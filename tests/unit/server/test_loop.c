@@ -13,12 +13,13 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
 #include "server/sched/loop.h"
-#include "server/work/prepare.h"
-#include "server/work/regions.h"
+#include "server/intake/prepare.h"
+#include "server/work/contexts.h"
+#include "server/regions/regions.h"
 
 enum { MOST = 16 };
 
@@ -252,7 +253,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    prepare_finish_contexts(request->job, true); /* as answer_queue() does */
+    contexts_finish_job(request->job, true); /* as answer_queue() does */
     request_free(request);
 }
 
@@ -408,7 +409,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     struct request *forward = posted(s, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"));
     answered(s, forward);
     strcpy(id, forward->job->results[0].context);
-    prepare_finish_contexts(forward->job, true);
+    contexts_finish_job(forward->job, true);
     request_free(forward);
     const int64_t saved_bytes = staging_leased_bytes(
         s->server.staging); /* one block; a small backward takes another such */
