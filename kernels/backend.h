@@ -81,6 +81,7 @@ struct attn_backend {
     /* NULL: run() does not queue work, it does it. Of problems that are empty there is nothing to do. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
+    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() leaves no rows out */
 };
 
 /* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */

@@ -39,9 +39,9 @@ struct cuda_args {
     bool ends_of_queries, ends_of_keys; /* may a sequence of them end before its tensor (packed, seqlens)? */
     int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
     /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to
-     * be computed one key after the other, and a later launch computes them (simple/simple.cu). rows_later[-1] says
-     * whether there is any such row. NULL: the kernel computes them at once. */
-    uint8_t *rows_later, *keys_later;
+     * be computed one key after the other, and a later launch computes them (simple/simple.cu). *rows_found becomes 1
+     * where there is any such row. NULL: the kernel computes them at once. */
+    uint8_t *rows_later, *keys_later, *rows_found;
     /* In a backward: saved.lse and saved.rest where tiles compute them for rows with huge scores, NULL where they are
      * computed row by row. The forward kernel that computes them for a backward writes nothing else. */
     float *part_lse, *part_rest;
@@ -62,7 +62,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
     a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
     a.first_tile = a.decode_rows = 0;
-    a.rows_later = chip->rows_later, a.keys_later = chip->keys_later;
+    a.rows_later = chip->rows_later, a.keys_later = chip->keys_later, a.rows_found = chip->rows_found;
     a.part_lse = a.part_rest = nullptr;
     return a;
 }

@@ -52,16 +52,10 @@ enum { MOST_KERNELS = 32 };
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter has a line of the cache to itself */
 
-#ifdef ATTN_STEP_SECONDS
-const double LEAST_STEPS_LEFT = 0;
-#else
-const double LEAST_STEPS_LEFT = 1;
-#endif
-
 /* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled. */
 const double SOME_STEPS = 2.5;
 
-/* Before the marks of rows that were left: cuda_args.rows_later[-1]. */
+/* Before the marks of rows that were left: cuda_args.rows_found, where the stream and not the host reads it. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -97,7 +91,9 @@ struct stream {
         *note;      /* pinned memory: the number of the last note that the device has come to; NULL: it writes none */
     uint32_t notes; /* put on the stream so far */
     int *counter;   /* see cuda_chip */
-    uint8_t *found; /* pinned memory, see cuda_chip */
+    /* Pinned memory, two bytes: cuda_chip.found, and whether a problem has left rows out (left_rows()). */
+    uint8_t *found;
+    bool every_row;    /* its problems leave none out */
     bool after_decode; /* the last that was queued is decode.cu's, and writes these */
     memory_range written[2];
 };
@@ -504,17 +500,15 @@ size_t aligned(size_t bytes)
 }
 
 /* Bytes of the marks of rows that may be left to later launches (cuda_args.rows_later). 0: the rows, one key after the
- * other, would not take much longer than a step, or looking for them would take too long. decode.cu has few rows, and
- * simple.cu has no tiles. */
+ * other, would not take much longer than a step. decode.cu has few rows, and simple.cu has no tiles. */
 size_t mark_bytes(const device *d, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
                         row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * d->chip.step_seconds || most_steps_of_rows_left(plan, &d->chip) < LEAST_STEPS_LEFT ||
-        plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
-        plan->kernel == &simple_backward.takes)
+    if (rows < 2 * d->chip.step_seconds || plan->kernel == &decode_forward.takes ||
+        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
         return 0;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -591,8 +585,8 @@ attn_status stream_open(attn_device *base, attn_stream **opened, attn_error *err
     if (status == ATTN_OK) status = check(d, cudaMalloc((void **)&s->counter, COUNTER_BYTES), "cudaMalloc", err);
     if (status == ATTN_OK) status = check(d, cudaMemset(s->counter, 0, COUNTER_BYTES), "cudaMemset", err);
     if (status == ATTN_OK)
-        status = check(d, cudaHostAlloc((void **)&s->found, sizeof *s->found, cudaHostAllocPortable), "cudaHostAlloc",
-                       err);
+        status = check(d, cudaHostAlloc((void **)&s->found, 2, cudaHostAllocPortable), "cudaHostAlloc", err);
+    if (status == ATTN_OK) s->found[0] = s->found[1] = 0;
     if (status == ATTN_OK && d->write_word) {
         status = check(d, cudaHostAlloc((void **)&s->note, sizeof *s->note, cudaHostAllocPortable), "cudaHostAlloc",
                        err);
@@ -674,17 +668,20 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
 }
 
-/* Queues the steps of a long problem that chip->steps takes: those of its kernel, then the rows that it left. */
+/* Queues the steps of a long problem that chip->steps takes: those of its kernel, then the rows that it left. A problem
+ * that is too short for a look in its midst says to the host alone that it has left rows, see attn_run_some(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(d, plan) : 0; /* where all is queued at once, nothing is left */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
+        const bool looks = s->every_row || looks_for_rows(chip, plan);
         chip->rows_later = head + MARKS_HEAD;
-        chip->found = looks_for_rows(chip, plan) ? s->found : nullptr;
         chip->keys_later = forward ? nullptr : chip->rows_later + query_rows(plan->geometry.dims);
-        if (takes_step(chip, 0)) {
+        chip->found = looks ? s->found : nullptr;
+        chip->rows_found = looks ? chip->rows_later - 1 : s->found + 1;
+        if (looks && takes_step(chip, 0)) {
             const cudaError_t code = cudaMemsetAsync(head, 0, marks, s->cuda);
             if (code != cudaSuccess) return code;
         }
@@ -828,17 +825,27 @@ attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void 
                      attn_error *err)
 {
     device *d = device_of(base->device);
-    cuda_steps steps = { *step, 0, SOME_STEPS * d->chip.step_seconds, false, false, false, false };
+    const int64_t kind = *step & ATTN_EVERY_ROW;
+    cuda_steps steps = { *step - kind, 0, SOME_STEPS * d->chip.step_seconds, false, false, false, false };
     attn_status status = enter(d, err);
-    if (status == ATTN_OK && *step > 0) {
+    stream_of(base)->every_row = kind != 0;
+    if (status == ATTN_OK && steps.done > 0) {
         const cudaError_t code = cudaStreamQuery(stream_of(base)->cuda);
         steps.idle = code == cudaSuccess;
         if (code == cudaErrorNotReady) cudaGetLastError();
         else status = check(d, code, "cudaStreamQuery", err);
     }
     if (status == ATTN_OK) status = run_with(stream_of(base), plans, count, (char *)workspace, &steps, err);
-    *step = steps.more ? steps.done : ATTN_NO_MORE_STEPS;
+    *step = steps.more ? steps.done | kind : ATTN_NO_MORE_STEPS;
     return status;
+}
+
+bool left_rows(attn_stream *base)
+{
+    volatile uint8_t *const left = stream_of(base)->found + 1; /* kernels write it */
+    const bool any = *left;
+    *left = 0;
+    return any;
 }
 
 attn_status mark(attn_stream *base, int slot, attn_error *err)
@@ -886,5 +893,5 @@ extern "C" const attn_backend attn_backend_cuda = {
     device_free,  staging_alloc, staging_free, kernel_at,   plan,          workspace_bytes, stream_open,
     stream_close, copy,          moves,        run,         mark,          elapsed_us,      done,
     wait,         between_us,    note,         noted,       import_memory, release_import,  pin,
-    unpin,        sum_lse,       run_some,
+    unpin,        sum_lse,       run_some,     left_rows,
 };

@@ -28,9 +28,11 @@ struct cuda_chip {
     /* True if the call before on this stream was a decode and this problem reads none of its results: then it may read
      * before that call has ended. Of a launch, as decode_rows; false in a device's own. */
     bool after_decode;
-    int *counter;                     /* the stream's, for sm90/scheduler.cuh; NULL: it has none */
-    uint8_t *rows_later, *keys_later; /* see cuda_args */
-    uint8_t *found; /* pinned memory: had kernels left rows at the last look? NULL: there are no looks, see simple.cu */
+    int *counter;                                  /* the stream's, for sm90/scheduler.cuh; NULL: it has none */
+    uint8_t *rows_later, *keys_later, *rows_found; /* see cuda_args */
+    /* Pinned memory: had kernels left rows at the last look? NULL: no later launch of this run computes them, see
+     * launch_steps(). */
+    uint8_t *found;
     int64_t first_batch, first_head, all_heads; /* where a part of a problem begins; 0: the problem is whole */
     int share, shares;        /* which of so many shares of its tiles a launch computes; 0 of 0: all, see in_shares() */
     double step_seconds;      /* of a step, at most */
@@ -73,11 +75,10 @@ const double STEP_SECONDS = 0.02;
 #endif
 
 /* Divides `count` pieces of work, of `seconds_each`, into parts and calls visit(first, count) for each part, which is
- * a step. There are at most `most_parts`. */
-template <typename F>
-void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, double most_parts, F visit)
+ * a step. */
+template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
-    const double fits = chip->step_seconds / seconds_each, least = (double)count / most_parts,
+    const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
                  most = fits > least ? fits : least;
     const int64_t part = most < 1 ? 1 : most < (double)count ? (int64_t)most : count;
     for (int64_t first = 0; first < count; first += part) visit(first, part < count - first ? part : count - first);
@@ -86,7 +87,7 @@ void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, 
 /* The same: calls launch(first, count) for each step that is to be launched now. */
 template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch)
 {
-    in_parts(chip, count, seconds_each, 1e9, [&](int64_t first, int64_t n) {
+    in_parts(chip, count, seconds_each, [&](int64_t first, int64_t n) {
         if (takes_step(chip, (double)n * seconds_each)) launch(first, n);
     });
 }

@@ -506,6 +506,20 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
+static void test_a_batch_that_left_rows_out_runs_once_more(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    for (int round = 0; round < 2; round++) {
+        struct request *request = posted(s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+        answered(s, request);
+        const proto_result *result = &request->job->results[0];
+        assert_true(result->verified && result->verification.max_abs < 1e-6);
+        request_free(request);
+    }
+    assert_int_equal(end(s, true), 0);
+}
+
 static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void **state)
 {
     struct scene *const s = *state;
@@ -1083,6 +1097,7 @@ int main(void)
         SCENE(test_a_deadline_ends_the_wait_for_a_batch_that_runs, .script = "hold=GATE@2"),
         SCENE(test_a_client_that_leaves_while_it_waits_is_found_out, .script = "hold=GATE", .max_batch = 1),
         SCENE(test_what_is_verified_is_compared_with_float64, .script = "nan@2"),
+        SCENE(test_a_batch_that_left_rows_out_runs_once_more, .script = "left@1,left@2,left@3"),
         SCENE(test_the_length_of_many_numbers_is_known_when_the_answer_begins),
         SCENE(test_nobody_waits_for_a_verification_whose_client_has_left),
         SCENE(test_outputs_are_in_shared_memory_when_the_request_is_given_back),
