@@ -651,6 +651,9 @@ static void test_a_bad_input_is_named_in_the_error(void **state)
     static const struct refusal cases[] = {
         { { &forward, "[1]", 0, ALL }, "", "the JSON is an array, must be an object with inputs" },
         { { &forward, "{}", 0, ALL }, "", "inputs: is missing, must be an array of tensors" },
+        { { &forward, "{\"inputs\":[{\"data\":[NaN,-Infinity7]}]}", 0, ALL },
+          "",
+          "not JSON at byte 33: expected ',' or ']', found '7'" },
         { { &forward, "{\"inputs\":{}}", 0, ALL }, "/inputs", "inputs: is an object, must be an array of tensors" },
         { { &forward, BODY("", ""), 0, ALL }, "/inputs", "q: is required; a problem has q, k and v" },
         { { &forward, BODY("5", ""), 0, ALL },
