@@ -1,9 +1,10 @@
 /* decode.c: from a tree of members to problems that have passed attn_check().
  *
  * The format's reader (format.h) has taken the tensor values out of the body and made a tree of what is left, which is
- * small. Here names get their meaning, whatever the format was. Two tables say it all: attn_tensors[]
- * (kernels/attention.h) for the members that are tensors, proto_options[] (decode_options.c) for the rest. A member
- * that is in neither is refused by name.
+ * small. Here names get their meaning, whatever the format was. Three tables say it all: attn_tensors[]
+ * (kernels/attention.h) for the members that are tensors, proto_options[] (decode_options.c) for the rest, and
+ * proto_operations[] (operations.h) for what an operation takes of both. A member that an operation does not take is
+ * refused by name.
  *
  *     body -> reader -> tree -> object() -> decode_tensor(), decode_option() -> attn_check() -> proto_call
  *                 \---> memory -------------^
@@ -66,16 +67,17 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     const proto_op other = op_of(name);
     struct text_nearest best = { name, NULL, 3 };
     tree_member member;
-    bool by_default;
     char listed[64];
-    const char *const cure = habit_of(proto_op_name(op), name);
+    const char *const own = proto_operations[op].name, *const cure = habit_of(own, name);
     tree_pointer(member, NULL, name);
-    if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
+    if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id))
         return attn_fail(err, ATTN_INVALID, member, "%s: is computed here and cannot be given", name);
-    const bool more = cure && !(other < PROTO_OP_COUNT && strstr(cure, proto_op_path(other))); /* than its path */
-    if (other < PROTO_OP_COUNT)
-        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s%s%s", name, proto_op_name(other),
-                         proto_op_path(other), more ? "; " : "", more ? cure : "");
+    if (other < PROTO_OP_COUNT) {
+        const char *const path = proto_operations[other].path;
+        const bool more = cure && !strstr(cure, path);
+        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s%s%s", name,
+                         proto_operations[other].name, path, more ? "; " : "", more ? cure : "");
+    }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
                          "requests: must be the only member of the body"); /* reached inside an item */
@@ -83,8 +85,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
         if (o->ops >> op & 1) text_consider(&best, o->name);
-    snprintf(listed, sizeof listed, " (/docs lists the members of %s)", proto_op_name(op));
-    return tree_unknown(proto_op_name(op), NULL, &best, listed, err);
+    snprintf(listed, sizeof listed, " (/docs lists the members of %s)", own);
+    return tree_unknown(own, NULL, &best, listed, err);
 }
 
 /* With `context` the problem comes from what was saved: only what a backward adds may stand beside it. */
@@ -104,28 +106,29 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
 /* What can be said of a problem whose keys and values are in caches, before these are looked at. */
 static attn_status of_caches(const struct decode_reader *r, const proto_item *item, attn_error *err)
 {
-    const proto_op op = r->op;
+    const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    const int rank = op == PROTO_OP_APPEND ? 3 : 4;
-    const attn_tensor_id given[] = { ATTN_T_k, ATTN_T_v };
-    if (op == PROTO_OP_DECODE && p->q.rank == 0) return attn_fail(err, ATTN_INVALID, "/q", "q: is missing");
-    if (op == PROTO_OP_APPEND && p->k.rank == 0) return attn_fail(err, ATTN_INVALID, "/k", "k: is missing");
-    if (op == PROTO_OP_DECODE && item->caches && r->sequence)
+    const bool one = operation->cache_in_path; /* no axis of caches */
+    const int rank = one ? 3 : 4;
+    tree_member member;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if ((operation->needs >> id & 1) && p->tensor[id].rank == 0)
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, attn_tensors[id].name), "%s: is missing",
+                             attn_tensors[id].name);
+    if (!one && item->caches && r->sequence)
         return attn_fail(err, ATTN_INVALID, "/caches", "caches: cannot stand beside sequence_id, which names one");
-    if (op == PROTO_OP_DECODE && !item->caches && !r->sequence)
+    if (!one && !item->caches && !r->sequence)
         return attn_fail(err, ATTN_INVALID, "/caches",
                          "caches: is missing, must be ids of POST /v1/caches, one for each row of q");
-    if (op == PROTO_OP_DECODE && p->q.rank != 4)
+    if (p->q.rank != 0 && p->q.rank != 4)
         return attn_fail(err, ATTN_INVALID, "/q/shape", "q: has %d dimensions, must have 4: [B, Sq, H, D]", p->q.rank);
-    for (size_t i = 0; i < COUNT(given); i++) {
-        const attn_tensor *const t = &p->tensor[given[i]];
-        const char *const name = attn_tensors[given[i]].name;
-        tree_member member;
-        if (t->rank != 0 && t->rank != rank)
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *const t = &p->tensor[id];
+        const char *const name = attn_tensors[id].name;
+        if ((operation->appends >> id & 1) && t->rank != 0 && t->rank != rank)
             return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
                              "%s: has %d dimensions, must have %d: [%sS, Hk, %s]%s", name, t->rank, rank,
-                             rank == 3 ? "" : "B, ", given[i] == ATTN_T_k ? "D" : "Dv",
-                             rank == 3 ? "" : ", new positions of each cache");
+                             one ? "" : "B, ", id == ATTN_T_k ? "D" : "Dv", one ? "" : ", new positions of each cache");
     }
     return ATTN_OK;
 }
@@ -135,7 +138,7 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
     char quote[TREE_QUOTE_BYTES];
     attn_status status;
     item->problem = (attn_problem)ATTN_PROBLEM_INIT;
-    item->problem.op = decode_attn_op(r->op);
+    item->problem.op = proto_operations[r->op].op;
     if (!cJSON_IsObject(value))
         return attn_fail(err, ATTN_INVALID, "", "a problem is %s, must be an object", tree_describe(value, quote));
     for (const cJSON *member = value->child; member; member = member->next) {
@@ -148,17 +151,12 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
         else status = foreign(r->op, member->string, err);
         if (status != ATTN_OK) return status;
     }
-    if (!item->outputs)
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-            bool by_default;
-            if (proto_gives_tensor(r->op, (attn_tensor_id)id, &by_default) && by_default)
-                item->outputs |= UINT64_C(1) << id;
-        }
+    if (!item->outputs) item->outputs = proto_operations[r->op].usual;
     if (*item->context) return beside_context(value, err);
-    if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r, item, err);
+    if (proto_operations[r->op].takes_caches) return of_caches(r, item, err);
     decode_starts_of_keys(r, &item->problem);
     const attn_status prepared = proto_item_prepare(item, err);
-    if (prepared == ATTN_OK && r->op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
+    if (prepared == ATTN_OK && item->problem.op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
         return attn_fail(
             err, ATTN_INVALID, "/seed",
             "seed: is missing, must be that of the forward with this dropout_p; the forward's answer has it "
@@ -288,6 +286,7 @@ static attn_status no_memory(attn_error *err)
 static attn_status envelope(const proto_decoder *d, const struct decode_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
+    const proto_operation *const operation = &proto_operations[d->op];
     const cJSON *requests = NULL, *one;
     char quote[TREE_QUOTE_BYTES];
     int count;
@@ -300,9 +299,10 @@ static attn_status envelope(const proto_decoder *d, const struct decode_reader *
                              "%.*s: cannot stand beside requests; it belongs to each of the problems in there",
                              (int)text_cut(member->string, 48), member->string);
     }
-    if (d->op == PROTO_OP_DECODE || d->op == PROTO_OP_APPEND)
-        return attn_fail(err, ATTN_INVALID, "/requests", "requests: %s takes one problem%s", proto_op_name(d->op),
-                         d->op == PROTO_OP_DECODE ? ", with a row of q for each of its caches" : "");
+    if (!operation->envelope)
+        return attn_fail(
+            err, ATTN_INVALID, "/requests", "requests: %s takes one problem%s", operation->name,
+            operation->takes_caches && !operation->cache_in_path ? ", with a row of q for each of its caches" : "");
     if (!cJSON_IsArray(requests))
         return attn_fail(err, ATTN_INVALID, "/requests", "requests: is %s, must be an array of problems",
                          tree_describe(requests, quote));
@@ -383,9 +383,7 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     if (!cJSON_IsObject(root)) {
         status = attn_fail(err, ATTN_INVALID, "", "the body is %s%s, must be an object with %s%s",
                            tree_string(root) ? "a string, " : "", tree_describe(root, quote),
-                           decoder->op == PROTO_OP_DECODE   ? "q and caches"
-                           : decoder->op == PROTO_OP_APPEND ? "k and v"
-                                                            : "q, k and v",
+                           proto_operations[decoder->op].members,
                            tree_string(root)     ? "; was it encoded twice?"
                            : cJSON_IsArray(root) ? "; several problems are {\"requests\": [{...}, {...}]}"
                                                  : "");

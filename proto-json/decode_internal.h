@@ -1,7 +1,7 @@
 /* decode_internal.h: what the files that give names their meaning share; proto.h is what others see.
  *
  *   decode.c           problems, and the body: a single problem or an envelope of several
- *   decode_options.c   the tables of options and operations, and the value of each type
+ *   decode_options.c   the table of options, and the value of each type
  *   decode_tensors.c   a member that is a tensor: its shape, dtype and where its numbers lie; what is said of values
  *                      that are not what they should be
  *
@@ -60,9 +60,6 @@ const char *decode_integer_cure(const cJSON *value);
 const char *decode_dtype_cure(attn_tensor_id id, bool given, const cJSON *value, char cure[TREE_CURE_BYTES]);
 
 /* ---- decode_options.c -------------------------------------------------------------------------------------------- */
-
-/* What the kernels compute for it. */
-attn_op decode_attn_op(proto_op op);
 
 /* The member of the row's name, to its place in the item. */
 attn_status decode_option(const struct decode_reader *r, const proto_option *o, const cJSON *value, proto_item *item,

@@ -1,5 +1,4 @@
-/* decode_options.c: the members that are not tensors, one row of proto_options[] for each, and the operations.
- * See decode.c. */
+/* decode_options.c: the members that are not tensors, one row of proto_options[] for each. See decode.c. */
 #include "decode_internal.h"
 
 #include <math.h>
@@ -82,57 +81,6 @@ _Static_assert(sizeof(attn_layout) == sizeof(int) && sizeof(attn_alignment) == s
                    sizeof(proto_encoding) == sizeof(int),
                "PROTO_TYPE_CHOICE writes an int");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used as they come");
-
-/* ---- The operations ---------------------------------------------------------------------------------------------- */
-
-/* What each takes and gives, bits of attn_tensor_id; `takes` 0: what the roles of attn_tensors[] say of its attn_op. */
-#define BIT(name) ATTN_TENSOR_BIT(name)
-static const struct {
-    const char *name, *path;
-    attn_op op;
-    uint64_t takes;
-    bool gives;
-} ops[PROTO_OP_COUNT] = {
-    [ATTN_OP_FORWARD] = { "forward", "/v1/attention/forward", ATTN_OP_FORWARD, 0, true },
-    [ATTN_OP_BACKWARD] = { "backward", "/v1/attention/backward", ATTN_OP_BACKWARD, 0, true },
-    [PROTO_OP_DECODE] = { "decode", "/v1/attention/decode", ATTN_OP_FORWARD,
-                          BIT(q) | BIT(k) | BIT(v) | BIT(alibi_slopes) | BIT(keep_mask) | BIT(sinks), true },
-    [PROTO_OP_APPEND] = { "append", "/v1/caches/{id}/append", ATTN_OP_FORWARD, BIT(k) | BIT(v), false },
-};
-#undef BIT
-
-attn_op decode_attn_op(proto_op op)
-{
-    return ops[op].op;
-}
-
-const char *proto_op_name(proto_op op)
-{
-    return ops[op].name;
-}
-
-const char *proto_op_path(proto_op op)
-{
-    return ops[op].path;
-}
-
-bool proto_takes_tensor(proto_op op, attn_tensor_id id)
-{
-    if (ops[op].takes) return ops[op].takes >> id & 1;
-    switch (attn_tensors[id].role) {
-    case ATTN_ROLE_IN: return true;
-    case ATTN_ROLE_OUT:
-    case ATTN_ROLE_IN_BACK: return ops[op].op == ATTN_OP_BACKWARD;
-    default: return false;
-    }
-}
-
-bool proto_gives_tensor(proto_op op, attn_tensor_id id, bool *by_default)
-{
-    *by_default = ops[op].op == ATTN_OP_FORWARD || id == ATTN_T_dq || id == ATTN_T_dk || id == ATTN_T_dv;
-    return ops[op].gives &&
-           attn_tensors[id].role == (ops[op].op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
-}
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
@@ -221,26 +169,24 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
     char rule[128], step[16], cure[TREE_CURE_BYTES];
     struct text list = text_in(rule, sizeof rule);
     tree_member member;
-    bool by_default;
     uint64_t mask = 0;
     int last = 0, i = 0;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) last = id;
+        if (proto_gives_tensor(op, (attn_tensor_id)id)) last = id;
     for (int id = 0; id <= last; id++)
-        if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) list_add(&list, attn_tensors[id].name, id == last);
+        if (proto_gives_tensor(op, (attn_tensor_id)id)) list_add(&list, attn_tensors[id].name, id == last);
     if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of names, such as [\"out\"]", err);
     for (const cJSON *element = value->child; element; element = element->next, i++) {
         const char *text = tree_string(element);
         int id = 0;
         snprintf(step, sizeof step, "%d", i);
-        while (id < ATTN_TENSOR_COUNT && !(text && proto_gives_tensor(op, (attn_tensor_id)id, &by_default) &&
-                                           !strcmp(text, attn_tensors[id].name)))
+        while (id < ATTN_TENSOR_COUNT &&
+               !(text && proto_gives_tensor(op, (attn_tensor_id)id) && !strcmp(text, attn_tensors[id].name)))
             id++;
         if (id == ATTN_TENSOR_COUNT) {
             struct text_nearest best = { text ? text : "", NULL, 3 };
             for (id = 0; id <= last; id++)
-                if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
-                    text_consider(&best, attn_tensors[id].name);
+                if (proto_gives_tensor(op, (attn_tensor_id)id)) text_consider(&best, attn_tensors[id].name);
             return wrong_word(o->name, step, element, rule, text ? tree_cure(o->name, &best, cure) : "", err);
         }
         if (mask >> id & 1)

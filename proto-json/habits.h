@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where a word was written. A member of a problem: the operation's name, proto_op_name(), for each takes others. */
+/* Where a word was written. A member of a problem: the operation's name, as in proto_operations[]; each
+ * operation takes others. */
 #define HABIT_CACHE  "cache"  /* a member of a cache that is to be made */
 #define HABIT_LENGTH "length" /* a member of what is said of a fork or of a truncation */
 #define HABIT_TENSOR "tensor" /* a member of a tensor */

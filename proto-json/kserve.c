@@ -67,12 +67,11 @@ static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t co
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
 {
-    static const proto_model any = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
     struct kserve_reader *const r = calloc(1, sizeof *r);
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.skeleton_bytes > PROTO_HEADER_BYTES) r->limits.skeleton_bytes = PROTO_HEADER_BYTES;
-    r->model = &any;
+    r->model = proto_operations[ATTN_OP_FORWARD].models; /* until begin() */
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
     if (r->json) return r;
@@ -154,9 +153,7 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
     const attn_status status = end_body(r, err);
     *list = r->shared;
     *count = status == ATTN_OK ? r->shared_count : 0;
-    const bool kernels_only = *count > 0 &&
-                              (r->model->op == (proto_op)ATTN_OP_FORWARD ||
-                               r->model->op == (proto_op)ATTN_OP_BACKWARD) &&
+    const bool kernels_only = *count > 0 && !proto_operations[r->model->op].takes_caches &&
                               !cJSON_HasObjectItem(r->root, "save") && !cJSON_HasObjectItem(r->root, "verify");
     for (int i = 0; i < *count; i++)
         r->shared[i].kernels_only = kernels_only && (r->shared[i].output || proto_may_lie_on_device(r->shared[i].id));

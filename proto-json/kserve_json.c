@@ -297,10 +297,10 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
             if (proto_takes_tensor(r->model->op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
         char listed[LISTED_BYTES];
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index,
-                         r->model->name, length, name, name[length] ? "..." : "",
-                         *tree_cure(proto_op_name(r->model->op), &best, cure) ? cure
-                                                                              : list_inputs(r->model->op, listed));
+        return attn_fail(
+            &r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index, r->model->name, length,
+            name, name[length] ? "..." : "",
+            *tree_cure(proto_operations[r->model->op].name, &best, cure) ? cure : list_inputs(r->model->op, listed));
     }
     slot->name = attn_tensors[id].name;
     for (const cJSON *one = input->child; one; one = one->next) {
@@ -529,7 +529,7 @@ static const char *sequence_id_of(const cJSON *one)
 static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, const char *pointer)
 {
     const char *const name = one->string, *const id = sequence_id_of(one);
-    if (r->model->op != PROTO_OP_DECODE)
+    if (!proto_operations[r->model->op].takes_caches)
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "%.*s: there are no sequences here, each request is whole; attention_decode has them",
                          (int)text_cut(name, TREE_NAME_BYTES), name);
@@ -563,7 +563,7 @@ static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
                        *const one = cJSON_GetObjectItemCaseSensitive(parameters, "sequence_id");
-    const char *const id = one && r->model->op == PROTO_OP_DECODE ? sequence_id_of(one) : NULL;
+    const char *const id = one && proto_operations[r->model->op].takes_caches ? sequence_id_of(one) : NULL;
     if (!id) return;
     strcpy(r->sequence.id, id);
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
@@ -621,7 +621,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
         for (const proto_option *known = proto_options; known->name; known++)
             if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
         if (o) snprintf(cure, sizeof cure, "; outputs, and how they are written, are said in the request's outputs");
-        else if (!*tree_cure(proto_op_name(r->model->op), &best, cure))
+        else if (!*tree_cure(proto_operations[r->model->op].name, &best, cure))
             snprintf(cure, sizeof cure, " (GET /v2/models/%s/config lists them)", r->model->name);
         return attn_fail(&r->error, ATTN_INVALID, pointer, "unknown parameter '%.*s%s'%s", length, one->string,
                          one->string[length] ? "..." : "", cure);

@@ -11,6 +11,7 @@
 #define PROTO_H
 
 #include "kernels/attention.h"
+#include "operations.h"
 
 /* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
 
@@ -95,26 +96,6 @@ bool proto_is_safetensors(const void *bytes, size_t count);
 typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
 const char *proto_media(const proto_format *format); /* its content type */
-
-/* What a body asks for: an attn_op, or one of these, whose keys and values stay at the server (the caller of the
- * decoder fills in the problem). */
-typedef int proto_op;
-enum {
-    PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward whose keys and values are those of caches */
-    PROTO_OP_APPEND,                        /* keys and values for one cache, nothing is computed */
-    PROTO_OP_COUNT
-};
-const char *proto_op_name(proto_op op); /* "decode" */
-const char *proto_op_path(proto_op op); /* "/v1/attention/decode" */
-
-/* KServe's name for an operation, and what a client that can say no more than a name says of it so. */
-typedef struct proto_model {
-    const char *name;
-    proto_op op;
-    bool causal; /* causal is true */
-    bool fixed;  /* q has this dtype, and no other: */
-    attn_dtype dtype;
-} proto_model;
 
 /* "FP32", as KServe writes it. */
 const char *proto_datatype(attn_dtype dtype);
@@ -233,12 +214,8 @@ extern const proto_option proto_options[]; /* a row whose name is NULL ends it *
  * such a request says elsewhere.) */
 bool proto_is_parameter(const proto_option *option);
 
-/* Does this op take the tensor as an input? */
-bool proto_takes_tensor(proto_op op, attn_tensor_id id);
 /* May one number stand in the place of the tensor, as if it were an option? */
 bool proto_may_be_number(attn_tensor_id id);
-/* May `outputs` of this op name it, and does it when nothing is said? */
-bool proto_gives_tensor(proto_op op, attn_tensor_id id, bool *by_default);
 
 /* What a caller of a decoder that lets such bodies be refused, and a server without regions, say of them. */
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"

@@ -37,19 +37,20 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* Is it one of those that compute `op`? A decode is a forward whose keys and values are in pages. */
+/* Is it one of those that compute `op`? The keys and values of caches are in pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
-    if (op != PROTO_OP_DECODE) return (proto_op)k->op == op;
-    return k->op == ATTN_OP_FORWARD && (k->features & pages) == pages;
+    const proto_operation *const operation = &proto_operations[op];
+    return k->op == operation->op && (!operation->takes_caches || (k->features & pages) == pages);
 }
 
 static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
 {
     const bool of_keys = id == ATTN_T_k_scale || id == ATTN_T_v_scale, fp8_only = of_keys || id == ATTN_T_q_scale;
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
-    if (op == PROTO_OP_DECODE && id == ATTN_T_keep_mask && !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
+    if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
+        !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
         return false; /* it has no other */
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
@@ -109,9 +110,10 @@ static void put_features(struct json *j, const struct info_facts *facts)
         if (seen) continue;
         json_comma(j);
         json_put(j, "'%s':{", d->info.backend);
-        for (proto_op op = ATTN_OP_FORWARD; op <= PROTO_OP_DECODE; op++) {
+        for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
+            if (!proto_operations[op].computes) continue;
             json_comma(j);
-            json_put(j, "'%s':", proto_op_name(op));
+            json_put(j, "'%s':", proto_operations[op].name);
             put_op_features(j, d->device, op);
         }
         json_raw(j, "}");

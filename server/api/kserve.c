@@ -24,20 +24,16 @@
 
 #define VERSION "1"
 
-#define OF_DTYPE(name, op, fixed, dtype)       \
-    { name, op, false, fixed, dtype },         \
-    {                                          \
-        name "_causal", op, true, fixed, dtype \
+/* The models of all operations, in the order of the table; NULL: n is behind the last. */
+static const proto_model *model_at(int n)
+{
+    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
+        if (proto_operations[op].models == NULL) continue;
+        if (n < PROTO_MODELS) return &proto_operations[op].models[n];
+        n -= PROTO_MODELS;
     }
-#define OF_OP(name, op)                                                              \
-    OF_DTYPE(name, op, false, ATTN_F32), OF_DTYPE(name "_fp32", op, true, ATTN_F32), \
-        OF_DTYPE(name "_fp16", op, true, ATTN_F16), OF_DTYPE(name "_bf16", op, true, ATTN_BF16)
-
-/* name, operation, is it causal, has q one dtype alone, and which. */
-static const proto_model models[] = { OF_OP("attention_forward", ATTN_OP_FORWARD),
-                                      OF_OP("attention_backward", ATTN_OP_BACKWARD),
-                                      OF_OP("attention_decode", PROTO_OP_DECODE) };
-enum { MODELS = ARRAY_SIZE(models) };
+    return NULL;
+}
 
 /* What of Triton's protocol is spoken here beside the core. */
 static const char *const extensions[] = { "binary_tensor_data",  "parameters",       "statistics",
@@ -47,9 +43,9 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
 {
     char wanted[ROUTE_PARAMETER_BYTES + 1];
     struct text_nearest nearest = { wanted, NULL, 6 };
+    const proto_model *model;
     const int shown = name.length < TEXT_NAME_BYTES * 2 ? (int)name.length : TEXT_NAME_BYTES * 2;
-    for (int m = 0; m < MODELS; m++) {
-        const proto_model *const model = &models[m];
+    for (int m = 0; (model = model_at(m)) != NULL; m++) {
         if (strlen(model->name) != name.length || memcmp(model->name, name.at, name.length) != 0) continue;
         if (version.length == 0 || (version.length == strlen(VERSION) && *version.at == *VERSION)) return model;
         snprintf(why, KSERVE_WHY_BYTES, "the model %s has no version '%.*s', only " VERSION, model->name,
@@ -57,14 +53,14 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
         return NULL;
     }
     snprintf(wanted, sizeof wanted, "%.*s", (int)name.length, name.at);
-    for (int m = 0; m < MODELS; m++) text_consider(&nearest, models[m].name);
-    snprintf(why, KSERVE_WHY_BYTES,
-             "there is no model '%.*s'%s%s%s; there are attention_forward, attention_backward and attention_decode, "
-             "each also with "
-             "_fp32, _fp16 or "
-             "_bf16, and then _causal behind its name (GET /v2/models lists them)",
-             shown, name.at, nearest.name ? ", did you mean '" : "", nearest.name ? nearest.name : "",
-             nearest.name ? "'?" : "");
+    for (int m = 0; (model = model_at(m)) != NULL; m++) text_consider(&nearest, model->name);
+    struct text text = text_in(why, KSERVE_WHY_BYTES);
+    text_printf(&text, "there is no model '%.*s'%s%s%s; there are ", shown, name.at,
+                nearest.name ? ", did you mean '" : "", nearest.name ? nearest.name : "", nearest.name ? "'?" : "");
+    for (int m = 0; (model = model_at(m)) != NULL; m += PROTO_MODELS)
+        text_printf(&text, "%s%s", m == 0 ? "" : model_at(m + PROTO_MODELS) ? ", " : " and ", model->name);
+    text_printf(&text, ", each also with _fp32, _fp16 or _bf16, and then _causal behind its name (GET /v2/models lists "
+                       "them)");
     return NULL;
 }
 
@@ -72,14 +68,13 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
 
 static bool is_required(const proto_model *model, attn_tensor_id id)
 {
-    if (model->op == PROTO_OP_DECODE) return id == ATTN_T_q;
-    return id == ATTN_T_q || id == ATTN_T_k || id == ATTN_T_v || (id == ATTN_T_dout && model->op == ATTN_OP_BACKWARD);
+    return proto_operations[model->op].needs >> id & 1;
 }
 
 /* A request of a sequence that has begun may leave them out. */
 static bool is_optional(const proto_model *model, attn_tensor_id id)
 {
-    return model->op == PROTO_OP_DECODE && (id == ATTN_T_k || id == ATTN_T_v);
+    return proto_operations[model->op].appends >> id & 1;
 }
 
 static bool is_listed(const proto_model *model, attn_tensor_id id)
@@ -116,14 +111,12 @@ static void put_tensor(struct json *j, const proto_model *model, attn_tensor_id 
 
 static void put_tensors(struct json *j, const proto_model *model, bool config)
 {
-    bool by_default;
     json_put(j, config ? "'input':[" : "'inputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (proto_gives_tensor(model->op, (attn_tensor_id)id, &by_default) && by_default)
-            put_tensor(j, model, (attn_tensor_id)id, config);
+        if (proto_operations[model->op].usual >> id & 1) put_tensor(j, model, (attn_tensor_id)id, config);
     json_raw(j, "]");
 }
 
@@ -144,10 +137,11 @@ char *kserve_server(const struct config *config, size_t *length)
 char *kserve_models(size_t *length)
 {
     struct json j = { 0 };
+    const proto_model *model;
     json_put(&j, "{'models':[");
-    for (int m = 0; m < MODELS; m++) {
+    for (int m = 0; (model = model_at(m)) != NULL; m++) {
         json_comma(&j);
-        json_put(&j, "'%s'", models[m].name);
+        json_put(&j, "'%s'", model->name);
     }
     json_raw(&j, "]}\n");
     return json_take(&j, length);
@@ -183,13 +177,12 @@ char *kserve_config(const proto_model *model, size_t *length)
     char inputs[NAMES_BYTES], outputs[NAMES_BYTES], options[NAMES_BYTES];
     struct text in = text_in(inputs, sizeof inputs), out = text_in(outputs, sizeof outputs),
                 option = text_in(options, sizeof options);
-    bool by_default;
+    const proto_operation *const operation = &proto_operations[model->op];
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const char *const name = attn_tensors[id].name;
         if (proto_takes_tensor(model->op, (attn_tensor_id)id) && !is_listed(model, (attn_tensor_id)id))
             text_printf(&in, "%s%s", in.used ? "," : "", name);
-        if (proto_gives_tensor(model->op, (attn_tensor_id)id, &by_default) && !by_default)
-            text_printf(&out, "%s%s", out.used ? "," : "", name);
+        if ((operation->gives & ~operation->usual) >> id & 1) text_printf(&out, "%s%s", out.used ? "," : "", name);
     }
     for (const proto_option *o = proto_options; o->name; o++)
         if ((o->ops >> model->op & 1) && proto_is_parameter(o))
@@ -199,7 +192,7 @@ char *kserve_config(const proto_model *model, size_t *length)
             text_printf(&option, ",%s", attn_tensors[id].name);
     json_put(&j, "{'name':'%s','platform':'attnd','backend':'attnd','max_batch_size':0,", model->name);
     put_tensors(&j, model, true);
-    if (model->op == PROTO_OP_DECODE)
+    if (operation->takes_caches)
         json_put(&j, ",'sequence_batching':{'max_sequence_idle_microseconds':%lld}", (long long)CACHES_TTL_MS * 1000);
     json_put(&j, ",'parameters':{");
     put_names(&j, "optional_inputs", &in);
@@ -212,10 +205,11 @@ char *kserve_config(const proto_model *model, size_t *length)
 char *kserve_index(bool ready, bool ready_alone, size_t *length)
 {
     struct json j = { 0 };
+    const proto_model *model;
     json_raw(&j, "[");
-    for (int m = 0; m < (ready || !ready_alone ? MODELS : 0); m++) {
+    for (int m = 0; (ready || !ready_alone) && (model = model_at(m)) != NULL; m++) {
         json_comma(&j);
-        json_put(&j, "{'name':'%s','version':'" VERSION "','state':'%s'}", models[m].name,
+        json_put(&j, "{'name':'%s','version':'" VERSION "','state':'%s'}", model->name,
                  ready ? "READY" : "UNAVAILABLE");
     }
     json_raw(&j, "]\n");
@@ -249,7 +243,12 @@ static struct statistics {
     struct {
         atomic_llong count, ns[BATCH_PARTS];
     } batch[CONFIG_MAX_BATCH]; /* by how many requests were in it, one less */
-} statistics[MODELS];
+} statistics[PROTO_OP_COUNT][PROTO_MODELS];
+
+static struct statistics *statistics_of(const proto_model *model)
+{
+    return &statistics[model->op][model - proto_operations[model->op].models];
+}
 
 static void add(atomic_llong *to, int64_t x)
 {
@@ -270,7 +269,7 @@ static void count_part(struct statistics *s, enum part part, int64_t ns)
 void kserve_count(const struct request *request, int status, int64_t ns)
 {
     if (request->model == NULL || request->route == NULL || request->route->bodies == NULL) return;
-    struct statistics *const s = &statistics[request->model - models];
+    struct statistics *const s = statistics_of(request->model);
     const struct job *const job = request->job;
     if (status != 200 || job == NULL) {
         count_part(s, PART_fail, ns);
@@ -296,7 +295,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
 
 static void put_statistics(struct json *j, const proto_model *model)
 {
-    struct statistics *const s = &statistics[model - models];
+    struct statistics *const s = statistics_of(model);
     const long long count = get(&s->parts[PART_success].count);
     json_comma(j);
     json_put(j,
@@ -325,8 +324,9 @@ char *kserve_stats(const proto_model *model, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'model_stats':[");
-    for (int m = 0; m < MODELS; m++)
-        if (model == NULL || model == &models[m]) put_statistics(&j, &models[m]);
+    const proto_model *one;
+    for (int m = 0; (one = model_at(m)) != NULL; m++)
+        if (model == NULL || model == one) put_statistics(&j, one);
     json_raw(&j, "]}\n");
     return json_take(&j, length);
 }

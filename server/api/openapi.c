@@ -4,13 +4,14 @@
  * run time from the tables that the program itself runs by:
  *
  *   the rows of the routes (route.h)   -> paths, and of each what it answers and may refuse
- *   attn_tensors[], proto_takes_tensor -> the tensor members, their ranks, dtypes and shapes
+ *   proto_operations[]                 -> what each operation takes, needs and gives, and its summary
+ *   attn_tensors[]                     -> the tensor members, their ranks, dtypes and shapes
  *   proto_options[]                    -> the other members, their types, ranges and defaults
  *   PROTO_ERROR_MAP                    -> the error responses
  *   config, proto_limits               -> security, and limits that a schema can state
  *
  * What only this file knows is in its own tables: which errors any request may be answered with, or any with a body,
- * what tensors are where keys and values are those of caches, and the examples.
+ * and the examples.
  *
  * Invariants
  * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. (But for the other
@@ -121,15 +122,6 @@ static const struct {
 };
 /* clang-format on */
 
-static const char *const op_names[] = { [ATTN_OP_FORWARD] = "Forward",
-                                        [ATTN_OP_BACKWARD] = "Backward",
-                                        [PROTO_OP_DECODE] = "Decode",
-                                        [PROTO_OP_APPEND] = "Append" };
-static const char *const op_requires[] = { [ATTN_OP_FORWARD] = "'q','k','v'",
-                                           [ATTN_OP_BACKWARD] = "'q','k','v'",
-                                           [PROTO_OP_DECODE] = "'q','caches'",
-                                           [PROTO_OP_APPEND] = "'k'" };
-
 /* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
 
 /* Names of dtypes, as JSON. */
@@ -161,40 +153,22 @@ static void put_tensor_schema(struct json *j)
              ATTN_MAX_RANK);
 }
 
-/* Tensors that are something else where keys and values are those of caches: what is said of them there. */
-static const struct {
-    proto_op op;
-    attn_tensor_id id;
-    const char *says;
-} of_caches[] = {
-    { PROTO_OP_DECODE, ATTN_T_q,
-      "[B, Sq, H, D]; the caches' dtype, of float8_e4m3fn also float32, float16 or bfloat16: queries, a row for each "
-      "cache" },
-    { PROTO_OP_DECODE, ATTN_T_k,
-      "[B, S, Hk, D]; the caches' dtype: keys of S more positions, which each cache gets first" },
-    { PROTO_OP_DECODE, ATTN_T_v, "[B, S, Hk, Dv]; the caches' dtype: their values; not of latent caches" },
-    { PROTO_OP_DECODE, ATTN_T_keep_mask,
-      "[1 or B, 1 or H, 1 or Sq, n]; uint8 or bool: of the last n keys of each row, the new ones too; 1: may attend; "
-      "0: hidden; those before are kept" },
-    { PROTO_OP_APPEND, ATTN_T_k, "[S, Hk, D]; the cache's dtype: keys of S more positions" },
-    { PROTO_OP_APPEND, ATTN_T_v, "[S, Hk, Dv]; the cache's dtype: their values; not of a latent cache" },
-};
-
 /* A tensor as a member: 'q':{...}. What is special about it, the schema leaves to the server. */
 static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
+    const proto_tensor_doc *own = proto_operations[op].tensors;
     json_comma(j);
     if (proto_may_be_number(id))
         json_put(
             j, "'%s':{'oneOf':[{'$ref':'#/components/schemas/Tensor'},{'type':'number'}],'description':'a number, or ",
             attn_tensors[id].name);
     else json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'", attn_tensors[id].name);
-    for (size_t i = 0; i < ARRAY_SIZE(of_caches); i++)
-        if (of_caches[i].op == op && of_caches[i].id == id) {
-            json_put(j, "%s'}", of_caches[i].says);
-            return;
-        }
+    while (own != NULL && own->says != NULL && own->id != id) own++;
+    if (own != NULL && own->says != NULL) {
+        json_put(j, "%s'}", own->says);
+        return;
+    }
     json_put(j, "%s", attn_tensor_shape(id, shape));
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list); /* one: the shape says it */
     json_put(j, ": %s'}", attn_tensors[id].meaning);
@@ -209,7 +183,6 @@ static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
 
 static void put_option_schema(struct json *j, const proto_option *o, proto_op op)
 {
-    bool by_default;
     json_put(j, "{'description':'%s',", o->help);
     switch (o->type) {
     case PROTO_TYPE_BOOL: json_put(j, "'type':'boolean'"); break;
@@ -239,7 +212,7 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
     case PROTO_TYPE_NAMES:
         json_put(j, "'type':'array','items':{'type':'string','enum':[");
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-            if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) {
+            if (proto_gives_tensor(op, (attn_tensor_id)t)) {
                 json_comma(j);
                 json_put(j, "'%s'", attn_tensors[t].name);
             }
@@ -268,16 +241,49 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
 
 /* ---- Schemas ----------------------------------------------------------------------------------------------------- */
 
+/* One more name in a list. */
+static void put_name(struct json *j, const char *name)
+{
+    json_comma(j);
+    json_put(j, "'%s'", name);
+}
+
+static bool takes_option(proto_op op, const char *name)
+{
+    const proto_option *o = proto_options;
+    while (o->name != NULL && strcmp(o->name, name) != 0) o++;
+    return o->name != NULL && (o->ops >> op & 1);
+}
+
+/* Tensors that are not given without another one. */
+static void put_dependences(struct json *j, proto_op op)
+{
+    static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
+                                               { ATTN_T_cu_seqlens_k, ATTN_T_cu_seqlens_q },
+                                               { ATTN_T_out, ATTN_T_lse },
+                                               { ATTN_T_lse, ATTN_T_out } };
+    bool any = false;
+    for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
+        if (!proto_takes_tensor(op, pairs[i][0])) continue;
+        if (!any) json_put(j, ",'dependentRequired':{");
+        else json_comma(j);
+        any = true;
+        json_put(j, "'%s':['%s']", attn_tensors[pairs[i][0]].name, attn_tensors[pairs[i][1]].name);
+    }
+    if (any) json_raw(j, "}");
+}
+
 /* A problem as its members; `with_context`: a backward whose inputs were saved by a forward. */
 static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
+    const proto_operation *const operation = &proto_operations[op];
     json_put(j, "{'type':'object','additionalProperties':false,'required':[");
-    if (!with_context) json_constant(j, op_requires[op]);
-    if (op == ATTN_OP_BACKWARD) {
-        json_comma(j);
-        json_put(j, "'dout'");
+    for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
+        if (!(operation->needs >> t & 1) || (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK)) continue;
+        put_name(j, attn_tensors[t].name);
     }
-    if (with_context) json_put(j, ",'context'");
+    if (operation->takes_caches && !operation->cache_in_path) put_name(j, "caches");
+    if (with_context) put_name(j, "context");
     json_put(j, "],'properties':{");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
         if (!proto_takes_tensor(op, (attn_tensor_id)t)) continue;
@@ -292,11 +298,7 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
         put_option_schema(j, o, op);
     }
     json_raw(j, "}");
-    if (!with_context && op <= ATTN_OP_BACKWARD) {
-        json_put(j, ",'dependentRequired':{'page_table':['seqlens_k'],'cu_seqlens_k':['cu_seqlens_q']");
-        if (op == ATTN_OP_BACKWARD) json_put(j, ",'out':['lse'],'lse':['out']");
-        json_raw(j, "}");
-    }
+    if (!with_context) put_dependences(j, op);
     json_raw(j, "}");
 }
 
@@ -307,13 +309,16 @@ static void put_problem_refs(struct json *j, const char *name, bool context)
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
+/* A body of one problem or, where the operation has an envelope, of several. */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
-    const char *name = op_names[op];
-    bool context = false; /* does this op take one? */
-    for (const proto_option *o = proto_options; o->name != NULL; o++)
-        context |= o->type == PROTO_TYPE_ID && (o->ops >> op & 1);
-
+    const char *const name = proto_operations[op].title;
+    const bool context = takes_option(op, "context");
+    if (!proto_operations[op].envelope) {
+        json_put(j, ",'%sRequest':", name);
+        put_problem_schema(j, op, false);
+        return;
+    }
     json_put(j, ",'%sProblem':", name);
     put_problem_schema(j, op, false);
     if (context) {
@@ -333,26 +338,42 @@ static void put_request_schemas(struct json *j, proto_op op, const proto_limits 
     json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
+/* What is answered to one problem: {...}. */
+static void put_result_schema(struct json *j, proto_op op)
+{
+    const proto_operation *const operation = &proto_operations[op];
+    const bool sizes = operation->needs >> ATTN_T_q & 1;
+    json_put(j, "{'type':'object','additionalProperties':false,'required':[");
+    json_put(j, operation->takes_caches ? "'lengths','backend','timing_us'" : "'backend','timing_us'");
+    json_put(j, sizes ? ",'sizes'],'properties':{" : "],'properties':{");
+    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
+        if (proto_gives_tensor(op, (attn_tensor_id)t)) put_tensor(j, op, (attn_tensor_id)t);
+    json_comma(j);
+    if (sizes)
+        json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
+    if (operation->takes_caches)
+        json_put(j, "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':"
+                    "'integer','minimum':0}},");
+    json_put(j,
+             "'backend':{'type':'string','description':'Which device and kernel %s it.'},"
+             "'timing_us':{'$ref':'#/components/schemas/Timing'}",
+             operation->takes_caches ? "did" : "computed");
+    if (takes_option(op, "seed"))
+        json_put(j, ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that "
+                    "dropout used; drawn, below 2^53, where a forward was given none.'}");
+    if (takes_option(op, "verify")) json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'}");
+    if (takes_option(op, "save"))
+        json_put(j, ",'context':{'type':'string','description':'Of save: for one backward.'}");
+    json_raw(j, "}}");
+}
+
 static void put_answer_schemas(struct json *j, proto_op op)
 {
-    const char *name = op_names[op];
-    bool by_default;
-    json_put(j,
-             ",'%sResult':{'type':'object','additionalProperties':false,'required':['sizes','backend','timing_us'],'"
-             "properties':{",
-             name);
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
-    json_comma(j);
-    json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},"
-                "'backend':{'type':'string','description':'Which device and kernel computed it.'},"
-                "'timing_us':{'$ref':'#/components/schemas/Timing'},"
-                "'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,"
-                "'description':'The seed that dropout used; drawn, below 2^53, where a forward was given none.'}");
-    if (op == ATTN_OP_FORWARD)
-        json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'},"
-                    "'context':{'type':'string','description':'Of save: for one backward.'}");
-    json_raw(j, "}}");
+    const char *const name = proto_operations[op].title;
+    const bool envelope = proto_operations[op].envelope;
+    json_put(j, envelope ? ",'%sResult':" : ",'%sAnswer':", name);
+    put_result_schema(j, op);
+    if (!envelope) return;
     json_put(
         j,
         ",'%sAnswers':{'type':'object','additionalProperties':false,'required':['responses'],'properties':{"
@@ -362,28 +383,7 @@ static void put_answer_schemas(struct json *j, proto_op op)
         name, name, name, name, name);
 }
 
-/* Of an operation on caches: one problem, and its answer. */
-static void put_cache_schemas(struct json *j, proto_op op)
-{
-    const bool computes = op == PROTO_OP_DECODE;
-    bool by_default;
-    json_put(j, ",'%sRequest':", op_names[op]);
-    put_problem_schema(j, op, false);
-    json_put(j, ",'%sAnswer':{'type':'object','additionalProperties':false,'required':['lengths','backend','timing_us'",
-             op_names[op]);
-    json_put(j, computes ? ",'sizes'],'properties':{" : "],'properties':{");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
-    json_comma(j);
-    if (computes)
-        json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
-    json_put(j,
-             "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':'integer',"
-             "'minimum':0}},'backend':{'type':'string','description':'Which device and kernel did it.'},"
-             "'timing_us':{'$ref':'#/components/schemas/Timing'}}}");
-}
-
-/* What the answers of both operations are made of. */
+/* What the answers of operations are made of. */
 static void put_answer_parts(struct json *j)
 {
     /* D comes last, and none is required: a generator of Python clients calls it d, as the object that it takes all
@@ -502,12 +502,10 @@ static void put_schemas(struct json *j, const proto_limits *limits, const struct
              "of the JSON form, by the same names. The other members are strings in __metadata__ that hold JSON: "
              "true, 0.125, [-1,0]; those that describe a file, such as format, are passed over. One problem.'}");
     put_answer_parts(j);
-    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         put_request_schemas(j, op, limits);
-        put_answer_schemas(j, op);
+        if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op); /* others: the row of the route */
     }
-    put_cache_schemas(j, PROTO_OP_DECODE);
-    put_cache_schemas(j, PROTO_OP_APPEND);
     put_info_schema(j);
     kserve_put_schemas(j);
     caches_put_schemas(j);
@@ -659,10 +657,12 @@ static void put_answer(struct json *j, const struct route *route)
 static void put_operation(struct json *j, const struct route *route, const char *method, bool secured)
 {
     const struct route_doc *doc = &route->doc;
+    const proto_operation *const operation = route_operation(route);
     const bool head = strcmp(method, "head") == 0;
     json_put(j, "'%s':{", method);
     put_operation_id(j, method, route);
-    json_put(j, "'tags':['%s'],'summary':'%s','description':'%s',", doc->tag, doc->summary, doc->description);
+    json_put(j, "'tags':['%s'],'summary':'%s','description':'%s',", doc->tag,
+             operation ? operation->summary : doc->summary, operation ? operation->description : doc->description);
     put_parameters(j, route);
     if (route->bodies) put_request_body(j, route);
     else if (route->keeps_body)
@@ -672,7 +672,8 @@ static void put_operation(struct json *j, const struct route *route, const char 
                  route->optional_body ? "false" : "true", doc->body);
     if (secured && !(route->token & PORT_MAIN)) json_put(j, "'security':[],");
 
-    json_put(j, "'responses':{'%d':{'description':'%s',", doc->status ? doc->status : 200, doc->answer);
+    json_put(j, "'responses':{'%d':{'description':'%s',", doc->status ? doc->status : 200,
+             operation ? operation->answer : doc->answer);
     put_headers(j, doc->status ? doc->status : 200);
     if (!head && doc->media) put_answer(j, route);
     json_raw(j, "}");

@@ -52,7 +52,8 @@ struct route_parameter {
 };
 
 /* What the OpenAPI document says of a route besides what follows from the rest of its row, or is said of every route:
- * that HEAD goes where GET does, the errors that any request may meet, and those of a body or of a token. */
+ * that HEAD goes where GET does, the errors that any request may meet, and those of a body or of a token. The row of an
+ * operation (proto_operations[]) has the summary, the description and the answer of its route: here they are NULL. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
@@ -80,18 +81,26 @@ struct route {
     bool hidden;        /* the OpenAPI document leaves it out: another spelling, or what is not offered */
     enum route_shm shm; /* it is offered with that; without, the OpenAPI document leaves it out too */
 
-    /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
+    /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what it asks for. A model says the
+     * latter itself. */
     const struct route_body *bodies; /* NULL: a body is read and dropped, */
     bool optional_body;              /* of those, it may be left out */
     bool keeps_body;                 /* or kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES */
     bool only_reads; /* the handler changes nothing, whatever its method: 503 where the answer finds no memory */
     proto_op op;
-    /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the
-     * path. May be called from any HTTP thread. */
+    /* Of the others, and of operations that no device runs (proto_is_run()): fills the answer, or fails the request
+     * (request_fail). request->parameters holds those of the path; an operation's decoded body is request->job->call,
+     * where each item has its own error. May be called from any HTTP thread. */
     void (*answer)(struct request *request, struct answer *answer);
 
     struct route_doc doc;
 };
+
+/* The row of the operation that the route is for. NULL: it is for none, or for a model of any. */
+static inline const proto_operation *route_operation(const struct route *route)
+{
+    return route->bodies && !route->model ? &proto_operations[route->op] : NULL;
+}
 
 /* What a path and a method lead to. */
 struct route_match {

@@ -37,7 +37,7 @@ void batch_count(const struct batch *batch, const struct job *first)
     const char *device = batch->device->info.name;
     metrics_add(METRIC_DEVICE_BATCHES, device, NULL, 1);
     if (first->ran) {
-        const char *op = proto_op_name(first->call->op);
+        const char *op = proto_operations[first->call->op].name;
         metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         return;

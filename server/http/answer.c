@@ -245,7 +245,7 @@ enum MHD_Result answer_queue(struct request *request, bool close)
 {
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
-    if (!request->failed && request->job) {
+    if (!request->failed && request->job && !request->route->answer) {
         prepare_fill_contexts(request->job); /* or the answer could be written over what they hold */
         response = tensor_response(request, &content_type);
         prepare_finish_contexts(request->job, response != NULL);

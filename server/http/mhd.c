@@ -397,7 +397,7 @@ static enum MHD_Result body_done(struct request *request)
         check_body(request, &result);
         check_apply(request, &result);
         if (request->failed) return answer_now(request, false);
-        if (request->job->runnable == 0) { /* every item of the envelope is refused */
+        if (request->job->runnable == 0) { /* every item is refused, or a handler answers */
             prepare_finish_contexts(request->job, false);
             return answer_now(request, false);
         }

@@ -318,34 +318,19 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
       .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
 
+/* An operation of proto_operations[] that a device runs: its row has what the document says of it. */
+#define OPERATION(op_, at, name, title, tag_, errors_, ...) \
+    { ROUTE_POST, at, name, PORT_MAIN, .token = PORT_MAIN, .bodies = tensors, .op = op_, \
+      .doc = { .tag = tag_, .body = title "Request", .parameters = { __VA_ARGS__ }, .errors = errors_, \
+               .media = "application/json", .schema = SCHEMA(title "Answer") } }
 #define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
     /* method     path      endpoint  ports        and by name what else there is to say */
-    { ROUTE_POST, "/v1/attention/forward", "forward", PORT_MAIN,
-      .token = PORT_MAIN, .bodies = tensors, .op = ATTN_OP_FORWARD,
-      .doc = { "attention", "Exact attention, forward",
-               "out = softmax(scale q k^T) v and the natural logarithm of the softmax denominator (lse), for one problem or "
-               "for a list of independent ones. Shapes must fit each other as the tensors' descriptions say. The same "
-               "problem gives the same bits, whoever else is being served.",
-               .body = "ForwardRequest",
-               .answer = "The results", .media = "application/json", .schema = SCHEMA("ForwardAnswer") } },
-
-    { ROUTE_POST, "/v1/attention/backward", "backward", PORT_MAIN,
-      .token = PORT_MAIN, .bodies = tensors, .op = ATTN_OP_BACKWARD,
-      .doc = { "attention", "Exact attention, backward: the gradients",
-               "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient with "
-               "respect to out. Send forward's inputs again, or the context that a forward with save left here.",
-               .body = "BackwardRequest", .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE), /* the context */
-               .answer = "The gradients", .media = "application/json", .schema = SCHEMA("BackwardAnswer") } },
-
-    { ROUTE_POST, "/v1/attention/decode", "decode", PORT_MAIN,
-      .token = PORT_MAIN, .bodies = tensors, .op = PROTO_OP_DECODE,
-      .doc = { "caches", "Exact attention over keys and values that are here",
-               "Forward, where the keys and values of each row of q are those of a cache. k and v, where given, are appended first, "
-               "to all caches or, when anything fails, to none. keep_mask, where given, is about the last keys of each row.",
-               .body = "DecodeRequest", .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL),
-               .answer = "The results", .media = "application/json", .schema = SCHEMA("DecodeAnswer") } },
+    OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
+    OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the context */, NONE),
+    OPERATION(PROTO_OP_DECODE, "/v1/attention/decode", "decode", "Decode", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), NONE),
 
     { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .answer = caches_answer_create,
       .doc = { "caches", "A new cache for keys and values", "It is empty. Its id belongs to the token that made it.",
@@ -360,11 +345,7 @@ static const struct route routes[] = {
     { ROUTE_DELETE, "/v1/caches/{id}", "caches", PORT_MAIN, .token = PORT_MAIN, .answer = caches_answer_delete,
       .doc = { "caches", "Delete a cache", "Pages that a fork shares stay the fork's.", .parameters = { CACHE },
                .errors = ROUTE_ERROR(NOT_FOUND), .answer = "It is gone", .status = 204 } },
-    { ROUTE_POST, "/v1/caches/{id}/append", "append", PORT_MAIN,
-      .token = PORT_MAIN, .bodies = tensors, .op = PROTO_OP_APPEND,
-      .doc = { "caches", "Keys and values at the end of a cache", "k is [S, Hk, D], v is [S, Hk, Dv]: S positions more, or none.",
-               .body = "AppendRequest", .parameters = { CACHE }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL),
-               .answer = "They are there", .media = "application/json", .schema = SCHEMA("AppendAnswer") } },
+    OPERATION(PROTO_OP_APPEND, "/v1/caches/{id}/append", "append", "Append", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), CACHE),
     { ROUTE_POST, "/v1/caches/{id}/fork", "caches", PORT_MAIN,
       .token = PORT_MAIN, .keeps_body = true, .optional_body = true, .answer = caches_answer_fork,
       .doc = { "caches", "A new cache that begins as this one", "It shares the pages of the first positions; whoever writes to a shared "

@@ -21,7 +21,7 @@ enum { ALIGNMENT = 64 }; /* of a tensor in memory */
 
 bool check_takes_long(const struct request *request)
 {
-    const bool back = proto_decoder_op(request->decoder) == (proto_op)ATTN_OP_BACKWARD;
+    const bool back = proto_operations[proto_decoder_op(request->decoder)].op == ATTN_OP_BACKWARD;
     return request->decoded_bytes > (back ? CHECK_LONG_LSE_BYTES : CHECK_LONG_BODY_BYTES) ||
            proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES ||
            (request->shared && request->shared->input_bytes > REGIONS_AT_ONCE_BYTES);
@@ -162,7 +162,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
     request->shared = NULL; /* and so is this */
-    if (call->op == PROTO_OP_APPEND && !name_cache(request, &call->items[0]))
+    if (proto_operations[call->op].cache_in_path && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->home = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);

@@ -51,7 +51,7 @@ struct job {
         *spare; /* what the decoder filled (its rest may hold outputs); outputs that did not fit there */
     proto_call *call;
     proto_result *results; /* call->count of them */
-    int runnable;          /* items without an error */
+    int runnable;          /* items without an error, for which a device has something to do */
     double flops;          /* of those */
     double seconds;        /* that a device is expected to take for the runnable items (attn_cost_of()) */
     double worst_seconds;  /* the same, if the scores of all rows leave float32 */
@@ -103,7 +103,7 @@ struct job {
 static inline attn_problem *job_problem(const struct job *job, int item)
 {
     proto_item *const it = &job->call->items[item];
-    return it->error.status == ATTN_OK && job->call->op != PROTO_OP_APPEND ? &it->problem : NULL;
+    return it->error.status == ATTN_OK && proto_operations[job->call->op].computes ? &it->problem : NULL;
 }
 
 /* Takes over `inputs` (may be NULL) and `call`. NULL when out of memory: both stay with whoever called then. */

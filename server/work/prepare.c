@@ -333,6 +333,7 @@ void prepare_look_closer(struct job *job, const attn_device *device, const attn_
 attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)
 {
     proto_call *call = job->call;
+    const proto_operation *const operation = &proto_operations[call->op];
     size_t bytes = 0;
     int saves = 0;
     int64_t verify_left = VERIFY_MAX_MULTIPLY_ADDS, numbers = 0;
@@ -344,9 +345,9 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
-        if (error->status == ATTN_OK && step_is_of(call->op)) error->status = step_prepare(job, error);
+        if (error->status == ATTN_OK && operation->takes_caches) error->status = step_prepare(job, error);
         if (error->status == ATTN_OK) bind_regions(job, item, error);
-        if (error->status == ATTN_OK && call->op == ATTN_OP_FORWARD) draw_seed(item, error);
+        if (error->status == ATTN_OK && operation->op == ATTN_OP_FORWARD) draw_seed(item, error);
         attn_plan plan; /* that there is one: the device that will run it makes its own */
         if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
         if (error->status == ATTN_OK) verify_lse(job, i, error);
@@ -364,7 +365,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
             }
             continue;
         }
-        job->runnable++;
+        job->runnable += proto_is_run(operation);
         if (job_problem(job, i)) {
             const attn_cost cost = attn_cost_of(largest, &plan);
             add_cost(job, &cost, &costliest);

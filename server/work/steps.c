@@ -210,7 +210,7 @@ attn_status step_prepare(struct job *job, attn_error *err)
 
     proto_item *const item = &job->call->items[0];
     const attn_problem *const p = &item->problem;
-    const bool computes = job->call->op == PROTO_OP_DECODE;
+    const bool computes = proto_operations[job->call->op].computes;
     const int rows = item->cache_count;
     attn_status status;
     assert(rows > 0 && sizeof *item->caches >= CACHE_ID_BYTES);
@@ -256,7 +256,7 @@ attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *e
     }
     job->tables_used = bytes;
     job->waits = false;
-    if (job->call->op == PROTO_OP_DECODE) {
+    if (proto_operations[job->call->op].computes) {
         point(&job->call->items[0].problem, step, step->table, step->table_lengths);
         job->call->items[0].problem.prefix_keys = step->shares ? step->prefix_keys : NULL;
     }
@@ -269,7 +269,7 @@ static void count(const struct job *job)
     int64_t attended = 0;
     for (int i = 0; i < step->rows; i++) attended += step->lengths[i];
     metrics_add(METRIC_CACHE_TOKENS, "appended", NULL, (double)(step->append * step->rows));
-    if (job->call->op == PROTO_OP_DECODE) metrics_add(METRIC_CACHE_TOKENS, "attended", NULL, (double)attended);
+    if (proto_operations[job->call->op].computes) metrics_add(METRIC_CACHE_TOKENS, "attended", NULL, (double)attended);
 }
 
 void step_end(struct job *job, bool commit)

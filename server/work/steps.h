@@ -11,12 +11,6 @@
 
 #include "server/work/job.h"
 
-/* Does a body of this operation need a step? */
-static inline bool step_is_of(proto_op op)
-{
-    return op == PROTO_OP_DECODE || op == PROTO_OP_APPEND;
-}
-
 /* For a call with one item without error. `ids` of an append: the cache that its path names. */
 attn_status step_prepare(struct job *job, attn_error *err);
 /* See caches_begin(). */

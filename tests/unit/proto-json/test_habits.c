@@ -14,7 +14,7 @@
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;
-    while (op < PROTO_OP_COUNT && strcmp(proto_op_name(op), place) != 0) op++;
+    while (op < PROTO_OP_COUNT && strcmp(proto_operations[op].name, place) != 0) op++;
     return op;
 }
 

@@ -182,6 +182,7 @@ static struct request *computed(struct bench *b, char *body)
     attn_error err = { 0 };
     struct request *request = begin(b, "POST");
     struct job *job = request->job = job_of(&b->server, ATTN_OP_FORWARD, body);
+    request->route = routes_find(PORT_MAIN, proto_operations[ATTN_OP_FORWARD].path, request->method).route;
     if (prepare_job(job, devices_any(b->server.devices), devices_largest(b->server.devices), &err) != ATTN_OK)
         fail_msg("%s", err.text);
     float *numbers = (float *)job->outputs.memory;
@@ -502,6 +503,28 @@ static void test_what_a_handler_wrote_is_sent(void **state)
     close_bench(&b);
 }
 
+static void count_problems(struct request *request, struct answer *answer)
+{
+    answer->status = 200;
+    answer->content_type = "application/json";
+    answer->length = (size_t)asprintf(&answer->body, "%d", request->job->call->count);
+}
+
+static void test_a_handler_answers_an_operation_that_no_device_runs(void **state)
+{
+    (void)state;
+    static const struct route counts = { ROUTE_POST, "/counts", "counts", PORT_MAIN, .answer = count_problems };
+    struct bench b;
+    open_bench(&b);
+    struct request *request = computed(&b, forward_body(5, 4, ""));
+    request->route = &counts;
+    assert_int_equal(answer_queue(request, false), MHD_YES);
+    assert_int_equal(sent.status, 200);
+    assert_string_equal(sent.body, "1");
+    request_free(request);
+    close_bench(&b);
+}
+
 static void test_a_handler_that_fails_is_answered_with_a_problem(void **state)
 {
     (void)state;
@@ -576,6 +599,7 @@ int main(void)
         cmocka_unit_test(test_who_is_refused_hears_when_the_queue_may_be_shorter),
         cmocka_unit_test(test_a_job_whose_only_problem_failed_is_answered_with_its_error),
         cmocka_unit_test(test_what_a_handler_wrote_is_sent),
+        cmocka_unit_test(test_a_handler_answers_an_operation_that_no_device_runs),
         cmocka_unit_test(test_a_handler_that_fails_is_answered_with_a_problem),
         cmocka_unit_test(test_pages_of_other_origins_are_told_what_they_may),
     };

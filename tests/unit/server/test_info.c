@@ -327,13 +327,12 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
 static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
 {
     (void)state;
-    static const char *const schemas[] = { [ATTN_OP_FORWARD] = "components/schemas/ForwardProblem/properties",
-                                           [ATTN_OP_BACKWARD] = "components/schemas/BackwardProblem/properties",
-                                           [PROTO_OP_DECODE] = "components/schemas/DecodeRequest/properties",
-                                           [PROTO_OP_APPEND] = "components/schemas/AppendRequest/properties" };
     cJSON *doc = openapi();
-    for (proto_op op = ATTN_OP_FORWARD; op < PROTO_OP_COUNT; op++) {
-        const cJSON *properties = at(doc, schemas[op]);
+    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
+        char where[96];
+        snprintf(where, sizeof where, "components/schemas/%s%s/properties", proto_operations[op].title,
+                 proto_operations[op].envelope ? "Problem" : "Request");
+        const cJSON *properties = at(doc, where);
         int expected = 0;
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
@@ -659,9 +658,10 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     /* The reference computes everything, so each probe must be one that it accepts. */
-    for (proto_op op = ATTN_OP_FORWARD; op <= PROTO_OP_DECODE; op++) {
+    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
+        if (!proto_operations[op].computes) continue;
         char where[64];
-        snprintf(where, sizeof where, "features/reference/%s", proto_op_name(op));
+        snprintf(where, sizeof where, "features/reference/%s", proto_operations[op].name);
         cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {

@@ -1,0 +1,95 @@
+/* operations.c: the table of operations. See operations.h. */
+#include "operations.h"
+
+#include <stddef.h>
+
+/* Tensors by their role in ATTN_TENSOR_MAP: a new row there is in these sets too. */
+#define BIT(name)                    ATTN_TENSOR_BIT(name)
+#define IF_IN(name, role, ...)       | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
+#define IF_OUT(name, role, ...)      | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
+#define IF_IN_BACK(name, role, ...)  | (ATTN_ROLE_##role == ATTN_ROLE_IN_BACK ? BIT(name) : 0)
+#define IF_OUT_BACK(name, role, ...) | (ATTN_ROLE_##role == ATTN_ROLE_OUT_BACK ? BIT(name) : 0)
+#define INPUTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_IN))
+#define OUTPUTS                      (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT))
+#define INPUTS_OF_BACKWARD           (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
+#define GRADIENTS                    (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
+
+/* The models of an operation; see PROTO_MODELS. */
+#define OF_DTYPE(name, op, fixed, dtype)       \
+    { name, op, false, fixed, dtype },         \
+    {                                          \
+        name "_causal", op, true, fixed, dtype \
+    }
+#define MODELS(name, op)                                                                            \
+    (const proto_model[PROTO_MODELS])                                                               \
+    {                                                                                               \
+        OF_DTYPE(name, op, false, ATTN_F32), OF_DTYPE(name "_fp32", op, true, ATTN_F32),            \
+            OF_DTYPE(name "_fp16", op, true, ATTN_F16), OF_DTYPE(name "_bf16", op, true, ATTN_BF16) \
+    }
+
+/* clang-format off */
+static const proto_tensor_doc of_decode[] = {
+    { ATTN_T_q, "[B, Sq, H, D]; the caches' dtype, of float8_e4m3fn also float32, float16 or bfloat16: queries, a row "
+                "for each cache" },
+    { ATTN_T_k, "[B, S, Hk, D]; the caches' dtype: keys of S more positions, which each cache gets first" },
+    { ATTN_T_v, "[B, S, Hk, Dv]; the caches' dtype: their values; not of latent caches" },
+    { ATTN_T_keep_mask, "[1 or B, 1 or H, 1 or Sq, n]; uint8 or bool: of the last n keys of each row, the new ones "
+                        "too; 1: may attend; 0: hidden; those before are kept" },
+    { 0, NULL },
+};
+
+static const proto_tensor_doc of_append[] = {
+    { ATTN_T_k, "[S, Hk, D]; the cache's dtype: keys of S more positions" },
+    { ATTN_T_v, "[S, Hk, Dv]; the cache's dtype: their values; not of a latent cache" },
+    { 0, NULL },
+};
+
+const proto_operation proto_operations[PROTO_OP_COUNT] = {
+    [ATTN_OP_FORWARD] = {
+        "forward", "/v1/attention/forward", ATTN_OP_FORWARD,
+        .computes = true, .envelope = true,
+        .takes = INPUTS, .needs = BIT(q) | BIT(k) | BIT(v),
+        .gives = OUTPUTS, .usual = BIT(out) | BIT(lse),
+        .models = MODELS("attention_forward", ATTN_OP_FORWARD),
+        .members = "q, k and v", .title = "Forward", .summary = "Exact attention, forward",
+        .description =
+            "out = softmax(scale q k^T) v and the natural logarithm of the softmax denominator (lse), for one problem "
+            "or for a list of independent ones. Shapes must fit each other as the tensors' descriptions say. The same "
+            "problem gives the same bits, whoever else is being served.",
+        .answer = "The results",
+    },
+    [ATTN_OP_BACKWARD] = {
+        "backward", "/v1/attention/backward", ATTN_OP_BACKWARD,
+        .computes = true, .envelope = true,
+        .takes = INPUTS_OF_BACKWARD, .needs = BIT(q) | BIT(k) | BIT(v) | BIT(dout),
+        .gives = GRADIENTS, .usual = BIT(dq) | BIT(dk) | BIT(dv),
+        .models = MODELS("attention_backward", ATTN_OP_BACKWARD),
+        .members = "q, k and v", .title = "Backward", .summary = "Exact attention, backward: the gradients",
+        .description =
+            "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient "
+            "with respect to out. Send forward's inputs again, or the context that a forward with save left here.",
+        .answer = "The gradients",
+    },
+    [PROTO_OP_DECODE] = {
+        "decode", "/v1/attention/decode", ATTN_OP_FORWARD,
+        .computes = true, .takes_caches = true,
+        .takes = BIT(q) | BIT(k) | BIT(v) | BIT(alibi_slopes) | BIT(keep_mask) | BIT(sinks), .needs = BIT(q),
+        .appends = BIT(k) | BIT(v), .gives = OUTPUTS, .usual = BIT(out) | BIT(lse),
+        .models = MODELS("attention_decode", PROTO_OP_DECODE),
+        .members = "q and caches", .title = "Decode", .summary = "Exact attention over keys and values that are here",
+        .description =
+            "Forward, where the keys and values of each row of q are those of a cache. k and v, where given, are "
+            "appended first, to all caches or, when anything fails, to none. keep_mask, where given, is about the last "
+            "keys of each row.",
+        .answer = "The results", .tensors = of_decode,
+    },
+    [PROTO_OP_APPEND] = {
+        "append", "/v1/caches/{id}/append", ATTN_OP_FORWARD,
+        .takes_caches = true, .cache_in_path = true,
+        .takes = BIT(k) | BIT(v), .needs = BIT(k), .appends = BIT(k) | BIT(v),
+        .members = "k and v", .title = "Append", .summary = "Keys and values at the end of a cache",
+        .description = "k is [S, Hk, D], v is [S, Hk, Dv]: S positions more, or none.",
+        .answer = "They are there", .tensors = of_append,
+    },
+};
+/* clang-format on */

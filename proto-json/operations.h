@@ -1,0 +1,85 @@
+/* operations.h: what a body of tensors can ask for. Each row of proto_operations[] describes one operation.
+ *
+ * The decoder, the server and the OpenAPI document read in the row what an operation takes, gives and does. No reader
+ * compares the number of an operation with another number. A new operation is a number here, a row in operations.c, and
+ * a route; server/README.md has the recipe. The table is constant, and any thread may read it. */
+#ifndef OPERATIONS_H
+#define OPERATIONS_H
+
+#include "kernels/attention.h"
+
+/* The number of an operation. The first numbers are those of attn_op. */
+typedef int proto_op;
+enum {
+    PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward over keys and values that lie in caches */
+    PROTO_OP_APPEND,                        /* adds keys and values to one cache, and computes nothing */
+    PROTO_OP_COUNT
+};
+
+/* A model of KServe: a name for an operation and for options that some clients cannot send. */
+typedef struct proto_model {
+    const char *name;
+    proto_op op;
+    bool causal; /* causal is true */
+    bool fixed;  /* q has this dtype, and no other: */
+    attn_dtype dtype;
+} proto_model;
+
+/* The models of one operation: one for any dtype, one each for float32, float16 and bfloat16, and each of these four
+ * with and without causal. */
+enum { PROTO_MODELS = 8 };
+
+/* What the OpenAPI document says of a tensor in one operation, where that differs from attn_tensors[]. */
+typedef struct proto_tensor_doc {
+    attn_tensor_id id;
+    const char *says; /* NULL ends a list */
+} proto_tensor_doc;
+
+/* Sets of tensors are bits of attn_tensor_id. All texts are constants. */
+typedef struct proto_operation {
+    const char *name; /* "decode": in messages, in metrics and in /v1/info */
+    const char *path; /* "/v1/attention/decode" */
+    attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
+
+    bool computes;      /* a device computes the problem */
+    bool takes_caches;  /* keys and values lie in caches of the server, and the request is a step on these */
+    bool cache_in_path; /* the path names the one cache of the step; otherwise the member `caches` names all */
+    bool envelope;      /* one body may hold several problems: {"requests": [...]} */
+
+    uint64_t takes;   /* inputs that a problem may have */
+    uint64_t needs;   /* inputs that a problem must have; with the member `context` only those with role IN_BACK */
+    uint64_t appends; /* inputs that the step adds to the ends of its caches */
+    uint64_t gives;   /* outputs that the member `outputs` may name */
+    uint64_t usual;   /* outputs of a problem without the member `outputs` */
+
+    const proto_model *models; /* PROTO_MODELS of them; NULL: KServe has none */
+
+    /* For messages and the OpenAPI document. */
+    const char *members;               /* "q and caches": what the body must hold, for a message */
+    const char *title;                 /* "Decode": how names of its schemas begin */
+    const char *summary, *description; /* of its route */
+    const char *answer;                /* what the answer 200 holds */
+    const proto_tensor_doc *tensors;   /* NULL: attn_tensors[] says it all */
+} proto_operation;
+
+extern const proto_operation proto_operations[PROTO_OP_COUNT];
+
+/* Does this operation take the tensor as an input? */
+static inline bool proto_takes_tensor(proto_op op, attn_tensor_id id)
+{
+    return proto_operations[op].takes >> id & 1;
+}
+
+/* May `outputs` of this operation name the tensor? */
+static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
+{
+    return proto_operations[op].gives >> id & 1;
+}
+
+/* Does a device take part? Otherwise the handler of the route answers as soon as the body has passed all checks. */
+static inline bool proto_is_run(const proto_operation *operation)
+{
+    return operation->computes || operation->takes_caches;
+}
+
+#endif
