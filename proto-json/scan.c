@@ -122,11 +122,11 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 /* Not JSON: `expected` says what may stand here, `c` what does. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
-    const struct habit_place place = { .at = at,
-                                       .value = s->state == VALUE || s->state == FIRST_ELEMENT,
-                                       .name = s->state == NAME || s->state == FIRST_NAME,
-                                       .end = s->state == DONE };
-    const char *const hint = s->kserve && place.end ? BYTES_BEHIND : habit_character(&place, c);
+    const habit_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? HABIT_VALUE
+                              : s->state == NAME || s->state == FIRST_NAME   ? HABIT_NAME
+                              : s->state == DONE                             ? HABIT_END
+                                                                             : HABIT_OTHER;
+    const char *const hint = s->kserve && place == HABIT_END ? BYTES_BEHIND : habit_character(at, place, c);
     if (c > 0x20 && c < 0x7f)
         return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: expected %s, found '%c'%s",
                          (unsigned long long)at, expected, c, hint);
