@@ -38,8 +38,8 @@ LOAD_SRC    := $(wildcard tests/load/*.c)
 # folder sm90 uses instructions of Hopper alone. C++ in a kernel's host part needs a few functions of libstdc++, linked statically.
 # What takes long to compile (CUDA_LONG) is begun first, or the last of it would be compiled alone.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
-CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/*forward.cu)
-CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))
+CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/forward/*.cu)
+CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
 CUDA_ARCHS ?= 80 89 90
@@ -231,7 +231,7 @@ $B/tests/gpu/blocks: $(BLOCKS:%=$B/%.o)
 # of 80 leaves out what compute capability 9.0 has. The C part is this Makefile's with CUDA=0, but for the list of backends.
 COMPUTE      := $(or $(ATTN_EMULATOR_COMPUTE),90)
 EMU          := $B/$(COMPUTE)
-EMU_SRC      := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
+EMU_SRC      := $(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)
 EMU_CC       := $(filter-out tests/emulator/$(if $(filter 80,$(COMPUTE)),,no_)sm90.cc,$(wildcard tests/emulator/*.cc))
 EMU_BLOCKS   := $(if $(filter 80,$(COMPUTE)),,blocks)
 EMU_KERNELS  := $(if $(filter 80,$(COMPUTE)),$(filter-out kernels/cuda/sm90/%,$(EMU_SRC)),$(EMU_SRC))
@@ -242,9 +242,9 @@ EMU_OBJ      := $(EMU_KERNELS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o) $B/emul
 
 $(EMU)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(EMU_FLAGS)' | cmp -s - $@ || echo '$(EMU_FLAGS)' >$@
-$B/kernels/cuda/translated: tests/emulator/translate.py $(BLOCKS) $(foreach d,kernels/cuda kernels/cuda/* tests/emulator/kernels/cuda/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
+$B/kernels/cuda/translated: tests/emulator/translate.py $(BLOCKS) $(foreach d,kernels/cuda/* kernels/cuda/*/* tests/emulator/kernels/cuda/* tests/emulator/kernels/cuda/*/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
 	$(call say,py)python3 $< $B $(BLOCKS) && touch $@
-$(addprefix $B/,$(EMU_SRC) $(BLOCKS) $(wildcard $(foreach x,h cuh,kernels/cuda/*.$x kernels/cuda/*/*.$x))): $B/kernels/cuda/translated ;
+$(addprefix $B/,$(EMU_SRC) $(BLOCKS) $(wildcard $(foreach x,h cuh,kernels/cuda/*/*.$x kernels/cuda/*/*/*.$x))): $B/kernels/cuda/translated ;
 $(EMU)/%.o: $B/%.cu tests/emulator/device.h $(EMU)/flags
 	@mkdir -p $(@D)
 	$(call say,c++)g++ $(EMU_FLAGS) -ffp-contract=off -fno-strict-aliasing $(EMU_WATCH) -w -include tests/emulator/device.h -c -o $@ -x c++ $<

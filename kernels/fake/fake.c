@@ -5,7 +5,7 @@
  * is handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing
  * that is put on a stream happens before the stream is asked whether it is done, so whoever frees, reads or reuses
  * a buffer too early is found out. The numbers come from the kernels of the CPU backend. Errors go through the
- * table of kernels/cuda/errors.h, as those of CUDA do: after a sticky one every call fails.
+ * table of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     how many there are (default 1)
  *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory
@@ -41,7 +41,7 @@
 #include <unistd.h>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/errors.h"
+#include "kernels/cuda/common/errors.h"
 #include "kernels/verify_lse.h"
 
 /* id, name, what its value is, what its N counts, what happens */

@@ -15,7 +15,7 @@
  * A lane holds every 32nd channel, so D <= 256 is at most 8 registers; a forward of up to 576 has a form with 18.
  * Hidden keys are skipped and not multiplied by zero: NaN in them has no effect, and NaN in a visible one reaches
  * exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/kernels.h"
 #include "simple.h"
 
 namespace {

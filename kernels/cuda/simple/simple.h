@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "rows.cuh"
+#include "kernels/cuda/common/rows.cuh"
 
 /* s.delta, and s.lse from the problem's lse where `given`. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
