@@ -378,47 +378,59 @@ static void join_flow(struct request *request)
     request->flow = flow_hold(flow);
 }
 
-/* The body is complete. */
-static enum MHD_Result body_done(struct request *request)
+/* Nothing of the body is to come any more: its decoder and unpacker have all of it. False: the request has failed. */
+static bool end_body(struct request *request)
 {
-    struct server *server = request->server;
+    attn_error err = { 0 };
     request->times.received_ns = clock_ns();
     request->times.recv_ns = request->times.received_ns - request->times.began_ns - request->times.decode_ns;
     metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)request->received_bytes);
-    attn_error err = { 0 };
     if (request->unpacker && unpack_finish(request->unpacker, &err) != ATTN_OK) refuse_body(request, &err);
-    if (request->step == STEP_DISCARD) return answer_now(request, false);
+    if (request->step == STEP_DISCARD) return false;
     unpack_free(request->unpacker);
     request->unpacker = NULL;
-    join_flow(request);
-    if (!check_shared(request)) return answer_now(request, false);
-    if (!check_takes_long(request)) {
-        struct check_result result;
-        check_body(request, &result);
-        check_apply(request, &result);
-        if (request->failed) return answer_now(request, false);
-        if (request->job->runnable == 0) { /* every item is refused, or a handler answers */
-            contexts_finish_job(request->job, false);
-            return answer_now(request, false);
-        }
-    }
-    flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
-    if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
-        if (request->job) contexts_finish_job(request->job, false);
-        return MHD_NO;
-    }
-    if (request->job) {
-        request_move(request, REQUEST_COMPUTING);
-        if (shares_little(request->job) && devices_run_here(server->devices, request->job)) {
-            if (!request->job->ran) request_fail_in_job(request, &request->job->error);
-            else write_shared(request);
-            end_step(request);
-            if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
-            return answer_now(request, false);
-        }
-    }
+    return true;
+}
+
+/* A body that is quick to check gets its job here, the loop has the others checked in pieces. False: the request has
+ * its answer, because it failed, because every item was refused, or because a handler answers. */
+static bool check_here(struct request *request)
+{
+    struct check_result result;
+    if (!check_shared(request)) return false;
+    if (check_takes_long(request)) return true;
+    check_body(request, &result);
+    check_apply(request, &result);
+    if (request->failed) return false;
+    if (request->job->runnable > 0) return true;
+    contexts_finish_job(request->job, false);
+    return false;
+}
+
+static enum run_here run_here(struct request *request)
+{
+    if (request->job == NULL) return RUN_HERE_NOT; /* it is still to be checked */
+    request_move(request, REQUEST_COMPUTING);
+    return shares_little(request->job) ? devices_run_here(request->server->devices, request->job) : RUN_HERE_NOT;
+}
+
+/* The job is over, in this thread. */
+static enum MHD_Result answer_done(struct request *request)
+{
+    struct server *const server = request->server;
+    if (!request->job->ran) request_fail_in_job(request, &request->job->error);
+    else write_shared(request);
+    end_step(request);
+    if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
+    return answer_now(request, false);
+}
+
+/* The loop gets the request: to have its body checked, to queue its job, or (`late`) to wait for what runs. */
+static enum MHD_Result hand_over(struct request *request, bool late)
+{
+    struct server *const server = request->server;
+    attn_error err = { 0 };
     /* What runs already waits for no device and needs no place; nor may this thread wait for its end. */
-    const bool late = request->job && request->job->late;
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);
@@ -430,7 +442,7 @@ static enum MHD_Result body_done(struct request *request)
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
-        if (request->job) devices_settle(request->job);
+        if (late) devices_settle(request->job);
         request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
         end_step(request);
         return answer_now(request, true);
@@ -443,6 +455,27 @@ static enum MHD_Result body_done(struct request *request)
     if (!devices_near(server->devices)) http_threads_await(1, &server->suspended);
     loop_post(server->loop, request); /* the loop's from here on: touch nothing */
     return MHD_YES;
+}
+
+/* The body is complete. */
+static enum MHD_Result body_done(struct request *request)
+{
+    if (!end_body(request)) return answer_now(request, false);
+    join_flow(request);
+    if (!check_here(request)) return answer_now(request, false);
+    flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
+    if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
+        if (request->job) contexts_finish_job(request->job, false);
+        return MHD_NO;
+    }
+    switch (run_here(request)) {
+    case RUN_HERE_DONE: return answer_done(request);
+    case RUN_HERE_LATE: return hand_over(request, true);
+    case RUN_HERE_NOT:
+    case RUN_HERE_BEGAN:
+    case RUN_HERE_LOST: break; /* to be queued: steps.h knows whether its step began, and job->home the lost device */
+    }
+    return hand_over(request, false);
 }
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */

@@ -89,7 +89,7 @@ struct job {
     bool waits;               /* its step cannot begin yet: it may not leave the queue */
     bool looked;              /* it was asked whether it can */
     bool given_up;            /* its request, which is held, waits for nothing but the end of its batch */
-    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs: see devices_run_here() */
+    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (RUN_HERE_LATE) */
 
     int batch_jobs; /* of the batch in which it runs; 0: alone, on an HTTP thread */
     bool follows;   /* another job of the same model (KServe) stands before it there */

@@ -284,6 +284,11 @@ void step_end(struct job *job, bool commit)
     else drop_started(job);
 }
 
+bool step_has_begun(const struct job *job)
+{
+    return job->step && job->step->step.begun;
+}
+
 bool step_is_committed(const struct job *job)
 {
     return job->step && job->step->committed;
