@@ -24,7 +24,6 @@
 #include "server/device/devices.h"
 #include "server/http/connections.h"
 #include "server/routes/routes.h"
-#include "server/intake/prepare.h"
 #include "server/work/contexts.h"
 #include "server/work/server.h"
 #include "server/work/steps.h"
@@ -266,4 +265,20 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     const enum MHD_Result result = MHD_queue_response(request->mhd, (unsigned)request->http_status, response);
     MHD_destroy_response(response); /* its own reference; the connection has one */
     return result;
+}
+
+enum MHD_Result answer_now(struct request *request, bool close)
+{
+    if (request->failed && request->job) contexts_finish_job(request->job, false);
+    if (request->state != REQUEST_ANSWERING) {
+        request_drop_body(request);
+        if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
+        request_move(request, REQUEST_ANSWERING);
+    } else if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
+    request->step = STEP_ANSWER;
+    if (request->failed) { /* its memory is of use to others while the client reads why */
+        job_release(request->job);
+        request->job = NULL;
+    }
+    return answer_queue(request, close || atomic_load(&request->server->phase) != SERVER_READY);
 }
