@@ -23,7 +23,8 @@
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
-    const char *state; /* "starting", "ready", "draining", "failed" */
+    const char *state;                      /* "starting", "ready", "draining", "failed" */
+    const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv */
     double uptime_s;
     const struct device_state *devices;
     int device_count;

@@ -80,6 +80,8 @@ static void answer_info(struct request *request, struct answer *answer)
         .config = server->config,
         .limits = &server->limits,
         .state = server_phase_label(atomic_load(&server->phase)),
+        .web_library = server->web_library,
+        .loop_library = server->loop_library,
         .uptime_s = (double)(clock_ms() - server->started_ms) / 1e3,
         .devices = devices,
         .device_count = count,

@@ -268,7 +268,7 @@ void loop_signal(struct loop *loop, int number)
     uv_async_send(&loop->signalled);
 }
 
-/* ---- Open, run, close -------------------------------------------------------------------------------------------- */
+/* ---- Open -------------------------------------------------------------------------------------------------------- */
 
 static void must(int error, const char *what)
 {
@@ -310,6 +310,7 @@ struct loop *loop_open(struct server *server)
     loop->uv.data = loop;
     loop->scan = 1;
     loop->server = server;
+    server->loop_library = uv_version_string();
     pieces_init(&loop->pieces, &loop->uv, &server->queue);
     must(mailbox_open(&loop->box, &loop->uv, on_message, loop), "mailbox");
     must(uv_check_init(&loop->uv, &loop->check), "event loop");
@@ -340,6 +341,62 @@ uv_loop_t *loop_uv(struct loop *loop)
     return &loop->uv;
 }
 
+/* ---- Descriptors of others --------------------------------------------------------------------------------------- */
+
+struct loop_watch {
+    uv_poll_t poll;
+    void (*on_readable)(void *context);
+    void *context;
+    struct loop_watch *previous, *next; /* of the loop's list */
+};
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    const struct loop_watch *watch = poll->data;
+    (void)events;
+    heartbeat_busy(HEARTBEAT_LOOP);
+    if (status == 0) watch->on_readable(watch->context);
+}
+
+static void on_watch_closed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+attn_status loop_watch(struct loop *loop, int fd, void (*on_it)(void *context), void *context,
+                       struct loop_watch **watch, attn_error *err)
+{
+    struct loop_watch *made = calloc(1, sizeof *made);
+    int error = made == NULL ? UV_ENOMEM : uv_poll_init(&loop->uv, &made->poll, fd);
+    if (error != 0) {
+        free(made);
+        return attn_fail(err, ATTN_INTERNAL, NULL, "%s", uv_strerror(error));
+    }
+    made->poll.data = made;
+    made->on_readable = on_it;
+    made->context = context;
+    if ((made->next = loop->watches) != NULL) made->next->previous = made;
+    loop->watches = made;
+    if ((error = uv_poll_start(&made->poll, UV_READABLE, on_readable)) != 0) {
+        loop_unwatch(made);
+        return attn_fail(err, ATTN_INTERNAL, NULL, "%s", uv_strerror(error));
+    }
+    *watch = made;
+    return ATTN_OK;
+}
+
+void loop_unwatch(struct loop_watch *watch)
+{
+    struct loop *loop = watch->poll.loop->data;
+    if (watch->next) watch->next->previous = watch->previous;
+    if (watch->previous) watch->previous->next = watch->next;
+    else loop->watches = watch->next;
+    uv_poll_stop(&watch->poll);
+    uv_close((uv_handle_t *)&watch->poll, on_watch_closed);
+}
+
+/* ---- Run, close -------------------------------------------------------------------------------------------------- */
+
 int loop_run(struct loop *loop, const struct loop_front *front)
 {
     request_set_role(ROLE_LOOP);
@@ -366,6 +423,7 @@ void loop_close(struct loop *loop)
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     pthread_mutex_destroy(&loop->box.lock);
+    while (loop->watches) loop_unwatch(loop->watches);
     uv_walk(&loop->uv, close_handle, NULL);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     uv_loop_close(&loop->uv);

@@ -16,7 +16,7 @@
 #include "text/text.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
-#include "server/sched/loop.h"
+#include "server/sched/loop_internal.h"
 #include "server/intake/prepare.h"
 #include "server/work/contexts.h"
 #include "server/regions/regions.h"
