@@ -31,6 +31,7 @@ for above, folder in (("server/device", "server/intake"), ("server/intake", "ser
     LAYERS[folder] = [above] + LAYERS[above]
 # Headers of libraries that one room hides from the others, and the beginnings of the paths that may include them.
 LIBRARIES = {
+    "microhttpd.h": ("server/http/",),
     "uv.h": ("server/sched/", "server/base/mailbox."),
 }
 # Circles that are one design in several files: the reason stands beside each.

@@ -2,6 +2,8 @@
 #ifndef ACCESS_LOG_H
 #define ACCESS_LOG_H
 
+#include <microhttpd.h>
+
 #include "server/work/request.h"
 
 /* A rate sees nothing in the first sample of a series: what an alert watches is there, at 0, before it happens. */

@@ -3,6 +3,8 @@
 #ifndef ANSWER_H
 #define ANSWER_H
 
+#include <microhttpd.h>
+
 #include "server/work/request.h"
 
 /* Queues the answer, from the HTTP thread. MHD_NO: the connection is to be closed without one. `close`: the

@@ -6,7 +6,6 @@
 #ifndef REQUEST_H
 #define REQUEST_H
 
-#include <microhttpd.h>
 #include <stdbool.h>
 
 #include "proto-json/proto.h"
@@ -18,6 +17,7 @@
 #include "server/base/peer.h"
 #include "server/base/unpack.h"
 
+struct MHD_Connection; /* libmicrohttpd's: only http/ looks into it */
 struct connection;
 struct http_server;
 struct region_uses;
