@@ -24,6 +24,7 @@
  *    is adopted or settled.
  * 2. A late job is referred to until its kernel has ended, whoever stops waiting for it: by its request on the way to
  *    the loop, and then by its batch. */
+#include "server/device/inline.h"
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -135,7 +136,7 @@ static bool fits_gpu(const struct device *device, const struct job *job, const a
            is_free_for(device, job);
 }
 
-bool devices_near(const struct devices *devices)
+bool inline_near(const struct devices *devices)
 {
     return devices->inline_count > 0 && devices->device[0]->info.unified;
 }
@@ -266,10 +267,10 @@ static enum run_here run(struct devices *devices, struct inline_slot *inline_slo
     return RUN_HERE_DONE;
 }
 
-enum run_here devices_run_here(struct devices *devices, struct job *job)
+enum run_here inline_run(struct devices *devices, struct job *job)
 {
     struct inline_slot *inline_slot;
-    if (devices->inline_count == 0 || !fits_inline(job) || (devices_near(devices) && !fits_processor(job)) ||
+    if (devices->inline_count == 0 || !fits_inline(job) || (inline_near(devices) && !fits_processor(job)) ||
         (inline_slot = take_inline_slot(devices, job->home)) == NULL)
         return RUN_HERE_NOT;
     attn_problem placed;
@@ -279,7 +280,7 @@ enum run_here devices_run_here(struct devices *devices, struct job *job)
     return step_has_begun(job) ? RUN_HERE_BEGAN : RUN_HERE_NOT;
 }
 
-void devices_settle(struct job *job)
+void inline_settle(struct job *job)
 {
     attn_error ignored;
     if (job->late == NULL) return;
@@ -303,7 +304,7 @@ void inline_adopt(struct slot *slot, struct job *job)
     give_inline_slot_back(inline_slot);
 }
 
-int devices_learn(struct devices *devices, double *seconds)
+int inline_learn(struct devices *devices, double *seconds)
 {
     *seconds = (double)atomic_exchange_explicit(&devices->inline_ns, 0, memory_order_relaxed) / 1e9;
     return atomic_exchange_explicit(&devices->inline_jobs, 0, memory_order_relaxed);

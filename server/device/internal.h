@@ -112,7 +112,7 @@ struct devices {
     struct device *device[CONFIG_MAX_DEVICES];
     int inline_count; /* 0: the devices are neither this machine's processor nor read staging memory */
     struct inline_slot *inline_slots;
-    _Atomic int inline_jobs;   /* since devices_learn() last took them, */
+    _Atomic int inline_jobs;   /* since inline_learn() last took them, */
     _Atomic int64_t inline_ns; /* and what they took */
 };
 

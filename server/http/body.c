@@ -16,6 +16,7 @@
 #include "server/base/staging.h"
 #include "server/base/unpack.h"
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/http/answer.h"
 #include "server/http/connections.h"
 #include "server/http/http_threads.h"
@@ -261,7 +262,7 @@ static enum run_here run_here(struct request *request)
 {
     if (request->job == NULL) return RUN_HERE_NOT; /* it is still to be checked */
     request_move(request, REQUEST_COMPUTING);
-    return shares_little(request->job) ? devices_run_here(request->server->devices, request->job) : RUN_HERE_NOT;
+    return shares_little(request->job) ? inline_run(request->server->devices, request->job) : RUN_HERE_NOT;
 }
 
 /* The job is over, in this thread. */
@@ -271,7 +272,7 @@ static enum MHD_Result answer_done(struct request *request)
     if (!request->job->ran) request_fail_in_job(request, &request->job->error);
     else write_shared(request);
     end_step(request);
-    if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
+    if (!inline_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
     return answer_now(request, false);
 }
 
@@ -292,7 +293,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
-        if (late) devices_settle(request->job);
+        if (late) inline_settle(request->job);
         request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
         end_step(request);
         return answer_now(request, true);
@@ -302,7 +303,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     else request->deadline.at_ns = check_deadline(request, NULL);
     request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(request->mhd);
-    if (!devices_near(server->devices)) http_threads_await(1, &server->suspended);
+    if (!inline_near(server->devices)) http_threads_await(1, &server->suspended);
     loop_post(server->loop, request); /* the loop's from here on: touch nothing */
     return MHD_YES;
 }

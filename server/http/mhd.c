@@ -23,6 +23,7 @@
 #include "server/http/answer.h"
 #include "server/base/clock.h"
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
@@ -126,7 +127,7 @@ static void end_wait(struct request *request)
     request->step = STEP_ANSWER;
     struct server *const server = request->server;
     atomic_fetch_sub(&server->suspended, 1);
-    if (!devices_near(server->devices)) http_threads_await(-1, &server->suspended);
+    if (!inline_near(server->devices)) http_threads_await(-1, &server->suspended);
 }
 
 static struct request *begin_request(struct http_thread *thread, const char *uri, struct MHD_Connection *mhd)
@@ -396,7 +397,7 @@ void http_server_close(struct http_server *http)
 
 bool http_server_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
 {
-    const bool near = http->server->devices && devices_near(http->server->devices);
+    const bool near = http->server->devices && inline_near(http->server->devices);
     struct http_thread *thread = near ? http_threads_pick(&http->threads, fd)
                                       : http_threads_pick_on(&http->threads, -1);
     struct connection *connection = connections_add(http->server->connections, fd, http->plain, &thread->connections,
@@ -413,7 +414,7 @@ bool http_server_add(struct http_server *http, int fd, const struct sockaddr *ad
 
 void http_server_balance(struct http_server *http, int64_t now_ms)
 {
-    if (devices_near(http->server->devices)) http_threads_balance(&http->threads, now_ms);
+    if (inline_near(http->server->devices)) http_threads_balance(&http->threads, now_ms);
 }
 
 void http_server_unpin(struct http_server *http)

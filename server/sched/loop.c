@@ -28,6 +28,7 @@
 #include "server/intake/prepare.h"
 #include "server/work/steps.h"
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/intake/check.h"
 #include "server/sched/finish.h"
 #include "server/base/heartbeat.h"
@@ -143,7 +144,7 @@ static bool take_late(struct loop *loop, struct request *request)
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->jobs[0]);
     if (batch == NULL) { /* its memory is free when the device is done with it */
-        devices_settle(job);
+        inline_settle(job);
         step_end(job, false);
         loop->queue_changed = loop->steps_changed = true;
         waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -243,7 +244,7 @@ static void on_sweep(uv_timer_t *timer)
     give_back_memory(loop);
     batches_look_at_devices(loop);
     double seconds;
-    const int jobs = devices_learn(server->devices, &seconds);
+    const int jobs = inline_learn(server->devices, &seconds);
     if (jobs > 0) queue_learn(&server->queue, jobs, seconds);
     if (loop->stage != SERVING) stop_advance(loop, now_ms);
 }

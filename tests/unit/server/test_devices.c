@@ -5,6 +5,7 @@
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/intake/prepare.h"
 #include "server/work/contexts.h"
 
@@ -765,17 +766,17 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     begin(&b);
     b.config.devices = "cpu";
     open_devices(&b, 1, "");
-    assert_true(devices_near(b.server.devices));
+    assert_true(inline_near(b.server.devices));
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 4, cases[c].extra));
-        assert_int_equal(devices_run_here(b.server.devices, job), cases[c].here);
+        assert_int_equal(inline_run(b.server.devices, job), cases[c].here);
         assert_int_equal(job->ran, cases[c].here == RUN_HERE_DONE);
         if (cases[c].here == RUN_HERE_DONE) assert_computed(job, 0);
         contexts_finish_job(job, false);
         job_release(job);
     }
-    assert_int_equal(devices_learn(b.server.devices, &seconds), 1);
-    assert_int_equal(devices_learn(b.server.devices, &seconds), 0);
+    assert_int_equal(inline_learn(b.server.devices, &seconds), 1);
+    assert_int_equal(inline_learn(b.server.devices, &seconds), 0);
     close_bench(&b);
 }
 
@@ -785,8 +786,8 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     struct bench b;
     open_bench(&b, 1, "");
     struct job *job = ready_forward(&b, 5);
-    assert_false(devices_near(b.server.devices));
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT);
+    assert_false(inline_near(b.server.devices));
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT);
     assert_null(job->late);
     job_release(job);
     close_bench(&b);
@@ -808,11 +809,11 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     (void)state;
     struct bench b;
     open_readers(&b, 1, "copy.err=700", NULL); /* nothing is copied */
-    assert_false(devices_near(b.server.devices));
+    assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_DONE);
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_DONE);
     assert_computed(job, 0);
-    assert_int_equal(devices_run_here(b.server.devices, large), RUN_HERE_NOT);
+    assert_int_equal(inline_run(b.server.devices, large), RUN_HERE_NOT);
     assert_null(large->late);
     job_release(job);
     job_release(large);
@@ -899,12 +900,12 @@ static void test_no_thread_waits_behind_a_batch(void **state)
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT);
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT);
     assert_null(job->late);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     forget(batch);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_DONE);
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_DONE);
     job_release(job);
     close_bench(&b);
 }
@@ -916,10 +917,10 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     struct gate gate;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5), *other = ready_forward(&b, 6);
-    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
+    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
     assert_non_null(late->late);
     assert_false(late->ran);
-    assert_int_equal(devices_run_here(b.server.devices, other), RUN_HERE_DONE); /* there is another inline slot */
+    assert_int_equal(inline_run(b.server.devices, other), RUN_HERE_DONE); /* there is another inline slot */
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
@@ -930,7 +931,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
     for (int n = 0; n < 8; n++)
-        assert_int_equal(devices_run_here(b.server.devices, other), RUN_HERE_DONE); /* both slots are free again */
+        assert_int_equal(inline_run(b.server.devices, other), RUN_HERE_DONE); /* both slots are free again */
     job_release(other);
     close_bench(&b);
 }
@@ -946,7 +947,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
     open_gated(&b, 1, "hold=GATE@1", &gate);
     unsetenv("ATTN_FAKE_READS_STAGING");
     struct job *late = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
+    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
     struct device *overdue;
@@ -955,7 +956,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT); /* it is not used any more */
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT); /* it is not used any more */
     assert_null(job->late);
     job_release(job);
     gate_open(&gate);
@@ -979,15 +980,15 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     pthread_t opens;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
+    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
     assert_non_null(late->late);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
-    devices_settle(late);
+    inline_settle(late);
     assert_int_not_equal(access(gate.path, F_OK), 0); /* it did not come back before */
     assert_null(late->late);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    devices_settle(late); /* of one that is not late: nothing */
+    inline_settle(late); /* of one that is not late: nothing */
     job_release(late);
     close_bench(&b);
 }
@@ -1001,7 +1002,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     int lost = -1;
     for (int n = 0; n < 4 && lost < 0; n++) { /* the slots of two devices take turns */
         jobs[n] = ready_forward(&b, 5);
-        const enum run_here here = devices_run_here(b.server.devices, jobs[n]);
+        const enum run_here here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == RUN_HERE_DONE || here == RUN_HERE_LOST);
         if (here == RUN_HERE_LOST) lost = n;
     }
