@@ -39,7 +39,7 @@ static void device_free(struct device *device)
     assert(device->outstanding == 0 && device->batches == NULL && device->first == NULL && device->held == NULL);
     for (int s = 0; s < device->slot_count; s++) {
         assert(device->slots[s].batch == NULL && device->slots[s].mirror_count == 0);
-        slot_close(device->handle, &device->slots[s]);
+        memory_close_slot(device->handle, &device->slots[s]);
     }
     if (device->handle) attn_device_free(device->handle, device->cache_memory);
     attn_device_close(device->handle);

@@ -73,7 +73,7 @@ void inline_close(struct devices *devices)
 {
     for (int i = 0; i < devices->inline_count; i++) {
         struct inline_slot *inline_slot = &devices->inline_slots[i];
-        slot_close(inline_slot->handle, &inline_slot->slot);
+        memory_close_slot(inline_slot->handle, &inline_slot->slot);
         if (inline_slot->device->info.unified) attn_device_close(inline_slot->handle);
     }
     free(devices->inline_slots);
@@ -94,9 +94,9 @@ static struct inline_slot *take_inline_slot(struct devices *devices, int home)
 
 static void give_inline_slot_back(struct inline_slot *inline_slot)
 {
-    device_drop_mirrors(inline_slot->device, &inline_slot->slot);
+    memory_drop_mirrors(inline_slot->device, &inline_slot->slot);
     if (inline_slot->slot.workspace_bytes > INLINE_KEEP)
-        device_drop_workspace(inline_slot->handle, &inline_slot->slot.workspace, &inline_slot->slot.workspace_bytes);
+        memory_drop_workspace(inline_slot->handle, &inline_slot->slot.workspace, &inline_slot->slot.workspace_bytes);
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
@@ -168,10 +168,10 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     attn_error ignored; /* the loop meets it too, and says so */
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || step_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
-        device_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
+        memory_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
         return false;
     *placed = *job_problem(job, 0);
-    device_place(&inline_slot->slot, placed);
+    memory_place(&inline_slot->slot, placed);
     return true;
 }
 
@@ -189,7 +189,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&
            (device->info.unified || fits_gpu(device, job, plan)) &&
            attn_workspace(handle, plan, 1, &bytes, &ignored) == ATTN_OK &&
-           device_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
+           memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
 /* The processor time of this thread, or the time that passes on a GPU. There are more HTTP threads than cores: while a
@@ -207,7 +207,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     struct slot *slot = &inline_slot->slot;
     const int64_t until_ns = clock_ns() + (job->step ? INLINE_STEP_WAIT_NS : INLINE_WAIT_NS);
     attn_error other;
-    attn_status status = job->step ? device_move_in(slot, job, err) : ATTN_OK;
+    attn_status status = job->step ? memory_move_in(slot, job, err) : ATTN_OK;
     *done = true;
     if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;

@@ -170,7 +170,7 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     *wide = widened(slot, leader);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (wide->tensor[id].rank > 0 && !is_of(there, id)) bytes += aligned((size_t)bytes_of(&wide->tensor[id]));
-    const attn_status status = device_take_memory(device, slot, bytes, &memory, err);
+    const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -202,7 +202,7 @@ static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, a
     const attn_problem *const p = job_problem(job, 0), *const wide = &slot->problems[slot->problem[j]];
     const attn_move *of_step;
     const int64_t steps = out ? 0 : step_moves(job, &of_step), rows = job->step ? p->page_table.shape[0] : 0;
-    const attn_status status = device_reserve_moves(slot, *count + steps + ATTN_TENSOR_COUNT + rows, err);
+    const attn_status status = memory_reserve_moves(slot, *count + steps + ATTN_TENSOR_COUNT + rows, err);
     if (status != ATTN_OK) return status;
     for (int64_t i = 0; i < steps; i++) slot->moves[(*count)++] = of_step[i];
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {

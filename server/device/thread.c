@@ -86,7 +86,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
     }
-    return device_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
+    return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
 /* The batch's problems, with the addresses that the device knows. *gathered: how many. */
@@ -109,8 +109,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             if (job_problem(job, i) == NULL) continue;
             attn_problem *p = &slot->problems[count++];
             *p = *job_problem(job, i);
-            if (!device->info.unified) device_place(slot, p);
-            if (!device->info.unified) device_place_pinned(job, p);
+            if (!device->info.unified) memory_place(slot, p);
+            if (!device->info.unified) memory_place_pinned(job, p);
         }
     }
     *gathered = count;
@@ -169,7 +169,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     status = attn_stream_mark(slot->stream, 2, err);
     if (status == ATTN_OK) status = merge_move(slot, true, err);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = device_copy_out(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = memory_copy_out(device, slot, batch->jobs[j], err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -181,7 +181,7 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
         const struct job *job = slot->batch->jobs[j];
         if (job->lse)
             status = attn_lse_start(slot->stream, &slot->problems[slot->problem[j]], job->lse,
-                                    device_address(slot, job->lse_found), err);
+                                    memory_address(slot, job->lse_found), err);
     }
     return status;
 }
@@ -198,7 +198,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
     merge_find(device, slot);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = device_take_mirrors(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = memory_take_mirrors(device, slot, batch->jobs[j], err);
     if (status != ATTN_OK) return status;
     if ((status = gather(device, slot, &count, err)) != ATTN_OK) return status;
     if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
@@ -206,11 +206,11 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 
     if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
     slot->began_ns = clock_ns();
-    if ((status = device_copy_in(slot, err)) != ATTN_OK || (status = merge_move(slot, false, err)) != ATTN_OK)
+    if ((status = memory_copy_in(slot, err)) != ATTN_OK || (status = merge_move(slot, false, err)) != ATTN_OK)
         return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)
-        if (!slot->moved[j] && (status = device_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
+        if (!slot->moved[j] && (status = memory_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
     if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
@@ -254,9 +254,9 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
         batch->jobs[j]->ran = status == ATTN_OK;
         if (status != ATTN_OK) batch->jobs[j]->error = *err;
     }
-    device_drop_mirrors(device, slot);
+    memory_drop_mirrors(device, slot);
     if (slot->workspace_bytes > DEVICE_WORKSPACE_KEEP)
-        device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+        memory_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
     attn_stream_heed(slot->stream, NULL);
     pthread_mutex_lock(&device->lock);
     slot->batch = NULL;
@@ -276,7 +276,7 @@ static bool give_back_workspaces(struct device *device)
     for (int s = 0; s < device->slot_count; s++) {
         struct slot *slot = &device->slots[s];
         if (slot->batch || slot->workspace == NULL) continue;
-        device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+        memory_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
         any = true;
     }
     pthread_mutex_unlock(&device->lock);
@@ -301,7 +301,7 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
         status = ATTN_DEVICE_LOST;
         *err = late;
     }
-    device_drop_mirrors(device, slot);
+    memory_drop_mirrors(device, slot);
     return status;
 }
 

@@ -110,7 +110,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
     answer->content_type = "application/json";
     answer->constant = true;
     pthread_mutex_lock(&lock);
-    if (kept == NULL) kept = info_openapi_write(request->server->config, &request->server->limits, all, count, &length);
+    if (kept == NULL) kept = openapi_write(request->server->config, &request->server->limits, all, count, &length);
     answer->body = kept;
     answer->length = length;
     pthread_mutex_unlock(&lock);

@@ -46,7 +46,7 @@ static cJSON *openapi_of(const struct config *c)
     size_t length = 0;
     int count;
     const struct route *routes = routes_all(&count);
-    char *text = info_openapi_write(c, &limits, routes, count, &length);
+    char *text = openapi_write(c, &limits, routes, count, &length);
     return parse(text, length);
 }
 
@@ -214,7 +214,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
     struct config with_tokens = config;
     size_t length = 0;
     with_tokens.token_file = "tokens";
-    char *text = info_openapi_write(&with_tokens, &limits, rows, ARRAY_SIZE(rows), &length);
+    char *text = openapi_write(&with_tokens, &limits, rows, ARRAY_SIZE(rows), &length);
     cJSON *doc = parse(text, length), *path = at(doc, "paths/~1v1~1things~1{name}");
     assert_int_equal(cJSON_GetArraySize(at(doc, "paths")), 1);
     assert_int_equal(cJSON_GetArraySize(path), 3);
