@@ -138,8 +138,8 @@ struct request {
     struct hangup_watch *watch;      /* for hang-up; NULL: not watched (yet) */
 };
 
-/* Makes a request in RECEIVING, which the calling HTTP thread owns. It is the head of a zeroed block of `bytes`, so that
- * a struct that begins with a request can be made of it. NULL when out of memory. */
+/* Makes a request in RECEIVING, which the calling HTTP thread owns. It is the head of a zeroed block of `bytes`, so
+ * that a struct that begins with a request can be made of it. NULL when out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
 /* Gives everything back. Only its owner may. */
 void request_free(struct request *request);
