@@ -30,8 +30,8 @@
 
 struct device;
 
-/* Jobs that run together. The loop makes it, a thread of the device owns it from devices_submit() until it arrives in
- * the mailbox. */
+/* Parts of jobs that run together. The loop makes a batch. A thread of the device owns it from devices_submit() until
+ * it arrives in the mailbox. */
 struct batch {
     struct message message;
     struct device *device;
@@ -46,12 +46,17 @@ struct batch {
     bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;   /* of compute_us: until the kernels were on the stream */
-    struct job *jobs[]; /* a reference each */
+    double launch_us;         /* of compute_us: until the kernels were on the stream */
+    struct job_part *parts[]; /* with a reference to the job of each */
 };
 
-/* Metrics and the log, for a batch that came back; `first` is one of its jobs. When one fails, all do. */
-void batch_count(const struct batch *batch, const struct job *first);
+static inline struct job *batch_job(const struct batch *batch, int part)
+{
+    return batch->parts[part]->job;
+}
+
+/* Metrics and the log, for a batch that came back; `first` is one of its parts. When one fails, all do. */
+void batch_count(const struct batch *batch, const struct job_part *first);
 /* The times of a job that ran in it, for its answer and the metrics. */
 void batch_note_times(const struct batch *batch, struct job *job);
 
@@ -107,11 +112,11 @@ void devices_note_lost(struct devices *devices, int number);
 enum run_here {
     RUN_HERE_NOT,   /* Nothing happened. The job is to be queued. */
     RUN_HERE_BEGAN, /* The job's step on caches has begun, and nothing runs. The job is to be queued. */
-    RUN_HERE_DONE,  /* The job is over: job->ran, or job->error says why not. Its times and metrics are noted. */
-    RUN_HERE_LATE,  /* The job runs on in job->late. It goes to the loop, which calls devices_submit_late(). A caller
-                     * that cannot hand the job over calls devices_settle(). */
-    RUN_HERE_LOST,  /* The device was lost, and job->home is its number. The job is to be queued: it meets the same
-                     * error on that device, and so the loop learns of the loss. */
+    RUN_HERE_DONE,  /* The job is over: job_ran(), or job_error() says why not. Its times and metrics are noted. */
+    RUN_HERE_LATE,  /* The job runs on in job->part.late. It goes to the loop, which calls devices_submit_late(). A
+                     * caller that cannot hand the job over calls devices_settle(). */
+    RUN_HERE_LOST,  /* The device was lost, and job->part.device is its number. The job is to be queued: it meets the
+                     * same error on that device, and so the loop learns of the loss. */
 };
 
 /* Computes a small job in the calling thread, or puts it on a GPU that has nothing else to do and looks for its end.
