@@ -34,7 +34,7 @@
 #include "server/base/clock.h"
 #include "server/base/flow.h"
 #include "server/base/metrics.h"
-#include "server/work/regions.h"
+#include "server/regions/regions.h"
 #include "server/work/request.h"
 #include "server/work/steps.h"
 

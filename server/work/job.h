@@ -92,7 +92,7 @@ struct job {
     void *lse_found;    /* where these sums arrive, among the outputs */
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
-    bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */
+    bool holds_contexts; /* taken or reserved: somebody must still call contexts_finish_job() */
     struct caches *caches;        /* where the caches are that it names */
     struct job_step *step;        /* what it does to them (steps.h); NULL: nothing */
     struct staging_block *tables; /* of the step, while it has begun, */
@@ -127,7 +127,7 @@ static inline attn_problem *job_problem(const struct job *job, int item)
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
-void job_release(struct job *job); /* NULL is fine. The last one: prepare_finish_contexts() was called, if need be */
+void job_release(struct job *job); /* NULL is fine. The last one: contexts_finish_job() was called, if need be */
 
 /* The first part that has not left and that the device can compute; NULL: none. */
 struct job_part *job_part_for(struct job *job, int device);

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "server/base/metrics.h"
-#include "server/work/caches.h"
+#include "server/caches/caches.h"
 
 _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as many caches as a step takes");
 

@@ -5,7 +5,8 @@
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
-#include "server/work/prepare.h"
+#include "server/intake/prepare.h"
+#include "server/work/contexts.h"
 
 enum { BATCH_KIND = 7, LOG_MAX = 16 };
 
@@ -119,7 +120,7 @@ static struct batch *next_back(struct bench *b)
 static void forget(struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
-        prepare_finish_contexts(batch_job(batch, i), false);
+        contexts_finish_job(batch_job(batch, i), false);
         job_release(batch_job(batch, i));
     }
     free(batch);
@@ -210,7 +211,7 @@ static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(v
     next_back(&b);
     assert_ran(batch);
     for (int i = 0; i < 2; i++) strcpy(ids[i], forward->results[i].context);
-    prepare_finish_contexts(forward, true);
+    contexts_finish_job(forward, true);
     forget(batch);
 
     char *backwards[] = { backward_body(ids[0], 5, 4), backward_body(ids[1], 6, 4) };
@@ -219,7 +220,7 @@ static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(v
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_ran(batch);
-    prepare_finish_contexts(backward, true);
+    contexts_finish_job(backward, true);
     forget(batch);
     close_bench(&b);
 }
@@ -770,7 +771,7 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
         assert_int_equal(devices_run_here(b.server.devices, job), cases[c].here);
         assert_int_equal(job->part.ran, cases[c].here == RUN_HERE_DONE);
         if (cases[c].here == RUN_HERE_DONE) assert_computed(job, 0);
-        prepare_finish_contexts(job, false);
+        contexts_finish_job(job, false);
         job_release(job);
     }
     assert_int_equal(devices_learn(b.server.devices, &seconds), 1);
@@ -1066,7 +1067,7 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         if (cases[c].error) assert_non_null(strstr(job_error(job)->text, cases[c].error));
         else assert_computed(job, 0);
         job->part.next = NULL;
-        prepare_finish_contexts(job, false);
+        contexts_finish_job(job, false);
         job_release(job);
         close_bench(&b);
     }
