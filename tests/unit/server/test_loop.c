@@ -706,7 +706,7 @@ static struct request *received_from_region(struct scene *s, int rows)
     request->decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &s->server.limits, &memory);
     proto_decoder_kserve(request->decoder, &model, -1);
     request->answer_as = &proto_kserve;
-    request->received_bytes = t.used;
+    request->decoded_bytes = t.used;
     assert_int_equal(proto_decoder_feed(request->decoder, text, t.used, &err), ATTN_OK);
     if (!check_shared(request)) fail_msg("%s", request->why.text);
     return request;
