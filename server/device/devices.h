@@ -29,8 +29,8 @@
 
 struct device;
 
-/* Jobs that run together. The loop makes it, a thread of the device owns it from devices_submit() until it arrives in
- * the mailbox. */
+/* Parts of jobs that run together. The loop makes a batch. A thread of the device owns it from devices_submit() until
+ * it arrives in the mailbox. */
 struct batch {
     struct message message;
     struct device *device;
@@ -45,12 +45,17 @@ struct batch {
     bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;   /* of compute_us: until the kernels were on the stream */
-    struct job *jobs[]; /* a reference each */
+    double launch_us;         /* of compute_us: until the kernels were on the stream */
+    struct job_part *parts[]; /* with a reference to the job of each */
 };
 
-/* Metrics and the log, for a batch that came back; `first` is one of its jobs. When one fails, all do. */
-void batch_count(const struct batch *batch, const struct job *first);
+static inline struct job *batch_job(const struct batch *batch, int part)
+{
+    return batch->parts[part]->job;
+}
+
+/* Metrics and the log, for a batch that came back; `first` is one of its parts. When one fails, all do. */
+void batch_count(const struct batch *batch, const struct job_part *first);
 /* The times of a job that ran in it, for its answer and the metrics. */
 void batch_note_times(const struct batch *batch, struct job *job);
 

@@ -81,12 +81,12 @@ void inline_close(struct devices *devices)
 
 /* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has
  * its own. Of the device that alone can compute it, if there is one. */
-static struct inline_slot *take_inline_slot(struct devices *devices, int home)
+static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
     for (int i = 0; i < devices->inline_count; i++) {
         struct inline_slot *inline_slot = &devices->inline_slots[(first + i) % devices->inline_count];
-        if (home >= 0 && inline_slot->device->number != home) continue;
+        if (only >= 0 && inline_slot->device->number != only) continue;
         if (!atomic_flag_test_and_set_explicit(&inline_slot->taken, memory_order_acquire)) return inline_slot;
     }
     return NULL;
@@ -230,13 +230,13 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
 {
     atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
-    job->ran = status == ATTN_OK;
+    job->part.ran = status == ATTN_OK;
     flow_charge(job->flow, FLOW_DEVICE, took_ns);
     batch->compute_us = (double)took_ns / 1e3;
-    if (job->ran) batch_note_times(batch, job);
-    else job->error = *err;
+    if (job->part.ran) batch_note_times(batch, job);
+    else job->part.error = *err;
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
-    batch_count(batch, job);
+    batch_count(batch, &job->part);
 }
 
 /* Of a job that an inline slot is ready for. */
@@ -254,13 +254,13 @@ static enum run_here run(struct devices *devices, struct inline_slot *inline_slo
     const int64_t took_ns = work_clock_ns(device) - began_ns;
     count_on_device(device, -1);
     if (!done) {
-        job->late = inline_slot;
+        job->part.late = inline_slot;
         return RUN_HERE_LATE;
     }
     if (!device->info.unified) batch.launch_us = (double)(inline_slot->slot.launched_ns - began_ns) / 1e3;
     give_inline_slot_back(inline_slot);
     if (status == ATTN_DEVICE_LOST) {
-        job->home = device->number;
+        job->part.device = device->number;
         return RUN_HERE_LOST;
     }
     note_end(devices, job, &batch, took_ns, status, &err);
@@ -271,7 +271,7 @@ enum run_here inline_run(struct devices *devices, struct job *job)
 {
     struct inline_slot *inline_slot;
     if (devices->inline_count == 0 || !fits_inline(job) || (inline_near(devices) && !fits_processor(job)) ||
-        (inline_slot = take_inline_slot(devices, job->home)) == NULL)
+        (inline_slot = take_inline_slot(devices, job->part.device)) == NULL)
         return RUN_HERE_NOT;
     attn_problem placed;
     attn_plan plan;
@@ -283,15 +283,17 @@ enum run_here inline_run(struct devices *devices, struct job *job)
 void inline_settle(struct job *job)
 {
     attn_error ignored;
-    if (job->late == NULL) return;
-    (void)attn_stream_wait(job->late->slot.stream, &ignored);
-    give_inline_slot_back(job->late);
-    job->late = NULL;
+    for (struct job_part *part = &job->part; part; part = part->next) {
+        if (part->late == NULL) continue;
+        (void)attn_stream_wait(part->late->slot.stream, &ignored);
+        give_inline_slot_back(part->late);
+        part->late = NULL;
+    }
 }
 
-void inline_adopt(struct slot *slot, struct job *job)
+void inline_adopt(struct slot *slot, struct job_part *part)
 {
-    struct inline_slot *inline_slot = job->late;
+    struct inline_slot *inline_slot = part->late;
     struct slot idle = *slot;
     *slot = inline_slot->slot;
     slot->batch = idle.batch;
@@ -300,7 +302,7 @@ void inline_adopt(struct slot *slot, struct job *job)
     slot->count = slot->launched = 1;
     idle.batch = NULL;
     inline_slot->slot = idle;
-    job->late = NULL;
+    part->late = NULL;
     give_inline_slot_back(inline_slot);
 }
 

@@ -11,9 +11,9 @@ enum run_here {
     RUN_HERE_NOT,   /* Nothing happened. The job is to be queued. */
     RUN_HERE_BEGAN, /* The job's step on caches has begun, and nothing runs. The job is to be queued. */
     RUN_HERE_DONE,  /* The job is over: job->ran, or job->error says why not. Its times and metrics are noted. */
-    RUN_HERE_LATE,  /* The job runs on in job->late. It goes to the loop, which calls devices_submit_late(). A caller
+    RUN_HERE_LATE, /* The job runs on in job->part.late. It goes to the loop, which calls devices_submit_late(). A caller
                      * that cannot hand the job over calls inline_settle(). */
-    RUN_HERE_LOST,  /* The device was lost, and job->home is its number. The job is to be queued: it meets the same
+    RUN_HERE_LOST, /* The device was lost, and job->part.device is its number. The job is to be queued: it meets the same
                      * error on that device, and so the loop learns of the loss. */
 };
 

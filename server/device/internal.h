@@ -169,7 +169,7 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
 /* On a device's thread: what an inline slot left on its stream is from here on the slot's. */
-void inline_adopt(struct slot *slot, struct job *job);
+void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */
 

@@ -26,7 +26,7 @@
 static int64_t worst_ns(const struct batch *batch)
 {
     double flops = 0;
-    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch->jobs[j]);
+    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch_job(batch, j));
     const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
@@ -94,7 +94,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
 {
     int count = 0;
     for (int j = 0; j < slot->batch->count; j++) {
-        const struct job *job = slot->batch->jobs[j];
+        const struct job *job = batch_job(slot->batch, j);
         slot->problem[j] = count;
         if (slot->leader[j] != j) {
             slot->problem[j] = slot->problem[slot->leader[j]]; /* which stands before it */
@@ -122,7 +122,7 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
 {
     int n = 0;
     for (int j = 0; j < slot->batch->count; j++) {
-        const struct job *job = slot->batch->jobs[j];
+        const struct job *job = batch_job(slot->batch, j);
         if (slot->leader[j] != j) {
             batch_name_backend(&job->results[0], device, slot->plans[slot->problem[j]].kernel->name);
             continue;
@@ -169,7 +169,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     status = attn_stream_mark(slot->stream, 2, err);
     if (status == ATTN_OK) status = merge_move(slot, true, err);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = memory_copy_out(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -178,7 +178,7 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
     for (int j = 0; j < slot->batch->count && status == ATTN_OK; j++) {
-        const struct job *job = slot->batch->jobs[j];
+        const struct job *job = batch_job(slot->batch, j);
         if (job->lse)
             status = attn_lse_start(slot->stream, &slot->problems[slot->problem[j]], job->lse,
                                     memory_address(slot, job->lse_found), err);
@@ -194,11 +194,11 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     attn_status status = ATTN_OK;
     int count = 0;
 
-    for (int j = 0; j < batch->count; j++) count += batch->jobs[j]->runnable;
+    for (int j = 0; j < batch->count; j++) count += batch_job(batch, j)->runnable;
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
     merge_find(device, slot);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = memory_take_mirrors(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = memory_take_mirrors(device, slot, batch_job(batch, j), err);
     if (status != ATTN_OK) return status;
     if ((status = gather(device, slot, &count, err)) != ATTN_OK) return status;
     if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
@@ -210,7 +210,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
         return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)
-        if (!slot->moved[j] && (status = memory_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
+        if (!slot->moved[j] && (status = memory_move(device, slot, batch_job(batch, j), err)) != ATTN_OK) return status;
     if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
@@ -251,8 +251,8 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     if (batch->charged_ns == 0 && status == ATTN_OK) batch->charged_ns = (int64_t)(batch->compute_us * 1e3);
     if (batch->charged_ns == 0) batch->charged_ns = batch->ended_ns - batch->started_ns;
     for (int j = 0; j < batch->count; j++) {
-        batch->jobs[j]->ran = status == ATTN_OK;
-        if (status != ATTN_OK) batch->jobs[j]->error = *err;
+        batch->parts[j]->ran = status == ATTN_OK;
+        if (status != ATTN_OK) batch->parts[j]->error = *err;
     }
     memory_drop_mirrors(device, slot);
     if (slot->workspace_bytes > DEVICE_WORKSPACE_KEEP)
@@ -338,7 +338,7 @@ static void start(struct device *device, struct slot *slot)
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
     if (batch->adopted) { /* it runs already */
-        inline_adopt(slot, batch->jobs[0]);
+        inline_adopt(slot, batch->parts[0]);
         return;
     }
     do {

@@ -274,7 +274,7 @@ static enum run_here run_here(struct request *request)
 static enum MHD_Result answer_done(struct request *request)
 {
     struct server *const server = request->server;
-    if (!request->job->ran) request_fail_in_job(request, &request->job->error);
+    if (!job_ran(request->job)) request_fail_in_job(request, job_error(request->job));
     else write_shared(request);
     end_step(request);
     if (!inline_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
@@ -331,7 +331,8 @@ enum MHD_Result body_done(struct request *request)
     case RUN_HERE_LATE: return hand_over(request, true);
     case RUN_HERE_NOT:
     case RUN_HERE_BEGAN:
-    case RUN_HERE_LOST: break; /* to be queued: steps.h knows whether its step began, and job->home the lost device */
+    case RUN_HERE_LOST:
+        break; /* to be queued: steps.h knows whether its step began, and job->part.device is the lost one */
     }
     return hand_over(request, false);
 }

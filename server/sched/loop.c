@@ -85,7 +85,9 @@ static const char homeless[] = "the device that alone can compute this has faile
 /* It is in the queue, for a device that has failed since it was looked for. */
 static bool is_homeless(const struct loop *loop, const struct job *job)
 {
-    return job->home >= 0 && !devices_is_usable(loop->server->devices, job->home);
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        if (part->device >= 0 && !devices_is_usable(loop->server->devices, part->device)) return true;
+    return false;
 }
 
 static void on_checked(struct piece *piece)
@@ -142,7 +144,7 @@ static void check(struct loop *loop, struct request *request)
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
-    struct batch *batch = calloc(1, sizeof *batch + sizeof batch->jobs[0]);
+    struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
     if (batch == NULL) { /* its memory is free when the device is done with it */
         inline_settle(job);
         step_end(job, false);
@@ -151,11 +153,10 @@ static bool take_late(struct loop *loop, struct request *request)
         return false;
     }
     job->queued_ns = clock_ns();
-    batch->jobs[0] = job_hold(job);
+    batch->parts[0] = job_part_leaves(&job->part, batch);
     batch->flops = job->flops;
     batch->count = batch->waiting = 1;
     batch->flow = job->flow;
-    job->batch = batch;
     request->held = waiting_is_used_in_place(job);
     batches_mark(batch);
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
@@ -172,7 +173,7 @@ static void request_arrived(struct loop *loop, struct request *request)
         check(loop, request);
         return;
     }
-    if (request->job->late) {
+    if (request->job->part.late) {
         if (!take_late(loop, request)) return;
     } else batches_enqueue(loop, request->job);
     if (loop->stage == STOPPING) {

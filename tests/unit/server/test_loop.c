@@ -250,7 +250,7 @@ static void assert_ok(struct scene *s, struct request *request)
     answered(s, request);
     if (request->failed) fail_msg("%s: %s", proto_errors[request->error].code, request->why.text);
     assert_false(request->gone);
-    assert_true(request->job->ran);
+    assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
     contexts_finish_job(request->job, true); /* as answer_queue() does */
@@ -289,7 +289,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
     answered(s, request);
     assert_int_equal(request->state, REQUEST_ANSWERING);
     assert_false(request->failed);
-    assert_true(request->job->ran);
+    assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
     assert_int_equal(atomic_load(&request->job->references), 1); /* its memory may be reused for the answer */
@@ -809,7 +809,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     answered(s, none);
     assert_false(none->failed);
     assert_int_equal(none->job->runnable, 0);
-    assert_false(none->job->ran);
+    assert_false(none->job->part.ran);
     request_free(none);
     assert_int_equal(end(s, true), 0);
 }
