@@ -657,9 +657,9 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
  *
  *   A part whose lse is -inf is empty: it adds nothing, and its out is not read.
  *   Where all parts are empty, out is 0 and lse is -inf.
- *   Where an lse is NaN or +inf, out and lse are NaN, as in a forward with such a score: inf / inf is not known.
+ *   Where an lse is NaN or +inf, out and lse are NaN: the quotient of two infinities is not known.
  *   NaN in the out of a part that is not empty makes that number of out NaN, however little the part weighs.
- *   The merge of one part that is not empty is that part, to the bit.
+ *   Where one part is not empty, the result equals it; -0 becomes 0.
  *
  * out of a part is [B, Sq, H, Dv] and lse [B, H, Sq]; packed, they are [total_q, H, Dv] and [H, total_q]. Layout bhsd
  * is a view with the axes 1 and 2 of out swapped. All parts have the same shapes, strides and dtype of out (float32,

@@ -191,9 +191,11 @@ void test_merges_of_empty_and_strange_parts(void **state)
     scene_run(&x);
     for (int n = 0; n < ROWS; n++) {
         const float got[] = { x.lse[n], ((const float *)x.out)[n] };
+        const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY; /* then it is exact */
         for (int e = 0; e < 2; e++) {
             const float want = cases[n][4 + e];
-            if (!(isnan(want) ? isnan(got[e]) : got[e] == want || fabsf(got[e] - want) <= fabsf(want) * 2e-7f))
+            if (!(isnan(want) ? isnan(got[e])
+                              : got[e] == want || (!alone && fabsf(got[e] - want) <= fabsf(want) * 2e-7f)))
                 fail_msg("case %d, %s: %g, not %g", n, e ? "out" : "lse", got[e], want);
         }
     }
