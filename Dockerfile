@@ -41,6 +41,7 @@ WORKDIR /src
 COPY Makefile ./
 COPY kernels kernels
 RUN make CUDA=0 build/libattn.a
+COPY text text
 COPY proto-json proto-json
 COPY server server
 RUN make CUDA=0 build/attnd \
@@ -95,6 +96,7 @@ WORKDIR /src
 COPY Makefile ./
 COPY kernels kernels
 RUN make CUDA=1 CUDA_ARCHS="${CUDA_ARCHS}" build/libattn.a
+COPY text text
 COPY proto-json proto-json
 COPY server server
 RUN make CUDA=1 CUDA_ARCHS="${CUDA_ARCHS}" build/attnd \

@@ -1,6 +1,6 @@
 # attnd: every command. `make help` lists them.
 #
-#   build/attnd        the daemon          server/ + proto-json/ + kernels/
+#   build/attnd        the daemon          server/ + proto-json/ + text/ + kernels/
 #   build/libattn.a    the kernels library kernels/, usable on its own (kernels/attention.h)
 #   build/attn-bench   its benchmark       tests/bench/
 #
@@ -27,7 +27,7 @@ B       := build$(if $(SAN),/san)$(if $(TSAN),/tsan)
 # ---- What is built ---------------------------------------------------------------------------------------------------
 
 KERNELS_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)
-PROTO_SRC   := $(wildcard proto-json/*.c)
+PROTO_SRC   := $(wildcard text/*.c proto-json/*.c)
 SERVER_SRC  := $(wildcard server/*.c server/*/*.c)
 UNIT_SRC    := $(wildcard tests/unit/*/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz/fuzz_*.c)
@@ -38,8 +38,8 @@ LOAD_SRC    := $(wildcard tests/load/*.c)
 # folder sm90 uses instructions of Hopper alone. C++ in a kernel's host part needs a few functions of libstdc++, linked statically.
 # What takes long to compile (CUDA_LONG) is begun first, or the last of it would be compiled alone.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
-CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/*forward.cu)
-CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))
+CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/forward/*.cu)
+CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
 CUDA_ARCHS ?= 80 89 90
@@ -120,7 +120,7 @@ $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
-$B/server/api/page.o: server/api/index.html server/api/docs.html
+$B/server/routes/page.o: server/routes/index.html server/routes/docs.html
 
 # Kernels of Hopper's own: spilled registers and serialised products fail the build.
 $B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags
@@ -231,7 +231,7 @@ $B/tests/gpu/blocks: $(BLOCKS:%=$B/%.o)
 # of 80 leaves out what compute capability 9.0 has. The C part is this Makefile's with CUDA=0, but for the list of backends.
 COMPUTE      := $(or $(ATTN_EMULATOR_COMPUTE),90)
 EMU          := $B/$(COMPUTE)
-EMU_SRC      := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
+EMU_SRC      := $(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)
 EMU_CC       := $(filter-out tests/emulator/$(if $(filter 80,$(COMPUTE)),,no_)sm90.cc,$(wildcard tests/emulator/*.cc))
 EMU_BLOCKS   := $(if $(filter 80,$(COMPUTE)),,blocks)
 EMU_KERNELS  := $(if $(filter 80,$(COMPUTE)),$(filter-out kernels/cuda/sm90/%,$(EMU_SRC)),$(EMU_SRC))
@@ -242,9 +242,9 @@ EMU_OBJ      := $(EMU_KERNELS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o) $B/emul
 
 $(EMU)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(EMU_FLAGS)' | cmp -s - $@ || echo '$(EMU_FLAGS)' >$@
-$B/kernels/cuda/translated: tests/emulator/translate.py $(BLOCKS) $(foreach d,kernels/cuda kernels/cuda/* tests/emulator/kernels/cuda/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
+$B/kernels/cuda/translated: tests/emulator/translate.py $(BLOCKS) $(foreach d,kernels/cuda/* kernels/cuda/*/* tests/emulator/kernels/cuda/* tests/emulator/kernels/cuda/*/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
 	$(call say,py)python3 $< $B $(BLOCKS) && touch $@
-$(addprefix $B/,$(EMU_SRC) $(BLOCKS) $(wildcard $(foreach x,h cuh,kernels/cuda/*.$x kernels/cuda/*/*.$x))): $B/kernels/cuda/translated ;
+$(addprefix $B/,$(EMU_SRC) $(BLOCKS) $(wildcard $(foreach x,h cuh,kernels/cuda/*/*.$x kernels/cuda/*/*/*.$x))): $B/kernels/cuda/translated ;
 $(EMU)/%.o: $B/%.cu tests/emulator/device.h $(EMU)/flags
 	@mkdir -p $(@D)
 	$(call say,c++)g++ $(EMU_FLAGS) -ffp-contract=off -fno-strict-aliasing $(EMU_WATCH) -w -include tests/emulator/device.h -c -o $@ -x c++ $<
@@ -275,7 +275,7 @@ $B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/lib
 	$(call say,ld)$(CC) -fsanitize=fuzzer $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
 
 .SECONDARY:
--include $(shell find $(addprefix $B/,server proto-json kernels tests fake emulated 80 90) -name '*.d' 2>/dev/null)
+-include $(shell find $(addprefix $B/,server text proto-json kernels tests fake emulated 80 90) -name '*.d' 2>/dev/null)
 
 # ---- Commands --------------------------------------------------------------------------------------------------------
 # Each begins by installing what it needs and lacks (tests/setup.sh), so it works on a machine that has only make.
@@ -426,7 +426,7 @@ arm64: ## unit tests and a part of conformance for arm64, cross-compiled and run
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
 	bash tests/fresh/run.sh $(FRESH)
 
-C_FILES = $(shell find server proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort)
+C_FILES = $(shell find server text proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort)
 CLANG_FORMAT ?= $(or $(wildcard build/venv/bin/clang-format),clang-format)
 format: ## rewrite the C sources in the project's style (clang-format 14)
 	$(CLANG_FORMAT) -i $(C_FILES)

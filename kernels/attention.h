@@ -686,10 +686,18 @@ attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const att
 /* attn_run() a piece at a time, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each
  * call queues some 50 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued.
  * All calls have the same plans and the same workspace, which must not be NULL and which nothing else uses meanwhile. A
- * caller that waits for the stream between two calls can give up work of seconds within 0.1 s. */
+ * caller that waits for the stream between two calls can give up work of seconds within 0.1 s.
+ *
+ * Rows whose scores leave float32 take up to a thousand times as long as others. A problem without such rows, which is
+ * a matter of milliseconds, may leave them out, because only its results show that it has some. When all is queued and
+ * the stream is done, attn_stream_left_rows() says whether a problem did that since the last such question. Then the
+ * outputs are not complete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at the first
+ * call. */
 enum { ATTN_NO_MORE_STEPS = -1 };
+#define ATTN_EVERY_ROW (INT64_C(1) << 62)
 attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                           attn_error *err);
+bool attn_stream_left_rows(attn_stream *stream);
 
 /* From now on attn_run() on this stream gives up when it finds *cancel other than 0: on the CPU between two tiles, on a
  * GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may set *cancel

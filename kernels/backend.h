@@ -83,6 +83,7 @@ struct attn_backend {
     /* NULL: run() does not queue work, it does it. Of problems that are empty there is nothing to do. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
+    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() leaves no rows out */
 };
 
 /* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */
@@ -111,7 +112,7 @@ extern const attn_backend
     attn_backend_reference;                   /* kernels/cpu/reference.c: textbook loops in double; defines correct */
 extern const attn_backend attn_backend_paper; /* kernels/cpu/paper.c: FlashAttention-2 as in its paper, to be read */
 extern const attn_backend attn_backend_cpu;   /* kernels/cpu/cpu.c: flash attention on all cores */
-extern const attn_backend attn_backend_cuda;  /* kernels/cuda/device.cu, with ATTN_CUDA */
+extern const attn_backend attn_backend_cuda;  /* kernels/cuda/common/device.cu, with ATTN_CUDA */
 extern const attn_backend
     attn_backend_fake; /* kernels/fake/fake.c: fails as it is told; test builds only, with ATTN_FAKE */
 

@@ -32,8 +32,9 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE }; 
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
 /* Scores from which on the second form of the kernels of GENERIC, for options, needs no repair: HUGE_SCORE of
- * cuda/args.cuh. The kernels of float32 repair every row of a tile whose numbers allow scores of SINGLE_BOUND, whatever
- * its form (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 repairs too, also where scores are huge. */
+ * cuda/common/args.cuh. The kernels of float32 repair every row of a tile whose numbers allow scores of SINGLE_BOUND,
+ * whatever its form (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 repairs too, also where scores are
+ * huge. */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 

@@ -284,6 +284,12 @@ attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count
     return attn_run(stream, plans, count, workspace, err);
 }
 
+bool attn_stream_left_rows(attn_stream *stream)
+{
+    const attn_backend *backend = stream->device->backend;
+    return backend->left_rows && backend->left_rows(stream);
+}
+
 void attn_stream_heed(attn_stream *stream, const int *cancel)
 {
     stream->cancel = cancel;

@@ -2,10 +2,10 @@
  *
  *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
  *
- * Whoever computes scores one by one takes it from here: the reference and the kernel "double" of the CPU
- * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of cuda/args.cuh).
- * Those take an option that is added here as it is. Fast kernels have expressions of their own for the options that
- * their row names, and get no problem with another.
+ * Code that computes scores one by one takes it from here: the reference and the kernel "double" of the CPU
+ * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of
+ * cuda/common/args.cuh). Those take an option that is added here as it is. Fast kernels have expressions of their own
+ * for the options that their row names, and get no problem with another.
  *
  * C computes in double, which defines correct; CUDA in float, and in double where a score leaves float. */
 #ifndef ATTN_SCORE_H

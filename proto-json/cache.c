@@ -9,7 +9,7 @@
 #include "habits.h"
 #include "proto.h"
 #include "scan.h"
-#include "text.h"
+#include "text/text.h"
 #include "tree.h"
 
 enum type { TYPE_INTEGER, TYPE_BOOL, TYPE_DTYPE, TYPE_SCALES };

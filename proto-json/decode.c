@@ -29,7 +29,7 @@
 #include "format.h"
 #include "habits.h"
 #include "hints.h"
-#include "text.h"
+#include "text/text.h"
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */
 

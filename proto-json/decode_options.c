@@ -10,7 +10,7 @@
 #include <strings.h>
 
 #include "habits.h"
-#include "text.h"
+#include "text/text.h"
 
 /* ---- The options ------------------------------------------------------------------------------------------------- */
 

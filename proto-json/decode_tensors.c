@@ -12,7 +12,7 @@
 
 #include "base64.h"
 #include "habits.h"
-#include "text.h"
+#include "text/text.h"
 
 /* ---- Values of the tree ------------------------------------------------------------------------------------------ */
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "text.h"
+#include "text/text.h"
 
 enum { NAMES = 3 };
 static const struct {

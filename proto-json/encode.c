@@ -26,7 +26,7 @@
 #include "format.h"
 #include "hints.h"
 #include "numbers.h"
-#include "text.h"
+#include "text/text.h"
 
 const char *const proto_stages[PROTO_STAGE_COUNT] = {
 #define X(name) #name,

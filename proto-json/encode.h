@@ -4,7 +4,7 @@
 #define ENCODE_H
 
 #include "proto.h"
-#include "text.h"
+#include "text/text.h"
 
 enum { ENCODE_PROBLEM_BYTES = 4096 }; /* of a problem document, at most; of facts, twice over */
 

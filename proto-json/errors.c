@@ -8,7 +8,7 @@
  *   2. When the buffer is short, `detail` and `error` are shortened first; then pointer and request_id are left out. */
 #include "proto.h"
 
-#include "text.h"
+#include "text/text.h"
 
 const proto_error_info proto_errors[PROTO_ERROR_COUNT] = {
 #define X(id, http, code, title) { http, code, title },

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base64.h"
-#include "text.h"
+#include "text/text.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -664,8 +664,6 @@ const char *habit_bytes(const uint8_t *bytes, size_t count)
 
 /* ---- Characters that are no JSON --------------------------------------------------------------------------------- */
 
-enum where { FIRST, FIRST_TWO, SECOND_VALUE, A_VALUE, A_NAME, BEHIND, ANYWHERE };
-
 #define UTF16      " (UTF-16, or bare bytes? Send JSON in UTF-8)"
 #define SMALL      " (JSON writes true and false, as json.dumps() does)"
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
@@ -674,8 +672,15 @@ enum where { FIRST, FIRST_TWO, SECOND_VALUE, A_VALUE, A_NAME, BEHIND, ANYWHERE }
 /* Letters that begin none of null, true, false, NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
+#define FIRST     HABIT_OTHER, 1
+#define FIRST_TWO HABIT_OTHER, 2
+#define A_VALUE   HABIT_VALUE, 0
+#define A_NAME    HABIT_NAME, 0
+#define ANYWHERE  HABIT_OTHER, 0
+
 static const struct {
-    enum where where;
+    habit_place place; /* HABIT_OTHER: any */
+    int before;        /* only so near to the body's begin; 0: anywhere */
     const char *found; /* any of these; a NUL where it is empty */
     const char *cure;
 } characters[] = {
@@ -687,12 +692,12 @@ static const struct {
     { FIRST, "@", " (curl sends a file with --data-binary @FILE)" },
     { FIRST, "%", " (percent-encoding? Send JSON as it is, as curl's --data-binary does)" },
     { FIRST, "'", " (quotes of a shell? Windows does not take them away: curl --data-binary @FILE)" },
-    { SECOND_VALUE, "o", " ([object Object]? Send JSON.stringify() of it)" },
     { FIRST, "<", " (XML or HTML? Send a JSON object)" },
     { FIRST_TWO, "-", " (a multipart form? Send the JSON object alone)" },
     { FIRST, "P", " (a zip file, as .npz and .pt are? Send a JSON object, or a safetensors file)" },
     { FIRST, FORM,
       " (form fields or a file's name? Send JSON: requests.post(url, json=...), curl --data-binary @FILE)" },
+    { HABIT_VALUE, 2, "o", " ([object Object]? Send JSON.stringify() of it)" },
     { A_VALUE, "N", " (" NOT_FINITE "; for None leave the member out)" },
     { A_VALUE, "TF", SMALL },
     { A_VALUE, "u", " (undefined is not JSON, leave the member out)" },
@@ -704,30 +709,18 @@ static const struct {
     { A_VALUE, "]},", COMMA },
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
-    { BEHIND, "{", " (several problems go into one {\"requests\": [...]})" },
+    { HABIT_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
     { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* behind a minus sign too */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 
-static bool is_there(const struct habit_place *place, enum where where)
-{
-    switch (where) {
-    case FIRST: return place->at == 0;
-    case FIRST_TWO: return place->at <= 1;
-    case SECOND_VALUE: return place->at == 1 && place->value;
-    case A_VALUE: return place->value;
-    case A_NAME: return place->name;
-    case BEHIND: return place->end;
-    case ANYWHERE: break;
-    }
-    return true;
-}
-
-const char *habit_character(const struct habit_place *place, unsigned char found)
+const char *habit_character(uint64_t at, habit_place place, unsigned char found)
 {
     for (size_t i = 0; i < COUNT(characters); i++) {
         const bool same = found == '\0' ? *characters[i].found == '\0' : strchr(characters[i].found, found) != NULL;
-        if (same && is_there(place, characters[i].where)) return characters[i].cure;
+        if (same && (characters[i].place == HABIT_OTHER || characters[i].place == place) &&
+            (characters[i].before == 0 || at < (uint64_t)characters[i].before))
+            return characters[i].cure;
     }
     return "";
 }

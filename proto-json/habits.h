@@ -55,12 +55,9 @@ extern const char habit_typed_array[]; /* and about one that JSON.stringify() ha
 /* Bytes that are a file around the tensor: what it is, and the cure; NULL: unknown. */
 const char *habit_bytes(const uint8_t *bytes, size_t count);
 
-/* A character that cannot stand at byte `at` of a body, `value`: where a value must begin, `name`: where a member's
- * name must, `end`: behind the value. In brackets behind the message; "": unknown. */
-struct habit_place {
-    uint64_t at;
-    bool value, name, end;
-};
-const char *habit_character(const struct habit_place *place, unsigned char found);
+/* What to do about a character that cannot stand at byte `at` of a body, where this was expected: in brackets, to stand
+ * behind the message; "": unknown. */
+typedef enum habit_place { HABIT_OTHER, HABIT_VALUE, HABIT_NAME, HABIT_END } habit_place;
+const char *habit_character(uint64_t at, habit_place place, unsigned char found);
 
 #endif

@@ -4,7 +4,7 @@
 #define HINTS_H
 
 #include "proto.h"
-#include "text.h"
+#include "text/text.h"
 
 /* Each hint is rare in right requests, and its check costs nothing where the member is not given. The check of a tensor
  * ends at the first number that rules the hint out. */

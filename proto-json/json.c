@@ -8,7 +8,7 @@
 
 #include "encode.h"
 #include "format.h"
-#include "text.h"
+#include "text/text.h"
 #include "tree.h"
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */

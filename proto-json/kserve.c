@@ -31,7 +31,7 @@
 #include "format.h"
 #include "habits.h"
 #include "scan.h"
-#include "text.h"
+#include "text/text.h"
 #include "tree.h"
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 
 #include "decode_internal.h"
 #include "habits.h"
-#include "text.h"
+#include "text/text.h"
 #include "tree.h"
 
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */

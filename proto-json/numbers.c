@@ -483,7 +483,6 @@ enum state {
     WORD,                  /* inside a string */
     BARE_WORD,             /* inside such a word without quotes */
     DONE,
-    BAD,
     COMPLETE,
     WRONG /* no states: the number ended before this character; it cannot stand here */
 };
@@ -824,7 +823,7 @@ static inline void in_number(struct feed *f, char c)
 numbers_status numbers_read(numbers_reader *r, const char *text, size_t count, void *out, size_t room, size_t *taken,
                             size_t *written)
 {
-    struct feed f = { r, text, text, text + count, r->offset, r->elements, out, room, NULL, false, false };
+    struct feed f = { r, text, text, text + count, r->offset, r->elements, out, room, r->error, false, false };
     while (f.p < f.end && r->state < DONE && !f.error && !f.full) {
         switch ((enum state)r->state) {
         case START:
@@ -839,13 +838,29 @@ numbers_status numbers_read(numbers_reader *r, const char *text, size_t count, v
     *taken = (size_t)(f.p - text);
     *written = done_here(&f);
     if (f.error) {
-        r->state = BAD;
         r->error = f.error;
         r->offset = f.at_token ? r->token : f.base + *taken;
+        return NUMBERS_BAD;
     }
-    if (r->state == BAD) return NUMBERS_BAD;
     r->offset = f.base + *taken;
     return f.full ? NUMBERS_FULL : r->state == DONE ? NUMBERS_DONE : NUMBERS_MORE;
+}
+
+numbers_place numbers_stopped(const numbers_reader *r, char token[NUMBERS_CHARS], size_t *length)
+{
+    const char *taken = r->text;
+    size_t held = r->state < NUMBER_STATES || r->state == WORD || r->state == BARE_WORD ? (size_t)r->held : 0,
+           quote = 0;
+    if (r->state == WORD) {
+        token[quote++] = '"';
+        taken = r->word < 0 ? "" : words[r->word].text;
+    } else if (r->state == BARE_WORD) {
+        taken = bare_words[r->word].text;
+    }
+    memcpy(token + quote, taken, held);
+    *length = quote + held;
+    if (r->state == AFTER) return NUMBERS_AFTER;
+    return r->depth > 0 && r->count[r->depth - 1] == 0 ? NUMBERS_FIRST : NUMBERS_NEXT;
 }
 
 bool numbers_convert(numbers_reader *r, const double *values, numbers_type type, void *out, uint64_t *element)

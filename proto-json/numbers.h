@@ -85,6 +85,11 @@ void numbers_begin(numbers_reader *reader, numbers_type type);
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
+/* After NUMBERS_BAD, for a caller that reads on by another grammar: where the token at fault stands, and in `token` how
+ * much of it was taken, *length characters. What follows is text + taken. */
+typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place; /* behind '[', ',', a value */
+numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
+
 /* The dtype has become known after NUMBERS_DONE: converts all the elements of an untyped reader, at `values`, to
  * `type`, at `out`, which may be the same memory. The result is what a reader of that type would have appended: the
  * float64 of an untyped reader are not rounded to nearest but such that nothing is lost for the narrower type.

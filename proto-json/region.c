@@ -7,7 +7,7 @@
 #include "base64.h"
 #include "proto.h"
 #include "scan.h"
-#include "text.h"
+#include "text/text.h"
 #include "tree.h"
 
 #define SYSTEM_EXAMPLE "{\"key\": \"/name\", \"offset\": 0, \"byte_size\": 4096}"

@@ -24,7 +24,7 @@
 #include "encode.h"
 #include "format.h"
 #include "scan.h"
-#include "text.h"
+#include "text/text.h"
 #include "tree.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))

@@ -29,7 +29,7 @@
 #include "base64.h"
 #include "habits.h"
 #include "numbers.h"
-#include "text.h"
+#include "text/text.h"
 
 enum state {
     VALUE,         /* a value must come */
@@ -105,11 +105,8 @@ struct scan {
     int lift_count, lift_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_lift;          /* whose reader this is, or NO_LIFT */
-    uint64_t numbers_begin;    /* where its '[' was */
-    char last;                 /* of the array: the last character that is no white space and in no unfinished token */
-    char token[NUMBERS_CHARS]; /* the unfinished token that the piece ended in */
-    size_t token_bytes;
+    int numbers_lift;       /* whose reader this is, or NO_LIFT */
+    uint64_t numbers_begin; /* where its '[' was */
 };
 
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */
@@ -125,11 +122,11 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 /* Not JSON: `expected` says what may stand here, `c` what does. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
-    const struct habit_place place = { .at = at,
-                                       .value = s->state == VALUE || s->state == FIRST_ELEMENT,
-                                       .name = s->state == NAME || s->state == FIRST_NAME,
-                                       .end = s->state == DONE };
-    const char *const hint = s->kserve && place.end ? BYTES_BEHIND : habit_character(&place, c);
+    const habit_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? HABIT_VALUE
+                              : s->state == NAME || s->state == FIRST_NAME   ? HABIT_NAME
+                              : s->state == DONE                             ? HABIT_END
+                                                                             : HABIT_OTHER;
+    const char *const hint = s->kserve && place == HABIT_END ? BYTES_BEHIND : habit_character(at, place, c);
     if (c > 0x20 && c < 0x7f)
         return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: expected %s, found '%c'%s",
                          (unsigned long long)at, expected, c, hint);
@@ -561,56 +558,30 @@ static attn_status array_begin(scan *s, uint64_t at)
     s->numbers.bare_words = s->kserve;
     s->numbers_lift = s->lift_count - 1;
     s->numbers_begin = at;
-    s->last = 0;
-    s->token_bytes = 0;
     s->state = ARRAY;
     return ATTN_OK;
 }
 
-static bool separates(unsigned char c)
-{
-    return c == '[' || c == ']' || c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r';
-}
-
-/* Keeps what array_fault() needs of text that has been taken: the unfinished token, and the character before it. */
-static bool array_remember(scan *s, const unsigned char *text, const unsigned char *end)
-{
-    const unsigned char *token = end, *p;
-    while (token > text && !separates(token[-1])) token--;
-    if (token > text) { /* what was unfinished is finished now */
-        for (p = token; p > text && (p[-1] == ' ' || p[-1] == '\t' || p[-1] == '\n' || p[-1] == '\r');) p--;
-        if (p > text) s->last = (char)(separates(p[-1]) ? p[-1] : '0');
-        else if (s->token_bytes) s->last = '0';
-        s->token_bytes = 0;
-    }
-    if ((size_t)(end - token) > sizeof s->token - s->token_bytes) return false;
-    memcpy(s->token + s->token_bytes, token, (size_t)(end - token));
-    s->token_bytes += (size_t)(end - token);
-    return true;
-}
-
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* The array is no array of numbers; it may still be JSON. Puts the state machine where the token at fault begins,
- * as if it had read the array itself, and lets it check the rest without keeping anything. *text: the piece; moves
- * to what is still to be checked. */
-static attn_status array_fault(scan *s, const unsigned char **text, uint64_t at)
+/* The array is no array of numbers; it may still be JSON. Puts the state machine where the token at fault begins, as if
+ * it had read the array itself, has it read what was taken of that token, and lets it check the rest without keeping
+ * anything. `at`: the first byte that was not taken. */
+static attn_status array_fault(scan *s, uint64_t at)
 {
-    const uint64_t where = s->numbers_begin + s->numbers.offset;
-    const unsigned char *bad = *text + (where > at ? where - at : 0);
+    char token[NUMBERS_CHARS];
+    size_t length;
+    const numbers_place place = numbers_stopped(&s->numbers, token, &length);
     const int levels = s->numbers.depth;
-    lift_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, where, s->numbers.error);
-    if (!array_remember(s, *text, bad)) return fail(s, ATTN_INVALID, at, "a number of too many characters");
-    at += (uint64_t)(bad - *text);
-    *text = bad;
+    lift_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
     s->mute_depth = s->depth + 1;
+    at -= length; /* it may begin in an earlier piece */
     for (int level = 0; level < levels; level++) {
-        attn_status status = push(s, false, at - s->token_bytes); /* where the token begins, in whichever piece */
+        attn_status status = push(s, false, at);
         if (status != ATTN_OK) return status;
     }
-    s->state = levels == 0 || s->last == ',' ? VALUE : s->last == '[' ? FIRST_ELEMENT : AFTER;
-    return consume(s, (const unsigned char *)s->token, (const unsigned char *)s->token + s->token_bytes,
-                   at - s->token_bytes);
+    s->state = place == NUMBERS_AFTER ? AFTER : place == NUMBERS_FIRST ? FIRST_ELEMENT : VALUE;
+    return consume(s, (const unsigned char *)token, (const unsigned char *)token + length, at);
 }
 
 /* The next piece of the array. *text moves behind what was taken. */
@@ -630,9 +601,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     *text = begin + taken;
     switch (result) {
     case NUMBERS_FULL: /* never: the room is for all the elements the text can hold */
-    case NUMBERS_MORE:
-        if (!array_remember(s, begin, *text)) return fail(s, ATTN_INVALID, at, "a number of too many characters");
-        return ATTN_OK;
+    case NUMBERS_MORE: return ATTN_OK;
     case NUMBERS_DONE:
         lift->elements = (int64_t)s->numbers.elements;
         lift->rank = s->numbers.rank;
@@ -641,7 +610,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
         s->sink = SKELETON;
         s->state = AFTER;
         return ATTN_OK;
-    default: *text = begin; return array_fault(s, text, at);
+    default: return array_fault(s, at + taken);
     }
 }
 

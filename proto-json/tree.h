@@ -7,7 +7,7 @@
 #include <cjson/cJSON.h>
 
 #include "proto.h"
-#include "text.h"
+#include "text/text.h"
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 

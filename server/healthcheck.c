@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/limits.h"
 
 enum { EXIT_HEALTHY = 0, EXIT_UNHEALTHY = 1, EXIT_BAD_ARGUMENT = 64 };

@@ -28,7 +28,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/clock.h"
 #include "server/base/config.h"
 #include "server/base/limits.h"

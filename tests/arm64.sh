@@ -31,7 +31,7 @@ unit=
 for name in kernels/test_simd kernels/test_reference kernels/test_cost kernels/test_dtype kernels/test_philox \
     kernels/test_tiles kernels/test_check kernels/test_attention proto-json/test_base64 proto-json/test_numbers \
     proto-json/test_scan proto-json/test_decode proto-json/test_encode proto-json/test_safetensors \
-    proto-json/test_kserve proto-json/test_text proto-json/test_tree server/test_http_head server/test_mailbox \
+    proto-json/test_kserve text/test_text proto-json/test_tree server/test_http_head server/test_mailbox \
     server/test_http_threads server/test_heartbeat server/test_queue server/test_staging; do
     unit="$unit build/arm64/tests/unit/$name"
 done

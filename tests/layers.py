@@ -18,15 +18,17 @@ import sys
 # `kernels/dtype.h` are the vocabulary of the whole program, so kernels stands everywhere but in itself.
 LAYERS = {
     "kernels": [],
-    "proto-json": ["kernels"],
-    "server/base": ["proto-json", "kernels"],
-    "server/work": ["server/base", "proto-json", "kernels"],
-    "server/device": ["server/work", "server/base", "proto-json", "kernels"],
-    "server/sched": ["server/device", "server/work", "server/base", "proto-json", "kernels"],
-    "server/api": ["server/sched", "server/device", "server/work", "server/base", "proto-json", "kernels"],
-    "server/http": ["server/api", "server/sched", "server/device", "server/work", "server/base", "proto-json", "kernels"],
-    "server": ["server/http", "server/api", "server/sched", "server/device", "server/work", "server/base", "proto-json", "kernels"],
+    "text": [],
+    "proto-json": ["text", "kernels"],
+    "server/base": ["text", "kernels"],
+    "server/caches": ["server/base", "proto-json", "text", "kernels"],
+    "server/regions": ["server/base", "proto-json", "text", "kernels"],
+    "server/work": ["server/regions", "server/caches", "server/base", "proto-json", "text", "kernels"],
+    "server/device": ["server/work", "server/regions", "server/caches", "server/base", "proto-json", "text", "kernels"],
 }
+for above, folder in (("server/device", "server/intake"), ("server/intake", "server/sched"), ("server/sched", "server/routes"),
+                      ("server/routes", "server/http"), ("server/http", "server")):
+    LAYERS[folder] = [above] + LAYERS[above]
 # Circles that are one design in several files: the reason stands beside each.
 ALLOWED_CIRCLES = [
 ]
@@ -41,7 +43,7 @@ def layer_of(path):
 
 
 def sources():
-    for top in ("kernels", "proto-json", "server"):
+    for top in ("kernels", "text", "proto-json", "server"):
         for folder, _, files in os.walk(top):
             for name in sorted(files):
                 if name.endswith((".c", ".h", ".cu", ".cuh")):
@@ -111,7 +113,7 @@ def object_graph(build):
     for folder, _, files in os.walk(build):
         for name in files:
             path = os.path.relpath(os.path.join(folder, name), build)
-            if not name.endswith(".o") or not path.startswith(("kernels/", "proto-json/", "server/")):
+            if not name.endswith(".o") or not path.startswith(("kernels/", "text/", "proto-json/", "server/")):
                 continue
             source = unit(path[:-2] if path.endswith(".cu.o") else path)
             path = os.path.join(build, path)

@@ -21,16 +21,16 @@ SIBLINGS = [
     ("sm80/forward.cu", "sm80/backward.cu"),
     ("sm80/f32_forward.cu", "sm80/f32_backward.cu"),
     ("sm80/forward.cu", "sm80/decode.cu"),
-    ("sm90/forward.cu", "sm90/f8_forward.cu"),
-    ("sm90/forward.cu", "sm90/latent.cu"),
-    ("sm90/forward.cu", "sm90/backward.cu"),
-    ("sm80/forward.cu", "sm90/forward.cu"),
-    ("sm80/backward.cu", "sm90/backward.cu"),
+    ("sm90/forward/forward.cu", "sm90/forward/f8_forward.cu"),
+    ("sm90/forward/forward.cu", "sm90/latent/latent.cu"),
+    ("sm90/forward/forward.cu", "sm90/backward/backward.cu"),
+    ("sm80/forward.cu", "sm90/forward/forward.cu"),
+    ("sm80/backward.cu", "sm90/backward/backward.cu"),
 ]
 
 
 def sources():
-    for top in ("kernels", "proto-json", "server"):
+    for top in ("kernels", "text", "proto-json", "server"):
         for folder, _, files in os.walk(top):
             yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith((".c", ".h", ".cu", ".cuh")))
 

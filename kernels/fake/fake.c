@@ -5,7 +5,7 @@
  * is handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing
  * that is put on a stream happens before the stream is asked whether it is done, so whoever frees, reads or reuses
  * a buffer too early is found out. The numbers come from the kernels of the CPU backend. Errors go through the
- * table of kernels/cuda/errors.h, as those of CUDA do: after a sticky one every call fails.
+ * table of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     how many there are (default 1)
  *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory
@@ -41,7 +41,7 @@
 #include <unistd.h>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/errors.h"
+#include "kernels/cuda/common/errors.h"
 #include "kernels/verify_lse.h"
 
 /* id, name, what its value is, what its N counts, what happens */
@@ -60,6 +60,7 @@
     X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                     \
     X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")              \
     X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                      \
+    X(LEFT, "left", NOTHING, RUN, "rows are left out, and the outputs are NaN: see attn_stream_left_rows()")    \
     X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                       \
     X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                                \
     X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")      \
@@ -160,7 +161,7 @@ struct command {
     attn_merge_plan *merge; /* MERGE: a copy, owned */
     int count;
     void *workspace;
-    bool nan;
+    bool nan, left;
     int64_t slow_ms; /* of launch.slow */
     int slot;        /* MARK */
     int64_t put_ns;
@@ -177,6 +178,7 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
+    bool every_row, left_rows; /* of attn_run_some() */
 };
 
 static int64_t now_ns(void)
@@ -696,7 +698,8 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     if ((rule = rule_for(device, FAULT_HOLD, n)) != NULL) stream->hold = rule->path;
     if ((rule = rule_for(device, FAULT_LAUNCH_SLOW, n)) != NULL) command->slow_ms = rule->number;
     if ((rule = rule_for(device, FAULT_DELAY, n)) != NULL) stream->until_ns = now_ns() + rule->number * 1000000;
-    command->nan = rule_for(device, FAULT_NAN, n) != NULL;
+    command->left = rule_for(device, FAULT_LEFT, n) != NULL && !stream->every_row;
+    command->nan = rule_for(device, FAULT_NAN, n) != NULL || command->left;
     return ATTN_OK;
 }
 
@@ -739,6 +742,23 @@ static attn_status merge(attn_stream *base, const attn_merge_plan *plan, attn_er
     status = append(stream_of(base), command, err);
     if (status != ATTN_OK) command_clear(&command);
     return status;
+}
+
+static attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                            attn_error *err)
+{
+    struct fake_stream *stream = stream_of(base);
+    stream->every_row = *step == ATTN_EVERY_ROW;
+    *step = ATTN_NO_MORE_STEPS;
+    return run(base, plans, count, workspace, err);
+}
+
+static bool left_rows(attn_stream *base)
+{
+    struct fake_stream *stream = stream_of(base);
+    const bool any = stream->left_rows;
+    stream->left_rows = false;
+    return any;
 }
 
 static attn_status sum_lse(attn_stream *base, const attn_problem *problem, const attn_lse_look *look, double *found,
@@ -866,6 +886,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         at_ns += now_ns() - began_ns;
         if (c->kind != COMMAND_RUN) continue;
         if (at_ns < stream->until_ns) at_ns = stream->until_ns;
+        stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
                 if (is_output(&c->problems[n], id))
@@ -950,4 +971,6 @@ const attn_backend attn_backend_fake = {
     .pin = pin,
     .unpin = unpin,
     .sum_lse = sum_lse,
+    .run_some = run_some,
+    .left_rows = left_rows,
 };

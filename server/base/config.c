@@ -31,7 +31,7 @@
 #include <unistd.h>
 
 #include "kernels/machine.h"
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/config_habits.h"
 #include "server/base/limits.h"
 #include "server/base/peer.h"

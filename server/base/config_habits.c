@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/config_internal.h"
 
 enum { NAME_BYTES = 64 }; /* longer ones are cut, and nobody's */

@@ -268,7 +268,7 @@ enum {
     METRICS_LABEL_BYTES = 64,       /* with the NUL; labels are cut */
 };
 
-/* Shared memory (work/regions.c). A region costs a descriptor, which max-connections leaves for it, and 400 bytes; its
+/* Shared memory (regions/table.c). A region costs a descriptor, which max-connections leaves for it, and 400 bytes; its
  * own bytes are the client's. What a region may have is a bound all the same: pages that the server is the first to
  * write count as the server's. */
 enum {

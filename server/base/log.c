@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/limits.h"
 
 enum {

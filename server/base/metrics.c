@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #include "kernels/attention.h"
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 

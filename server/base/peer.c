@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 
 #define UNIX "unix"
 

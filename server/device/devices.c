@@ -23,13 +23,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
-#include "server/work/caches.h"
+#include "server/caches/caches.h"
 #include "server/work/request.h"
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */

@@ -102,17 +102,24 @@ void devices_note_lost(struct devices *devices, int number);
 
 /* ---- The HTTP threads' side -------------------------------------------------------------------------------------- */
 
-/* Computes a small job in the calling thread: on this machine's own processor, where its tensors are in this core's
- * cache and nothing is handed over (tests/load/README.md, rung 3); or on a GPU that has nothing else to do, whose
- * kernel reads and writes staging memory, or the client's region of its own memory, where it is, while this thread
- * looks for its end. True: it came back as from a batch of its own, with job->ran or job->error. False: it is to be
- * queued; a job that is large, that verifies, or uses or makes a context always is. Where job->late is set then, it
- * runs but has not ended: it goes to the loop, which calls devices_submit_late(), or whoever cannot hand it over calls
- * devices_settle(). Never waits for another thread, nor longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS).
- *
- * A step on caches begins in here (steps.h), also where this returns false, unless it has to wait;
- * whoever has the job ends it. */
-bool devices_run_here(struct devices *devices, struct job *job);
+/* What devices_run_here() did with a job, which fields of the job it set, and what the caller does next. A step on
+ * caches that has begun is ended with step_end(), whatever becomes of the job. */
+enum run_here {
+    RUN_HERE_NOT,   /* Nothing happened. The job is to be queued. */
+    RUN_HERE_BEGAN, /* The job's step on caches has begun, and nothing runs. The job is to be queued. */
+    RUN_HERE_DONE,  /* The job is over: job->ran, or job->error says why not. Its times and metrics are noted. */
+    RUN_HERE_LATE,  /* The job runs on in job->late. It goes to the loop, which calls devices_submit_late(). A caller
+                     * that cannot hand the job over calls devices_settle(). */
+    RUN_HERE_LOST,  /* The device was lost, and job->home is its number. The job is to be queued: it meets the same
+                     * error on that device, and so the loop learns of the loss. */
+};
+
+/* Computes a small job in the calling thread, or puts it on a GPU that has nothing else to do and looks for its end.
+ * On this machine's own processor the tensors are in this core's cache and nothing is handed over
+ * (tests/load/README.md, rung 3). A kernel on a GPU reads and writes tensors where they are: in staging memory, or in
+ * the client's region of the GPU's memory. A job that is large, that verifies, or that uses or makes a context is never
+ * taken. The function never waits for another thread, nor longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS). */
+enum run_here devices_run_here(struct devices *devices, struct job *job);
 /* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's.
  * Others: nothing. */
 void devices_settle(struct job *job);

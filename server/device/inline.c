@@ -34,7 +34,7 @@
 #include "server/base/clock.h"
 #include "server/base/flow.h"
 #include "server/base/metrics.h"
-#include "server/work/regions.h"
+#include "server/regions/regions.h"
 #include "server/work/request.h"
 #include "server/work/steps.h"
 
@@ -160,8 +160,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* A step begins, if it can: its tables have mirrors then, and *placed is its problem as the device knows it.
- * False: not now. */
+/* The step of a job on caches begins, and *placed becomes its problem as the device knows it. False: the job cannot run
+ * here; step_has_begun() says whether the step began all the same. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
     attn_error ignored; /* the loop meets it too, and says so */
@@ -174,80 +174,109 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* The whole time of a job on its stream, one way or the other. *late: it runs on.
- * The slot's launched_ns: when it was there. */
-static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *late,
+/* The inline slot gets all that the job needs in order to run at once: its step, its plan and scratch memory. The plan
+ * points at *placed where the job has a step. False: the job cannot run here, as take_step() says. */
+static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
+{
+    const struct device *const device = inline_slot->device;
+    attn_device *const handle = inline_slot->handle;
+    struct slot *const slot = &inline_slot->slot;
+    const attn_problem *const problem = job->step ? placed : &job->call->items[0].problem;
+    attn_error ignored; /* as in take_step() */
+    size_t bytes;
+    return (!job->step || take_step(inline_slot, job, placed)) &&
+           attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&
+           (device->info.unified || fits_gpu(device, job, plan)) &&
+           attn_workspace(handle, plan, 1, &bytes, &ignored) == ATTN_OK &&
+           device_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
+}
+
+/* The processor time of this thread, or the time that passes on a GPU. There are more HTTP threads than cores: while a
+ * thread computes, time also passes for other threads. */
+static int64_t work_clock_ns(const struct device *device)
+{
+    return device->info.unified ? clock_thread_ns() : clock_ns();
+}
+
+/* The whole time of a job on its stream. *done: it has ended; otherwise it runs on. The slot's launched_ns becomes the
+ * time when a GPU had it. */
+static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
     struct slot *slot = &inline_slot->slot;
     const int64_t until_ns = clock_ns() + (job->step ? INLINE_STEP_WAIT_NS : INLINE_WAIT_NS);
     attn_error other;
-    bool done = true;
     attn_status status = job->step ? device_move_in(slot, job, err) : ATTN_OK;
+    *done = true;
     if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
-    if (status == ATTN_OK) status = look(slot->stream, until_ns, &done, err);
+    if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
     else (void)attn_stream_wait(slot->stream, &other); /* part of it may be on the stream */
-    *late = status == ATTN_OK && !done;
+    if (status != ATTN_OK) *done = true;
     return status;
 }
 
-bool devices_run_here(struct devices *devices, struct job *job)
+/* The requests that a device has, for as long as an HTTP thread is busy with one of them. */
+static void count_on_device(struct device *device, int by)
 {
-    attn_error err = { 0 };
-    struct inline_slot *inline_slot;
-    size_t bytes;
-    if (devices->inline_count == 0 || !fits_inline(job) || (devices_near(devices) && !fits_processor(job)) ||
-        (inline_slot = take_inline_slot(devices, job->home)) == NULL)
-        return false;
+    atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
+    atomic_fetch_add_explicit(&device->requests, by, memory_order_relaxed);
+}
 
-    struct device *device = inline_slot->device;
-    struct slot *slot = &inline_slot->slot;
-    attn_problem placed;
-    const attn_problem *const problem = job->step ? &placed : &job->call->items[0].problem;
-    attn_plan plan;
-    if ((job->step && !take_step(inline_slot, job, &placed)) ||
-        attn_plan_make(inline_slot->handle, problem, &plan, &err) != ATTN_OK ||
-        (!device->info.unified && !fits_gpu(device, job, &plan)) ||
-        attn_workspace(inline_slot->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
-        device_grow_workspace(inline_slot->handle, bytes, &slot->workspace, &slot->workspace_bytes, &err) != ATTN_OK) {
-        give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
-        return false;
-    }
-    struct batch batch = { .device = device, .count = 1, .flops = job->flops }; /* started when queued: both 0 */
-    bool late = false;
-    atomic_fetch_add_explicit(&device->inline_requests, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&device->requests, 1, memory_order_relaxed);
-    /* There are more HTTP threads than cores: of a thread's own computing, time goes by for others. */
-    const bool own = device->info.unified;
-    const int64_t began_ns = own ? clock_thread_ns() : clock_ns();
-    batch_name_backend(&job->results[0], device, plan.kernel->name);
-    const attn_status status = compute(inline_slot, job, &plan, &late, &err);
-    const int64_t took_ns = (own ? clock_thread_ns() : clock_ns()) - began_ns;
-    atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&device->inline_requests, 1, memory_order_relaxed);
-    if (late) {
-        job->late = inline_slot;
-        return false;
-    }
-    const int64_t launched_ns = slot->launched_ns; /* it is others' from here on */
-    give_inline_slot_back(inline_slot);
-    if (status == ATTN_DEVICE_LOST) { /* the loop shall hear of it: the job meets the same there */
-        job->home = device->number;
-        return false;
-    }
+static void note_end(struct devices *devices, struct job *job, struct batch *batch, int64_t took_ns, attn_status status,
+                     const attn_error *err)
+{
     atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
     job->ran = status == ATTN_OK;
     flow_charge(job->flow, FLOW_DEVICE, took_ns);
-    batch.launch_us = own ? 0 : (double)(launched_ns - began_ns) / 1e3;
-    batch.compute_us = (double)took_ns / 1e3;
-    if (job->ran) batch_note_times(&batch, job);
-    else job->error = err;
+    batch->compute_us = (double)took_ns / 1e3;
+    if (job->ran) batch_note_times(batch, job);
+    else job->error = *err;
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
-    batch_count(&batch, job);
-    return true;
+    batch_count(batch, job);
+}
+
+/* Of a job that an inline slot is ready for. */
+static enum run_here run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
+                         const attn_plan *plan)
+{
+    struct device *const device = inline_slot->device;
+    struct batch batch = { .device = device, .count = 1, .flops = job->flops }; /* started when queued: both 0 */
+    attn_error err = { 0 };
+    bool done;
+    batch_name_backend(&job->results[0], device, plan->kernel->name);
+    count_on_device(device, 1);
+    const int64_t began_ns = work_clock_ns(device);
+    const attn_status status = compute(inline_slot, job, plan, &done, &err);
+    const int64_t took_ns = work_clock_ns(device) - began_ns;
+    count_on_device(device, -1);
+    if (!done) {
+        job->late = inline_slot;
+        return RUN_HERE_LATE;
+    }
+    if (!device->info.unified) batch.launch_us = (double)(inline_slot->slot.launched_ns - began_ns) / 1e3;
+    give_inline_slot_back(inline_slot);
+    if (status == ATTN_DEVICE_LOST) {
+        job->home = device->number;
+        return RUN_HERE_LOST;
+    }
+    note_end(devices, job, &batch, took_ns, status, &err);
+    return RUN_HERE_DONE;
+}
+
+enum run_here devices_run_here(struct devices *devices, struct job *job)
+{
+    struct inline_slot *inline_slot;
+    if (devices->inline_count == 0 || !fits_inline(job) || (devices_near(devices) && !fits_processor(job)) ||
+        (inline_slot = take_inline_slot(devices, job->home)) == NULL)
+        return RUN_HERE_NOT;
+    attn_problem placed;
+    attn_plan plan;
+    if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
+    give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
+    return step_has_begun(job) ? RUN_HERE_BEGAN : RUN_HERE_NOT;
 }
 
 void devices_settle(struct job *job)

@@ -34,7 +34,8 @@ struct slot {
     attn_plan *plans;          /* of the problems */
     int room, count, launched; /* there is room for, of both; of this batch; of those, on the stream */
     bool queued;               /* some of the batch may be on the stream */
-    int64_t step;              /* where attn_run_some() of the next problems goes on; 0: it has not begun */
+    int64_t step;              /* where attn_run_some() of the next problems goes on */
+    int64_t first_step;        /* where it begins: 0, or ATTN_EVERY_ROW */
     int64_t began_ns;          /* when the first mark of the batch had been put on the stream, */
     int64_t launched_ns;       /* and its first kernels */
     void *workspace;

@@ -3,7 +3,7 @@
  * A unified device (the CPU) computes in the staging memory itself: nothing is copied. For a device with memory of its
  * own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored by one block of device memory,
  * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a
- * client's regions (work/regions.h). Regions in the device's own memory have no mirror: their pointers are right
+ * client's regions (regions/regions.h). Regions in the device's own memory have no mirror: their pointers are right
  * already. Regions in pinned memory of this machine have one each, because a client's tensors may overlap.
  *
  * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/work/regions.h"
+#include "server/regions/regions.h"
 #include "server/work/steps.h"
 
 void device_drop_mirrors(struct device *device, struct slot *slot)

@@ -157,13 +157,13 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    const bool begins = slot->launched == 0 && slot->step == 0;
+    const bool begins = slot->launched == 0 && slot->step == 0; /* not for every row anew */
     attn_status status = ATTN_OK;
     if (count > 0)
         status = attn_run_some(slot->stream, slot->plans + slot->launched, count, slot->workspace, &slot->step, err);
     if (begins) slot->launched_ns = clock_ns();
     if (status == ATTN_OK && count > 0 && slot->step != ATTN_NO_MORE_STEPS) return status;
-    slot->step = 0;
+    slot->step = slot->first_step;
     slot->launched += count;
     if (status != ATTN_OK || slot->launched < slot->count) return status;
     status = attn_stream_mark(slot->stream, 2, err);
@@ -214,7 +214,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
-    slot->step = 0;
+    slot->step = slot->first_step = 0;
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -384,6 +384,10 @@ static bool poll_slots(struct device_thread *thread, bool wait)
         } else status = attn_stream_done(slot->stream, &done, &err);
         if (status == ATTN_OK && !done) continue;
         slot->queued = false;
+        if (status == ATTN_OK && slot->launched == slot->count && attn_stream_left_rows(slot->stream)) {
+            slot->launched = 0;
+            slot->step = slot->first_step = ATTN_EVERY_ROW;
+        }
         if (status == ATTN_OK && slot->launched < slot->count) {
             attn_error late;
             if (waits_for_turn(device, slot)) continue;

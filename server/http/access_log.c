@@ -4,15 +4,15 @@
 #include <assert.h>
 #include <string.h>
 
-#include "proto-json/text.h"
-#include "server/api/kserve.h"
-#include "server/api/route.h"
+#include "text/text.h"
+#include "server/routes/kserve.h"
+#include "server/routes/route.h"
 #include "server/base/clock.h"
 #include "server/base/flow.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/http/connections.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 
 /* Was the request turned away though it may be a good one? Alerts look for an increase of these. */
 static bool is_watched(proto_error error)
@@ -48,7 +48,7 @@ enum {
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };
 
-/* The path as it may be logged: the id of a cache (work/caches.h) is a secret, and is cut. So is whatever looks like
+/* The path as it may be logged: the id of a cache (caches/caches.h) is a secret, and is cut. So is whatever looks like
  * one, for a path that is misspelt names a cache all the same. At least as much of it as log_clean() takes. */
 static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
 {

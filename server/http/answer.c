@@ -15,16 +15,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto-json/text.h"
-#include "server/api/kserve.h"
+#include "text/text.h"
+#include "server/routes/kserve.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/device/devices.h"
 #include "server/http/connections.h"
-#include "server/http/routes.h"
-#include "server/work/prepare.h"
+#include "server/routes/routes.h"
+#include "server/work/contexts.h"
 #include "server/work/server.h"
 #include "server/work/steps.h"
 
@@ -246,9 +246,9 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        prepare_fill_contexts(request->job); /* or the answer could be written over what they hold */
+        contexts_fill_job(request->job); /* or the answer could be written over what they hold */
         response = tensor_response(request, &content_type);
-        prepare_finish_contexts(request->job, response != NULL);
+        contexts_finish_job(request->job, response != NULL);
     } else if (!request->failed) response = handler_response(request, &content_type);
     if (response == NULL && (request->done || (request->job && step_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
@@ -265,4 +265,20 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     const enum MHD_Result result = MHD_queue_response(request->mhd, (unsigned)request->http_status, response);
     MHD_destroy_response(response); /* its own reference; the connection has one */
     return result;
+}
+
+enum MHD_Result answer_now(struct request *request, bool close)
+{
+    if (request->failed && request->job) contexts_finish_job(request->job, false);
+    if (request->state != REQUEST_ANSWERING) {
+        request_drop_body(request);
+        if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
+        request_move(request, REQUEST_ANSWERING);
+    } else if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
+    request->step = STEP_ANSWER;
+    if (request->failed) { /* its memory is of use to others while the client reads why */
+        job_release(request->job);
+        request->job = NULL;
+    }
+    return answer_queue(request, close || atomic_load(&request->server->phase) != SERVER_READY);
 }

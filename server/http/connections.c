@@ -46,8 +46,8 @@ void connections_init(struct connections *connections)
     connections->old_count = 0;
     connections->old_tally = NULL;
     connections->looked_ms = 0;
-    atomic_init(&connections->count, 0);
-    atomic_init(&connections->bytes, 0);
+    atomic_init(&connections->totals.count, 0);
+    atomic_init(&connections->totals.bytes, 0);
     atomic_init(&connections->used_ms, 0);
     linger_init(&connections->linger);
 }
@@ -55,7 +55,7 @@ void connections_init(struct connections *connections)
 void connections_clear(struct connections *connections)
 {
     while (connections->first) connections_remove(connections, connections->first);
-    assert(atomic_load(&connections->count) == 0 && atomic_load(&connections->bytes) == 0);
+    assert(atomic_load(&connections->totals.count) == 0 && atomic_load(&connections->totals.bytes) == 0);
     free(connections->by_fd);
     linger_clear(&connections->linger);
     pthread_mutex_destroy(&connections->lock);
@@ -91,7 +91,7 @@ static int64_t open_bytes(const struct connection *connection)
 
 void connections_count_request(struct connections *connections, int more)
 {
-    atomic_fetch_add_explicit(&connections->bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
+    atomic_fetch_add_explicit(&connections->totals.bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
 }
 
 /* Under the lock. */
@@ -105,9 +105,9 @@ static void drop(struct connections *connections, struct connection *connection)
     for (int i = 0; i < 2; i++)
         if (connection->tallies[i]) atomic_fetch_sub_explicit(connection->tallies[i], 1, memory_order_relaxed);
     if (connection->leaving) atomic_fetch_sub(connection->leaving, 1);
-    atomic_fetch_sub(&connections->count, 1);
+    atomic_fetch_sub(&connections->totals.count, 1);
     flow_release(connection->flow);
-    atomic_fetch_sub(&connections->bytes, open_bytes(connection));
+    atomic_fetch_sub(&connections->totals.bytes, open_bytes(connection));
     free(connection);
 }
 
@@ -116,7 +116,7 @@ static void drop_lost(struct connections *connections, struct connection *connec
 {
     drop(connections, connection);
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
-    log_event(LOG_WARN, NULL, "refused", "reason=memory connections=%d", atomic_load(&connections->count));
+    log_event(LOG_WARN, NULL, "refused", "reason=memory connections=%d", atomic_load(&connections->totals.count));
 }
 
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
@@ -145,8 +145,8 @@ struct connection *connections_add(struct connections *connections, int fd, bool
     connections->first = connection;
     for (int i = 0; i < 2; i++)
         if (connection->tallies[i]) atomic_fetch_add_explicit(connection->tallies[i], 1, memory_order_relaxed);
-    atomic_fetch_add(&connections->count, 1);
-    atomic_fetch_add(&connections->bytes, open_bytes(connection));
+    atomic_fetch_add(&connections->totals.count, 1);
+    atomic_fetch_add(&connections->totals.bytes, open_bytes(connection));
     pthread_mutex_unlock(&connections->lock);
     return connection;
 }
@@ -384,7 +384,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
         refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL, atomic_load(&connection->error_media));
     shutdown(fd, SHUT_RDWR);
     log_event(LOG_WARN, NULL, "made_room", "connections=%d phase=%s idle_ms=%lld token=%s peer=%s",
-              atomic_load(&connections->count), labels[phase], (long long)(now_ms - since),
+              atomic_load(&connections->totals.count), labels[phase], (long long)(now_ms - since),
               atomic_load(&connection->known) ? "yes" : "no", connection->peer);
     return true;
 }

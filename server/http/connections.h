@@ -17,6 +17,7 @@
 #include "proto-json/proto.h"
 #include "server/base/peer.h"
 #include "server/http/linger.h"
+#include "server/work/server.h"
 
 /* id, label in logs, what the connection is doing */
 #define CONNECTION_PHASE_MAP(X)                                         \
@@ -80,8 +81,7 @@ struct connections {
     struct connection *first;
     struct connection **by_fd; /* [capacity], by descriptor */
     int capacity;
-    _Atomic int count;
-    _Atomic int64_t bytes;   /* memory of all connections and of their requests, without tensors */
+    struct connection_totals totals;
     _Atomic int64_t used_ms; /* when a request last began on one of them, while draining; 0: none has */
     struct lingering linger; /* their sockets, where the end of an answer is still on its way */
 

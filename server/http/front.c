@@ -5,16 +5,16 @@
 #include "server/base/heartbeat.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 #include "server/http/tokens.h"
-#include "server/work/caches.h"
+#include "server/caches/caches.h"
 #include "server/work/contexts.h"
-#include "server/work/regions.h"
+#include "server/regions/regions.h"
 
 static int connections(void *context)
 {
     const struct front *front = context;
-    return atomic_load(&front->connections.count) + front->retiring;
+    return atomic_load(&front->connections.totals.count) + front->retiring;
 }
 
 /* Listeners at their end are closed when nobody can be at the door any more. */
@@ -111,6 +111,7 @@ void front_init(struct front *front, struct server *server, struct listener *lis
                  config->max_connections < LINGER_MOST ? config->max_connections : LINGER_MOST, config->discard_bytes,
                  config->discard_ms);
     server->connections = &front->connections;
+    server->open_connections = &front->connections.totals;
 }
 
 attn_status front_open(struct front *front, attn_error *err)

@@ -6,12 +6,12 @@
 #include <string.h>
 #include <strings.h>
 
-#include "proto-json/text.h"
-#include "server/api/kserve.h"
+#include "text/text.h"
+#include "server/routes/kserve.h"
 #include "server/base/config.h"
 #include "server/http/connections.h"
 #include "server/http/mhd.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 #include "server/http/tokens.h"
 #include "server/work/server.h"
 

@@ -91,12 +91,6 @@ static inline bool http_head_has_body(const struct http_head *f)
  * the scheme of the origin has by default may be left out. "null" is nobody's. */
 bool http_head_same_origin(const char *origin, const char *host);
 
-/* Does a content type begin with the media type `type`, in any case, followed by nothing or by parameters? */
-bool http_head_is_media(const char *text, const char *type);
-/* How much does this Accept (RFC 9110, 12.5.1) want the media type `type`? 0: not at all. More is better: by q, and
- * where that is the same, a type that is named is better than one that a range (application/x,
- * x/x with stars) has in it. */
-int http_head_accepts(const char *accept, const char *type);
 /* [A-Za-z0-9._-]{1,128} */
 bool http_head_is_request_id(const char *text);
 /* 00-<32 hex>-<16 hex>-<2 hex>, no all-zero ids. Copies both ids, NUL-ended. */

@@ -193,17 +193,9 @@ static bool keeps_awake(void)
     return awaited.count > 0 && atomic_load_explicit(awaited.all, memory_order_relaxed) <= NAPS_MOST;
 }
 
-/* In place of libc's function of this name, for the libraries too: a program's own definition is the one they are
- * linked to. libmicrohttpd (0.9.75, 1.0.1) takes events in 128s. When it was given as many it asks for more before it
- * looks at any, and with the same timeout: after exactly 128, or 256, it would sleep on them until something else
- * happens, which may be never. So whoever was given as many as he had room for does not sleep when he asks the same set
- * again. */
-int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
+int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms)
 {
-    static _Thread_local int full_epfd = -1; /* that gave this thread all that it asked for, the last time */
-    if (timeout != 0 && full_epfd != epfd && keeps_awake()) naps_until(epfd, awaited.until_ns);
-    int count = timeout != 0 && awaited.expected_ns > 0 ? expect(epfd, events, maxevents) : 0;
-    if (count == 0) count = epoll_pwait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout, NULL);
-    full_epfd = count == maxevents ? epfd : -1;
-    return count;
+    if (timeout_ms != 0 && keeps_awake()) naps_until(epfd, awaited.until_ns);
+    const int count = timeout_ms != 0 && awaited.expected_ns > 0 ? expect(epfd, events, most) : 0;
+    return count == 0 ? epoll_pwait(epfd, events, most, timeout_ms, NULL) : count;
 }

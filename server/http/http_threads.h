@@ -22,6 +22,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 #include <sys/types.h>
 
 struct http_server;
@@ -72,6 +73,9 @@ void http_threads_await(int more, const _Atomic int *all);
 /* By an HTTP thread that is about to send an answer to whom nobody else competes with: he may come back at once, and
  * for HTTP_EXPECT_NS the thread looks for that without sleeping. */
 void http_threads_expect(void);
+
+/* epoll_wait() of an HTTP thread: polls first where the two functions above say that an event is near. */
+int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
 /* What http_threads_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ
  * by a factor of 4 and be half as busy, others by 2: nothing flaps at the border. */

@@ -35,7 +35,7 @@
 #include "server/base/peer.h"
 #include "server/http/connections.h"
 #include "server/http/refusal.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 #include "server/work/server.h"
 
 /* One descriptor kept back for the day when there are none: invariant 2. Used by the loop's thread alone. */

@@ -8,65 +8,34 @@
  *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
  *                                  small that it was computed here
  *                   STEP_WAIT      resumed: answer
- *   on_completed    the client has it, or left: log line, metrics, everything is freed
- *
- * What libmicrohttpd demands of us, each measured or read in the sources of 0.9.75 and 1.0.1; make http-other runs the
- * tests with the one that is not installed:
- * 1. A response queued in the first call closes the connection after it; so refusals wait for the end of the body,
- * unless that is what we want (bad framing, a body over the limit, Expect: 100-continue).
- * 2. In the middle of a body no response can be queued at all: 408 and 413 there are written to the socket, past
- * it.
- * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it
- * panics.
- * 4. Its own connection limit must never be reached: 0.9.75, refusing a connection there, leaves a mutex locked. It is
- * given no limit. The limits are ours, and they count connections that it may still hold.
- * 5. Bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended, which may end
- * at once: the thread then serves its other connections, and comes back with what is left.
- * 6. Given exactly 128 events at once, it would sleep on them: http_threads.c has an epoll_wait() that does not.
- * 7. It refuses some requests by itself, with a page in HTML that differs by version: own_answers.c replaces it. */
+ *   on_completed    the client has it, or left: log line, metrics, everything is freed */
 #include "server/http/mhd.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
 
-#include "proto-json/text.h"
 #include "server/base/limits.h"
 #include "server/http/access_log.h"
 #include "server/http/answer.h"
-#include "server/base/staging.h"
 #include "server/base/clock.h"
-#include "server/base/flow.h"
-#include "server/work/contexts.h"
-#include "server/work/prepare.h"
-#include "server/work/regions.h"
-#include "server/work/steps.h"
 #include "server/device/devices.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
-#include "server/sched/check.h"
-#include "server/sched/loop.h"
 #include "server/base/metrics.h"
 #include "server/base/unpack.h"
+#include "server/http/body.h"
 #include "server/http/head_rules.h"
+#include "server/http/mhd_quirks.h"
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
 #include "server/http/own_answers.h"
 #include "server/http/first_bytes.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 #include "server/http/tls_memory.h"
-#include "server/http/tokens.h"
-
-enum {
-    NO_LIMIT = INT_MAX,    /* of connections; see rule 4 */
-    FIRST_STEP = 64 << 10, /* staging memory leased at first where none was leased ahead */
-    EXPECTED_TENSORS = 16, /* of a body, for its size in memory; more of them make it grow */
-};
 
 /* ---- Head -------------------------------------------------------------------------------------------------------- */
 
@@ -114,88 +83,6 @@ static void read_peer(struct request *request)
                          request->peer);
 }
 
-/* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is
- * no room for that it grows by what is needed. */
-static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
-{
-    struct request *request = context;
-    struct staging_pool *staging = request->server->staging;
-    size_t ample = request->block ? 2 * request->block->bytes : FIRST_STEP;
-    attn_status status = request->block && bytes <= request->block->bytes ? ATTN_OK : ATTN_BUSY;
-    if (request->expected_bytes > 0 && ample > request->expected_bytes) ample = request->expected_bytes;
-    for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
-        const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
-        attn_error *const why = attempt == 0 ? NULL : err; /* of the first there is nothing to tell */
-        if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
-        else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
-    }
-    if (status == ATTN_OK) *base = request->block->memory;
-    return status;
-}
-
-/* A place, memory and a decoder: everything that a body needs, before its first byte. Memory is leased ahead for what
- * the inputs need and as much again as is usual for outputs (a third of the inputs), as long as not too much is leased
- * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the decoder's first
- * value leases the first of it. */
-static void admit(struct request *request, const struct http_head *f)
-{
-    struct server *server = request->server;
-    const int phase = atomic_load(&server->phase);
-    attn_error err = { 0 };
-
-    if (phase == SERVER_FAILED || phase == SERVER_STARTING || !devices_usable(server->devices)) {
-        request_fail(request, PROTO_E_UNAVAILABLE, NULL, "no device is usable");
-        return;
-    }
-    if (queue_look(&server->queue, CALLER_WAITING, request->caller, &err) != ATTN_OK ||
-        request_enter(request, CALLER_RECEIVING, &err) != ATTN_OK) {
-        request_fail_status(request, &err);
-        return;
-    }
-    if (request->coding != UNPACK_NOTHING) {
-        request->unpacker = unpack_new(request->coding, (uint64_t)server->config->max_body_bytes);
-        if (request->unpacker == NULL) {
-            request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
-            return;
-        }
-    } else if (f->has_length && f->length > 0) { /* what a compressed body unpacks to, its length does not say */
-        const size_t inputs = proto_memory_for(request->body->format, f->length, EXPECTED_TENSORS);
-        request->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
-        (void)staging_lease_ahead(server->staging, request->caller, request->expected_bytes, &request->block);
-    }
-    const proto_memory memory = { on_grow, request };
-    request->decoder = proto_decoder_new(request->body->format, request->route->op, &server->limits, &memory);
-    if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
-    else if (request->model) proto_decoder_kserve(request->decoder, request->model, request->json_bytes);
-}
-
-/* ---- Answers ----------------------------------------------------------------------------------------------------- */
-
-static enum MHD_Result answer_now(struct request *request, bool close)
-{
-    if (request->failed && request->job) prepare_finish_contexts(request->job, false);
-    if (request->state != REQUEST_ANSWERING) {
-        request_drop_body(request);
-        if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
-        request_move(request, REQUEST_ANSWERING);
-    } else if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
-    request->step = STEP_ANSWER;
-    if (request->failed) { /* its memory is of use to others while the client reads why */
-        job_release(request->job);
-        request->job = NULL;
-    }
-    return answer_queue(request, close || atomic_load(&request->server->phase) != SERVER_READY);
-}
-
-/* libmicrohttpd reads Expect after us. 0.9.75 compares the value with the white space behind it. It would also send 100
- * for a request without a body, and then not read the bytes behind this request. Therefore the value is changed where
- * it lies, in the memory of libmicrohttpd's connection: the white space is cut off, and without a body all of it. */
-static void settle_expectation(struct request *request, const struct http_head *f)
-{
-    char *const value = (char *)MHD_lookup_connection_value(request->mhd, MHD_HEADER_KIND, "Expect");
-    if (value) value[http_head_has_body(f) ? strlen(f->value[HEADER_EXPECT]) : 0] = '\0';
-}
-
 /* The first call: the headers are there. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
@@ -215,7 +102,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     head_rules_origin(request, &f);
     head_rules_check(request, &f);
     if (request->route && request->route->bodies && !request->preflight) request_count_in(request);
-    if (!request->failed && request->body) admit(request, &f);
+    if (!request->failed && request->body) body_admit(request, &f);
     request->step = request->decoder && !request->failed ? STEP_DECODE : STEP_DISCARD;
     if (request->failed) {
         request_drop_body(request);
@@ -225,112 +112,12 @@ static enum MHD_Result head(struct request *request, const char *version)
             return answer_now(request, true);
         }
     }
-    settle_expectation(request, &f);
+    quirks_expectation(request, &f);
     if (http_head_has_body(&f) && !connection_enter(request->connection, CONNECTION_BODY)) return MHD_NO;
     return MHD_YES;
 }
 
-/* ---- Body -------------------------------------------------------------------------------------------------------- */
-
-/* A body that is refused: what is left of it is dropped. */
-static void refuse_body(struct request *request, const attn_error *why)
-{
-    request_fail_status(request, why);
-    request_drop_body(request);
-    request->step = STEP_DISCARD;
-}
-
-static attn_status decode(struct request *request, const char *bytes, size_t count, attn_error *err)
-{
-    attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
-    request->decoded_bytes += count;
-    if (status == ATTN_OK) status = request_count_bytes(request, proto_decoder_held_bytes(request->decoder), err);
-    if (request->block && request->decoded_bytes > request->block->bytes / 2)
-        staging_arrived(request->server->staging, request->block);
-    return status;
-}
-
-/* As much as makes a turn; *count becomes what is left. */
-static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
-{
-    const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
-    attn_status status;
-    const char *piece;
-    size_t size;
-    do {
-        status = unpack_next(request->unpacker, &bytes, count, &piece, &size, err);
-        if (status == ATTN_OK && size > 0) status = decode(request, piece, size, err);
-    } while (status == ATTN_OK && size > 0 && !(*count > 0 && request->decoded_bytes >= turn_ends));
-    return status;
-}
-
-/* Of a route whose handler reads its body. */
-static void keep_body(struct request *request, const char *bytes, size_t count)
-{
-    if (request->failed || request->route == NULL || !request->route->keeps_body) return;
-    if (count > HTTP_KEPT_BODY_BYTES - request->text_bytes) {
-        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %d bytes, the limit of this path",
-                     HTTP_KEPT_BODY_BYTES);
-        return;
-    }
-    if (request->text == NULL && (request->text = malloc(HTTP_KEPT_BODY_BYTES)) == NULL) {
-        request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the body");
-        return;
-    }
-    memcpy(request->text + request->text_bytes, bytes, count);
-    request->text_bytes += count;
-}
-
-/* Of a body whose content type was refused, what it seems to be. */
-static void look_at_body(struct request *request, const char *bytes, size_t count)
-{
-    if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA || request->coding != UNPACK_NOTHING ||
-        !proto_is_safetensors(bytes, count))
-        return;
-    snprintf(request->why.text, sizeof request->why.text,
-             "the body begins like a safetensors file, but its Content-Type is another one; send it with Content-Type: "
-             "application/x-safetensors");
-}
-
-/* Returns how much of the piece is left for another call. */
-static size_t body_piece(struct request *request, const char *bytes, size_t count)
-{
-    const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
-    size_t left = 0;
-    if (request->received_bytes + count > limit) { /* only a chunked body gets here */
-        request->received_bytes += count;
-        request->failed = false; /* whatever else is wrong, for this the connection ends */
-        request_fail(request, PROTO_E_TOO_LARGE, NULL,
-                     "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
-                     (unsigned long long)limit);
-        request_drop_body(request);
-        own_answers_refuse(request);
-        return 0;
-    }
-    if (request->step == STEP_DECODE) {
-        attn_error err = { 0 };
-        const int64_t began = clock_ns();
-        attn_status status;
-        if (request->unpacker) {
-            left = count;
-            status = unpack_and_decode(request, bytes, &left, &err);
-        } else status = decode(request, bytes, count, &err);
-        request->times.decode_ns += clock_ns() - began;
-        if (status != ATTN_OK) {
-            refuse_body(request, &err);
-            left = 0;
-        }
-    } else {
-        if (request->received_bytes == 0) look_at_body(request, bytes, count);
-        keep_body(request, bytes, count);
-    }
-    request->received_bytes += count - left;
-    /* A client is as fast as its bytes weigh. */
-    connection_progress(request->connection, request->decoded_bytes > request->received_bytes
-                                                 ? request->decoded_bytes
-                                                 : request->received_bytes);
-    return left;
-}
+/* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
 /* The connection is not suspended any more. */
 static void end_wait(struct request *request)
@@ -341,111 +128,6 @@ static void end_wait(struct request *request)
     atomic_fetch_sub(&server->suspended, 1);
     if (!devices_near(server->devices)) http_threads_await(-1, &server->suspended);
 }
-
-/* Is what goes into shared memory so little that this thread can write it? */
-static bool shares_little(const struct job *job)
-{
-    return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
-}
-
-static void write_shared(struct request *request)
-{
-    const int64_t began = clock_ns();
-    attn_error err = { 0 };
-    bool done;
-    if (request->job->shared == NULL) return;
-    if (region_uses_write(request->job->shared, INT64_MAX, &done, &err) != ATTN_OK) request_fail_in_job(request, &err);
-    request->times.encode_ns += clock_ns() - began;
-}
-
-/* Of a step that began in this thread: its caches are as they were, or longer.
- * Steps that came meanwhile may have found it there. */
-static void end_step(struct request *request)
-{
-    if (request->job == NULL || request->job->step == NULL) return;
-    step_end(request->job, !request->failed);
-    if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
-}
-
-/* Gives the request the flow of its token, or of its connection. A connection without memory for a flow has none, and
- * shares the queue's flow for such jobs. */
-static void join_flow(struct request *request)
-{
-    struct connection *const connection = request->connection;
-    struct flow *flow = request->caller->flow;
-    if (flow == NULL && connection->flow == NULL) connection->flow = flow_new("everybody");
-    if (flow == NULL) flow = connection->flow;
-    request->flow = flow_hold(flow);
-}
-
-/* The body is complete. */
-static enum MHD_Result body_done(struct request *request)
-{
-    struct server *server = request->server;
-    request->times.received_ns = clock_ns();
-    request->times.recv_ns = request->times.received_ns - request->times.began_ns - request->times.decode_ns;
-    metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)request->received_bytes);
-    attn_error err = { 0 };
-    if (request->unpacker && unpack_finish(request->unpacker, &err) != ATTN_OK) refuse_body(request, &err);
-    if (request->step == STEP_DISCARD) return answer_now(request, false);
-    unpack_free(request->unpacker);
-    request->unpacker = NULL;
-    join_flow(request);
-    if (!check_shared(request)) return answer_now(request, false);
-    if (!check_takes_long(request)) {
-        struct check_result result;
-        check_body(request, &result);
-        check_apply(request, &result);
-        if (request->failed) return answer_now(request, false);
-        if (request->job->runnable == 0) { /* every item is refused, or a handler answers */
-            prepare_finish_contexts(request->job, false);
-            return answer_now(request, false);
-        }
-    }
-    flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
-    if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
-        if (request->job) prepare_finish_contexts(request->job, false);
-        return MHD_NO;
-    }
-    if (request->job) {
-        request_move(request, REQUEST_COMPUTING);
-        if (shares_little(request->job) && devices_run_here(server->devices, request->job)) {
-            if (!request->job->ran) request_fail_in_job(request, &request->job->error);
-            else write_shared(request);
-            end_step(request);
-            if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
-            return answer_now(request, false);
-        }
-    }
-    /* What runs already waits for no device and needs no place; nor may this thread wait for its end. */
-    const bool late = request->job && request->job->late;
-    if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
-        request_fail_status(request, &err);
-        end_step(request);
-        return answer_now(request, false);
-    }
-
-    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop
-     * sets the flag and then reads the count: one of the two sees the other. */
-    atomic_fetch_add(&server->suspended, 1);
-    if (atomic_load(&server->stopping)) {
-        atomic_fetch_sub(&server->suspended, 1);
-        if (request->job) devices_settle(request->job);
-        request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
-        end_step(request);
-        return answer_now(request, true);
-    }
-    request->step = STEP_WAIT;
-    if (request->job) request->job->request = request;
-    else request->deadline.at_ns = check_deadline(request, NULL);
-    request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
-    MHD_suspend_connection(request->mhd);
-    if (!devices_near(server->devices)) http_threads_await(1, &server->suspended);
-    loop_post(server->loop, request); /* the loop's from here on: touch nothing */
-    return MHD_YES;
-}
-
-/* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
 static struct request *begin_request(struct http_thread *thread, const char *uri, struct MHD_Connection *mhd)
 {
@@ -470,8 +152,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     const size_t arguments = http_head_arguments(uri);
     request->bad_line = !http_head_is_target(uri);
     request->has_query = arguments > 0;
-    /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
-    if (arguments > HTTP_ARGUMENTS_MAX) {
+    if (arguments > HTTP_ARGUMENTS_MAX) { /* quirk 8 */
         request->http_status = 414;
         connection_cut_with(connection, PROTO_E_TARGET_TOO_LONG, NULL);
     }
@@ -510,7 +191,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (request->step == STEP_ANSWER) return MHD_NO;
-            if (*upload_size > 0) { /* rule 5 */
+            if (*upload_size > 0) { /* quirk 5 */
                 MHD_suspend_connection(request->mhd);
                 MHD_resume_connection(request->mhd);
             }
@@ -643,7 +324,7 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, thread, MHD_OPTION_NOTIFY_CONNECTION, on_connection, thread,
             MHD_OPTION_URI_LOG_CALLBACK, on_uri, thread, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL,
             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
-            (unsigned)NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HTTP_INACTIVITY_S,
+            (unsigned)QUIRKS_NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HTTP_INACTIVITY_S,
             MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (thread->daemon == NULL) return false;
     }
@@ -683,10 +364,13 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_PRIORITIES, 0, tls_versions };
     }
-    if (strcmp(MHD_get_version(), "1") < 0) /* the one that runs, not the one whose header this was compiled with */
-        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, HTTP_CONNECTION_STEP, NULL };
+    count += quirks_options(&more[count]);
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
+    if (quirks_self_test(err) != ATTN_OK) {
+        http_server_close(http);
+        return ATTN_INTERNAL;
+    }
     MHD_set_panic_func(on_panic, NULL);
     if (!start_threads(http, flags, more)) {
         const int error = errno;

@@ -4,7 +4,7 @@
  * a colon, a malformed Content-Length or chunk, a head that is too long. Its answer is a page in HTML, and differs from
  * version to version: 1.0.1 redirects to a target without the space, 0.9.75 sends the head of some answers twice. None
  * of these pages is sent. The functions with which libmicrohttpd sends are the program's own, as epoll_wait() is
- * (http_threads.c). They send the problem document instead, and then the connection ends.
+ * (mhd_quirks.c). They send the problem document instead, and then the connection ends.
  *
  * An answer is libmicrohttpd's own if it is an error and we have answered no request on its connection. This is decided
  * by what is about to be sent, not by libmicrohttpd's log messages, and holds for TLS too. */

@@ -5,7 +5,7 @@
 #include <microhttpd.h>
 #include <sys/socket.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/limits.h"
 #include "server/work/request.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/flow.h"
 
 struct token {

@@ -20,9 +20,10 @@
 #include "server/base/signals.h"
 #include "server/device/devices.h"
 #include "server/sched/finish.h"
-#include "server/work/caches.h"
-#include "server/work/prepare.h"
-#include "server/work/regions.h"
+#include "server/caches/caches.h"
+#include "server/intake/prepare.h"
+#include "server/work/contexts.h"
+#include "server/regions/regions.h"
 #include "server/work/steps.h"
 
 /* ---- Steps on caches --------------------------------------------------------------------------------------------- */
@@ -166,8 +167,7 @@ void batches_window(uv_poll_t *poll, int status, int events)
 /* The job is done, and its request is answered: well, or with what became of it while it was finished. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    if (job->request->failed || job->request->gone)
-        prepare_finish_contexts(job, false); /* else whoever answers does it */
+    if (job->request->failed || job->request->gone) contexts_finish_job(job, false); /* else whoever answers does it */
     waiting_hand_back(loop, job->request);
 }
 
@@ -193,7 +193,7 @@ static void on_finished(void *context, struct finishing *finishing)
         if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
-    } else prepare_finish_contexts(job, false);
+    } else contexts_finish_job(job, false);
     finish_free(finishing); /* and its reference, as in batches_done() */
     if (request != NULL) finish_request(loop, job);
 }
@@ -298,7 +298,7 @@ void batches_done(struct loop *loop, struct batch *batch)
             request->held = false;
             if (!job->ran) {
                 request_fail_in_job(request, &job->error);
-                prepare_finish_contexts(job, false);
+                contexts_finish_job(job, false);
                 waiting_hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);

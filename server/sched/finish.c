@@ -7,8 +7,8 @@
 
 #include "server/base/clock.h"
 #include "server/base/limits.h"
-#include "server/work/regions.h"
-#include "server/work/verify.h"
+#include "server/regions/regions.h"
+#include "server/intake/verify.h"
 
 bool finish_is_wanted(const struct job *job)
 {

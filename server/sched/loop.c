@@ -23,12 +23,12 @@
 #include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/limits.h"
-#include "server/work/caches.h"
+#include "server/caches/caches.h"
 #include "server/work/contexts.h"
-#include "server/work/prepare.h"
+#include "server/intake/prepare.h"
 #include "server/work/steps.h"
 #include "server/device/devices.h"
-#include "server/sched/check.h"
+#include "server/intake/check.h"
 #include "server/sched/finish.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
@@ -111,7 +111,7 @@ static void on_checked(struct piece *piece)
             waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
         return;
     }
-    if (request->job) prepare_finish_contexts(request->job, false);
+    if (request->job) contexts_finish_job(request->job, false);
     request_drop_body(request); /* its slot, and what a decoder that failed still holds */
     waiting_hand_back(loop, request);
 }

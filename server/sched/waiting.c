@@ -22,8 +22,9 @@
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
 #include "server/sched/finish.h"
-#include "server/work/prepare.h"
-#include "server/work/regions.h"
+#include "server/intake/prepare.h"
+#include "server/work/contexts.h"
+#include "server/regions/regions.h"
 #include "server/work/steps.h"
 
 struct hangup_watch {
@@ -127,8 +128,8 @@ void waiting_detach(struct loop *loop, struct request *request)
         step_end(job, false); /* of one that runs: when the device is done */
     }
     if (job->finishing)
-        job->finishing->cancelled = true;     /* its thread may read what a context is called: on_finished() */
-    else prepare_finish_contexts(job, false); /* a device may still read what it uses: it stays leased */
+        job->finishing->cancelled = true; /* its thread may read what a context is called: on_finished() */
+    else contexts_finish_job(job, false); /* a device may still read what it uses: it stays leased */
     if (job->batch && !job->given_up && --job->batch->waiting == 0)
         attn_cancel(&job->batch->cancel); /* it would compute for nobody */
     job->batch = NULL;

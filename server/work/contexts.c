@@ -19,6 +19,7 @@
 #include <sys/random.h>
 
 #include "server/base/caller.h"
+#include "server/base/clock.h"
 
 struct entry {
     enum context_state state;
@@ -252,4 +253,26 @@ void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT])
     pthread_mutex_lock(&contexts->lock);
     for (int i = 0; i < contexts->max_count; i++) counts[contexts->entries[i].state]++;
     pthread_mutex_unlock(&contexts->lock);
+}
+
+void contexts_fill_job(struct job *job)
+{
+    for (int i = 0; job->holds_contexts && i < job->call->count; i++)
+        if (job->results[i].context[0] && job->call->items[i].error.status == ATTN_OK)
+            contexts_fill(job->contexts, job->results[i].context, clock_ms());
+}
+
+void contexts_finish_job(struct job *job, bool answered)
+{
+    if (!job->holds_contexts) return;
+    if (answered) contexts_fill_job(job);
+    job->holds_contexts = false;
+    for (int i = 0; i < job->call->count; i++) {
+        proto_result *result = &job->results[i];
+        const bool good = answered && job->call->items[i].error.status == ATTN_OK;
+        if (job->saved && job->saved[i]) contexts_finish(job->contexts, job->call->items[i].context, good);
+        if (good || result->context[0] == '\0') continue;
+        contexts_drop(job->contexts, result->context);
+        result->context[0] = '\0';
+    }
 }

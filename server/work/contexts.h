@@ -6,7 +6,7 @@
  * of a job, until the last of them is gone.
  *
  * It is taken by the first backward of the same caller that names it. Whoever knows what became of that backward says
- * so (prepare_finish_contexts()): when it did not run (refused, failed, its client gone, its deadline over), the
+ * so (contexts_finish_job()): when it did not run (refused, failed, its client gone, its deadline over), the
  * context can be taken again. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H
@@ -58,5 +58,13 @@ void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 int64_t contexts_bytes(struct contexts *contexts); /* staging memory that is leased because of them */
 void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]); /* by state */
+
+/* The contexts that the job makes, of each item without an error, can be taken and hold the job, whose kernels ran. */
+void contexts_fill_job(struct job *job);
+/* The end of the contexts that the job uses or makes, called by the owner of its request, who knows what became of it.
+ * `answered`: the kernels ran and there is an answer that says so; of each item without an error, the context that it
+ * used is gone and the one that it made can be taken. Otherwise what it used is given back and what it made, or would
+ * have, is forgotten. Once is enough, further calls do nothing. */
+void contexts_finish_job(struct job *job, bool answered);
 
 #endif

@@ -7,7 +7,7 @@
 #include "server/base/caller.h"
 #include "server/base/flow.h"
 #include "server/work/steps.h"
-#include "server/work/regions.h"
+#include "server/regions/regions.h"
 
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call)

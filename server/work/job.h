@@ -71,7 +71,7 @@ struct job {
     void *lse_found;    /* where these sums arrive, among the outputs */
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
-    bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */
+    bool holds_contexts; /* taken or reserved: somebody must still call contexts_finish_job() */
     struct caches *caches;        /* where the caches are that it names */
     struct job_step *step;        /* what it does to them (steps.h); NULL: nothing */
     struct staging_block *tables; /* of the step, while it has begun, */
@@ -89,7 +89,7 @@ struct job {
     bool waits;               /* its step cannot begin yet: it may not leave the queue */
     bool looked;              /* it was asked whether it can */
     bool given_up;            /* its request, which is held, waits for nothing but the end of its batch */
-    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs: see devices_run_here() */
+    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (RUN_HERE_LATE) */
 
     int batch_jobs; /* of the batch in which it runs; 0: alone, on an HTTP thread */
     bool follows;   /* another job of the same model (KServe) stands before it there */
@@ -110,7 +110,7 @@ static inline attn_problem *job_problem(const struct job *job, int item)
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
-void job_release(struct job *job); /* NULL is fine. The last one: prepare_finish_contexts() was called, if need be */
+void job_release(struct job *job); /* NULL is fine. The last one: contexts_finish_job() was called, if need be */
 
 /* Gives the tensors' memory back early: nobody will read them any more. Only while there is a single reference. */
 void job_release_memory(struct job *job);

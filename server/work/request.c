@@ -12,9 +12,9 @@
 #include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/base/flow.h"
-#include "server/work/prepare.h"
+#include "server/work/contexts.h"
 #include "server/work/queue.h"
-#include "server/work/regions.h"
+#include "server/regions/regions.h"
 #include "server/work/server.h"
 
 #define MOVE(to) (1u << REQUEST_##to)
@@ -157,8 +157,7 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
-    if (request->job)
-        prepare_finish_contexts(request->job, false); /* the connection broke before there was an answer */
+    if (request->job) contexts_finish_job(request->job, false); /* the connection broke before there was an answer */
     job_release(request->job);
     flow_release(request->flow);
     caller_release(request->caller);

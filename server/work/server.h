@@ -28,6 +28,12 @@ enum server_phase {
         SERVER_PHASE_COUNT
 };
 
+/* What all open connections add up to. */
+struct connection_totals {
+    _Atomic int count;
+    _Atomic int64_t bytes; /* memory of the connections and of their requests, without tensors */
+};
+
 struct server {
     const struct config *config;
     proto_limits limits;
@@ -47,6 +53,7 @@ struct server {
     struct queue queue;
     struct devices *devices;
     struct connections *connections;
+    const struct connection_totals *open_connections; /* of `connections` */
     struct loop *loop;
 };
 

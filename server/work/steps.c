@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "server/base/metrics.h"
-#include "server/work/caches.h"
+#include "server/caches/caches.h"
 
 _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as many caches as a step takes");
 
@@ -282,6 +282,11 @@ void step_end(struct job *job, bool commit)
     }
     if (commit) *job->step->started = '\0';
     else drop_started(job);
+}
+
+bool step_has_begun(const struct job *job)
+{
+    return job->step && job->step->step.begun;
 }
 
 bool step_is_committed(const struct job *job)

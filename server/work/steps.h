@@ -16,6 +16,8 @@ attn_status step_prepare(struct job *job, attn_error *err);
 /* See caches_begin(). */
 attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);
 void step_end(struct job *job, bool commit);
+/* step_begin() made the step begin, and step_end() was not called since. False for a job without a step. */
+bool step_has_begun(const struct job *job);
 /* Its keys and values are in the caches: from then on no error may be answered, which would say that they are not. */
 bool step_is_committed(const struct job *job);
 void step_free(struct job *job); /* a job without a step is fine */

@@ -147,7 +147,7 @@ def check_overlay(name, docs):
     named += [e['port'] for m in by_kind.get('PodMonitor', []) for e in m['spec']['podMetricsEndpoints']]
     named += [p['port'] for rule in by_kind['NetworkPolicy'][0]['spec']['ingress'] for p in rule['ports']]
     check(f'{name}: attnd listens on its ports, and all {len(named)} uses of a port name one', set(ports.values()) == listens and set(named) <= set(ports))
-    routes = text('server/http/routes.c')
+    routes = text('server/routes/routes.c')
     paths = {container[p]['httpGet']['path'] for p in ('startupProbe', 'livenessProbe', 'readinessProbe')}
     check(f'{name}: its probes are routes', all(f'"{p}"' in routes for p in paths), paths)
 
@@ -173,7 +173,7 @@ def check_kserve():
     environment = {e['name']: e['value'] for e in container['env']}
     check('kserve: the container has the name that KServe looks for', container['name'] == 'kserve-container')
     check('kserve: the grace period is above the drain', predictor['terminationGracePeriodSeconds'] > drain_ms(environment) / 1000 + ANSWERS_S)
-    routes = text('server/http/routes.c')
+    routes = text('server/routes/routes.c')
     check('kserve: its probes are routes', all(f'"{container[p]["httpGet"]["path"]}"' in routes for p in ('readinessProbe', 'livenessProbe')))
 
 

@@ -2,7 +2,7 @@
  * tried. */
 #include <cuda.h>
 
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/sm80/decode.h"
 
 extern "C" CUresult emu_cuTensorMapEncodeTiled()

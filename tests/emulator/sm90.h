@@ -1,6 +1,6 @@
 /* sm90.h: the asynchronous instructions of Hopper (sm_90a) on the emulator: mbarriers, TMA, wgmma, setmaxnreg.
  *
- * kernels/cuda/sm90/ptx.cuh beside this file has the wrappers that the kernels call; each calls one function from
+ * kernels/cuda/sm90/layer/ptx.cuh beside this file has the wrappers that the kernels call; each calls one function from
  * here. What the hardware does on its own while threads go on (the copy engine, the tensor cores) is a queue of
  * work of the block, of which the scheduler has a piece done now and then. A program may rely only on what it has
  * waited for, so the worst time is chosen:

@@ -17,10 +17,10 @@
  * it without one. */
 #include <unistd.h>
 
-#include "kernels/cuda/sm90/epilogue.cuh"
-#include "kernels/cuda/sm90/pipeline.cuh"
-#include "kernels/cuda/sm90/products.cuh"
-#include "kernels/cuda/sm90/scheduler.cuh"
+#include "kernels/cuda/sm90/layer/epilogue.cuh"
+#include "kernels/cuda/sm90/layer/pipeline.cuh"
+#include "kernels/cuda/sm90/layer/products.cuh"
+#include "kernels/cuda/sm90/layer/scheduler.cuh"
 #include "tests/gpu/blocks.cuh"
 
 template <> struct stored<e4m3> {

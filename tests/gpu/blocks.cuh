@@ -15,9 +15,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/args.cuh"
-#include "kernels/cuda/errors.h"
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/args.cuh"
+#include "kernels/cuda/common/errors.h"
+#include "kernels/cuda/common/kernels.h"
 
 /* ---- Counting ---------------------------------------------------------------------------------------------------- */
 

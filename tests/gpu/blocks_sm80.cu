@@ -1,6 +1,6 @@
 /* blocks_sm80.cu: the part of blocks.cu for the kernels of sm80: cp.async, swizzled tiles, fragments, mma, float32
  * in two planes. */
-#include "kernels/cuda/simple/rows.cuh"
+#include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm80/split.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 #include "tests/gpu/blocks.cuh"

@@ -209,10 +209,11 @@ static double run_once(struct rig *r, const attn_plan *plan, void *workspace, in
         must(attn_stream_wait(r->stream, &err), &err);
         const double ms = attn_stream_elapsed_us(r->stream, 0, 1) / 1e3;
         const int64_t made = step == ATTN_NO_MORE_STEPS ? 1 : step - before;
-        if (step != ATTN_NO_MORE_STEPS && ms / (double)made > *longest) *longest = ms / (double)made;
+        if (ms / (double)made > *longest) *longest = ms / (double)made;
         all += ms;
-        before = step;
         ++*steps;
+        if (step == ATTN_NO_MORE_STEPS && attn_stream_left_rows(r->stream)) step = ATTN_EVERY_ROW;
+        before = step;
     } while (step != ATTN_NO_MORE_STEPS);
     return all;
 }

@@ -161,13 +161,6 @@ def test_j7_a_hundred_thousand_members(server):
     refused(server, '{' + ','.join(f'"m{i}":1' for i in range(100000)) + '}')
 
 
-def test_j8_is_in_test_forward(server):
-    """data before shape, and escapes in base64, are legal: test_members_in_any_order...,
-    test_escapes_in_base64_are_json."""
-    turned = '{"data":"AACAPw==","dtype":"float32","shape":[1,1,1,1]}'
-    assert server.post(FORWARD, f'{{"v":{turned},"k":{turned},"q":{turned}}}'.encode()).status == 200
-
-
 # ---- B1 to B3: base64 ------------------------------------------------------------------------------------------------
 
 # One float32: 4 bytes, 8 characters. Where the first character that cannot stand is, counted in the string.
@@ -189,8 +182,8 @@ def test_b1_b2_base64_is_strict(server, name, text, offset):
         assert re.search(rf'\b{offset}\b', problem['detail']), f'{problem["detail"]!r} does not say {offset}'
 
 
-@pytest.mark.parametrize('at', [0, 1, 31, 32, 63, 64, 1000, 4094, 4095])
-@pytest.mark.parametrize('bad', ['*', ' ', '-', '=', '\x7f', '\u0100'])
+@pytest.mark.parametrize('at', [0, 64, 1000, 4095])  # test_base64.c has every place, and every character
+@pytest.mark.parametrize('bad', ['*', '=', '\u0100'])
 def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
     good = base64.b64encode(np.ones((1, 768, 1, 1), np.float32).tobytes()).decode()
     assert len(good) == 4096
@@ -211,8 +204,7 @@ def test_b3_a_length_that_does_not_fit(server, count):
 
 @pytest.mark.parametrize('numbers', ['[]', '[1,2]', '[[[[1,2]]]]', '[[[[[1]]]],1]', '[1,]', '[1 2]', '["1"]', '["nan"]', '[true]', '[null]', '[[1,2],[3]]'])
 def test_numbers_that_do_not_fit(server, numbers):
-    problem = refused(server, swap('q', f'{{"shape":[1,1,1,1],"dtype":"float32","data":{numbers}}}'))
-    assert problem['detail']
+    refused(server, swap('q', f'{{"shape":[1,1,1,1],"dtype":"float32","data":{numbers}}}'))
 
 
 def test_numbers_beyond_a_dtype_of_integers(server):

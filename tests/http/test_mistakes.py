@@ -28,4 +28,3 @@ def test_the_answer_names_what_came_what_is_wanted_and_the_cure(servers, mistake
 def test_no_mistake_stands_twice_in_the_table():
     names = [mistake.name for mistake in mistakes.ROWS]
     assert len(names) == len(set(names))
-    assert len(names) >= 200

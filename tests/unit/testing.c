@@ -671,6 +671,7 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     for (b->calls = 0; !status && step != ATTN_NO_MORE_STEPS; b->calls++) {
         status = attn_run_some(b->stream, plans, count, workspace, &step, err);
         if (!status) status = attn_stream_wait(b->stream, err);
+        if (!status && step == ATTN_NO_MORE_STEPS && attn_stream_left_rows(b->stream)) step = ATTN_EVERY_ROW;
     }
     if (workspace) attn_device_free(b->device, workspace);
     return status;

@@ -15,7 +15,7 @@
  * A lane holds every 32nd channel, so D <= 256 is at most 8 registers; a forward of up to 576 has a form with 18.
  * Hidden keys are skipped and not multiplied by zero: NaN in them has no effect, and NaN in a visible one reaches
  * exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/kernels.h"
 #include "simple.h"
 
 namespace {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) {
             const row r = query_row(a, n);
             const rows_written which = (rows_written)(marks[n] - 1);
-            forward_row<N>(a, r.x, r.i, a.g.view[ATTN_T_out], nullptr, which);
+            forward_row<N, BY_LANES>(a, r.x, r.i, a.g.view[ATTN_T_out], nullptr, which);
             __syncwarp();
             if (threadIdx.x % 32 == 0) marks[n] = 0; /* a backward's kernel marks rows there next */
         });
@@ -151,18 +151,18 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cu
 }
 
 /* Key row n, key rows fastest. */
-DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
+template <row_way WAY> DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
 {
     const attn_dims &d = a.g.dims;
     const int64_t line = n % d.Sk, rest = n / d.Sk, b = d.packed ? sequence_at(a.g.cu_k, d.B, line) : rest / d.Hk;
-    dkdv_row(a, s, b, rest % d.Hk, line - attn_sequence_of(&a.g, b).k_start);
+    dkdv_row<WAY>(a, s, b, rest % d.Hk, line - attn_sequence_of(&a.g, b).k_start);
 }
 
 __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ cuda_args a, int64_t first, saved s)
 {
     const attn_dims &d = a.g.dims;
     const int64_t n = first + warp_index();
-    if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at(a, s, n);
+    if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<BY_WARP>(a, s, n);
 }
 
 /* Gradients of rows that were left to later launches. lse and rest of rows with a huge lse are computed before. */
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) {
             const row r = query_row(a, n);
             if (!r.exists) return; /* there is no lse of such a row */
-            const float2 parts = lse_in_parts(a, r.x, r.i, s.lse[n], true);
+            const float2 parts = lse_in_parts<BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
         });
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows_left(const __grid_constant
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            dq_row(a, s, r.x, r.i);
+            dq_row<BY_LANES>(a, s, r.x, r.i);
         });
 }
 __global__ void __launch_bounds__(32 * WARPS)
@@ -199,7 +199,8 @@ __global__ void __launch_bounds__(32 * WARPS)
                    const uint8_t *marks)
 {
     for_wanted(
-        first, count, warps, [&](int64_t n) { return marks[n] != 0; }, [&](int64_t n) { dkdv_row_at(a, s, n); });
+        first, count, warps, [&](int64_t n) { return marks[n] != 0; },
+        [&](int64_t n) { dkdv_row_at<BY_LANES>(a, s, n); });
 }
 
 /* dZ of any pair, 0 where hidden: recomputed from the rows. */
@@ -426,28 +427,26 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
 }
 
 /* A step that lets the host see, when it is over, whether rows were left so far. The next look begins anew. */
-static void look_for_rows(const cuda_chip *chip, uint8_t *marks, cudaStream_t stream)
+static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
-    if (!chip->found || !takes_step(chip, 0)) return;
-    cudaMemcpyAsync(chip->found, marks - 1, 1, cudaMemcpyDeviceToHost, stream);
-    cudaMemsetAsync(marks - 1, 0, 1, stream);
+    if (!takes_step(chip, 0)) return;
+    cudaMemcpyAsync(chip->found, chip->rows_found, 1, cudaMemcpyDeviceToHost, stream);
+    cudaMemsetAsync(chip->rows_found, 0, 1, stream);
     chip->steps->looked = true;
 }
 
 /* Calls launch(blocks, first, count, warps) in steps, for rows that were left. Where rows are many, a warp looks at
  * several. The call that has queued a look leaves these steps to the next call. Where that look found no such row, the
  * steps are counted, but nothing is launched. */
-template <typename F>
-static void launch_left(const cuda_chip *chip, const attn_plan *plan, int64_t rows, double seconds_each, F launch)
+template <typename F> static void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* warps */
-    const double most_parts = chip->found ? 1e9 : most_steps_of_rows_left(plan, chip);
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
-    in_parts(chip, rows, seconds_each, most_parts, [&](int64_t first, int64_t count) {
+    in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {
         const int64_t warps = attn_max64(attn_tiles(count, 32), attn_min64(count, busy));
         if (s->looked && s->at >= s->done) s->more = true;
-        const bool any = !chip->found || !s->idle || *(volatile uint8_t *)chip->found;
+        const bool any = !s->idle || *(volatile uint8_t *)chip->found;
         if (takes_step(chip, any ? (double)count * seconds_each : 0) && any)
             launch(blocks_for(warps), first, count, (int64_t)blocks_for(warps) * WARPS);
     });
@@ -459,9 +458,9 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
     uint8_t *const marks = a.rows_later;
     const bool wide = attn_max64(a.g.dims.D, a.g.dims.Dv) > CHANNELS * 32;
     a.rows_later = a.keys_later = nullptr;
-    if (!marks) return;
-    look_for_rows(chip, marks, stream);
-    launch_left(chip, plan, query_rows(a.g.dims), row_seconds(chip, a.g, FORWARD_PAIR),
+    if (!chip->found) return;
+    look_for_rows(chip, stream);
+    launch_left(chip, query_rows(a.g.dims), row_seconds(chip, a.g, FORWARD_PAIR),
                 [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
                     const auto kernel = wide ? forward_rows_left<WIDE_CHANNELS> : forward_rows_left<CHANNELS>;
                     kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, marks);
@@ -474,19 +473,19 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
     uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
     const int64_t query = query_rows(a.g.dims), key = key_rows(a.g.dims);
     a.rows_later = a.keys_later = nullptr;
-    if (!rows) return;
-    look_for_rows(chip, rows, stream);
-    launch_left(chip, plan, query, row_seconds(chip, a.g, FORWARD_PAIR),
+    if (!chip->found) return;
+    look_for_rows(chip, stream);
+    launch_left(chip, query, row_seconds(chip, a.g, FORWARD_PAIR),
                 [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
                     lse_in_parts_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s);
                 });
     if (a.g.view[ATTN_T_dq].data)
-        launch_left(chip, plan, query, row_seconds(chip, a.g, BACKWARD_PAIR),
+        launch_left(chip, query, row_seconds(chip, a.g, BACKWARD_PAIR),
                     [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
                         dq_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, rows);
                     });
     if (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data)
-        launch_left(chip, plan, key, key_seconds(chip, a.g, BACKWARD_PAIR),
+        launch_left(chip, key, key_seconds(chip, a.g, BACKWARD_PAIR),
                     [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
                         dkdv_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, keys);
                     });

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "rows.cuh"
+#include "kernels/cuda/common/rows.cuh"
 
 /* s.delta, and s.lse from the problem's lse where `given`. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
@@ -32,8 +32,9 @@ const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
 const double WIDE_COST = 2; /* more than CHANNELS channels a lane do not stay in registers */
 
-/* Rows that tiles leave cost more, because their scores are computed in double and from parts. A forward at D 1 took
- * 2.1 ns per pair on an H200. The three loops of a backward at D 64 took 11 ns per pair on an H100. */
+/* Rows that tiles leave may cost more, because their scores are computed in double and from parts. On an H100, rows of
+ * huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's three loops (D 64), which is less than
+ * others take; this factor is for those that have few keys with P 0, or scores that leave float32. */
 const double LEFT_COST = 3.5;
 
 /* A warp adds at most this many terms one after the other in a step: a term takes some 4 us where warps are few. */
@@ -75,19 +76,12 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            chip->multiprocessors;
 }
 
-/* Should the host look for rows that tiles have left, before it launches what computes them? It then waits for the
- * stream once more, which takes some 30 us: less than one percent of such a problem's time. */
+/* Should the host look for rows that tiles have left in the middle of a problem, before what computes them? It then
+ * waits for the stream once more, which takes some 30 us: less than one percent of such a problem's time. After a
+ * shorter problem it looks when all has ended (attn_stream_left_rows()), and computes the problem once more. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;
-}
-
-/* Without a look, how many launches may search for such rows: as many as take half a percent of the problem's time. A
- * launch that finds no such row takes some 5 us, and nearly no problem has one. */
-static inline double most_steps_of_rows_left(const attn_plan *plan, const cuda_chip *chip)
-{
-    const double loops = plan->problem->op == ATTN_OP_BACKWARD ? 3 : 1;
-    return tile_seconds(chip, plan) * 0.005 / 5e-6 / loops;
 }
 
 static inline double key_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)

@@ -25,7 +25,7 @@
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
  * Rows that are not finite are computed once more by rows.cuh, which skips hidden pairs (see forward.cu). */
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
 #include "recompute.h"

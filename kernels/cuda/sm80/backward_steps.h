@@ -1,16 +1,16 @@
 /* backward_steps.h: what a backward on tensor cores does before and after its main kernel, the same for
- * sm80/backward.cu and sm90/backward.cu.
+ * sm80/backward.cu and sm90/backward/backward.cu.
  *
  *   begin_backward   the forward, where out and lse are not given
  *   prepare_backward `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ
  *   the main kernel  dK, dV, and dQ of all its keys added to the sums; dQ = scale * sums, in its dtype
  *   end_backward     rows that were left; dbias, dalibi_slopes and dsinks where wanted
  *
- * sm90/backward.cu does by itself what prepare does (sm90/backward_prepare.cuh). */
+ * sm90/backward/backward.cu does by itself what prepare does (sm90/backward/backward_prepare.cuh). */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
 #define ATTN_SM80_BACKWARD_STEPS_H
 
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
 enum { QUERY_TILE = 64 }; /* queries whose values and sums lie together */

@@ -42,7 +42,7 @@
  * its own wait. combine_splits() alone lets the next begin at once: it has itself been let begin by blocks that had
  * waited.
  *
- * On Hopper the copy engine brings keys and values wherever it can, with the same bits: sm90/decode.cu.
+ * On Hopper the copy engine brings keys and values wherever it can, with the same bits: sm90/decode/decode.cu.
  *
  * Keys and values in float8 stay that in shared memory, so their tiles cost half the reading (float8.cuh): a form of
  * its own, which computes P V in float16. What has options takes the other form, where the loader widens them one by
@@ -53,7 +53,7 @@
 #include <atomic>
 
 #include "decode.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/common/launch.cuh"
 
 namespace {
 

@@ -3,7 +3,7 @@
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, compute capability 8.0
  *                       on
- *   copies_by_engine    a warp asks the copy engine for boxes (sm90/decode.cu)
+ *   copies_by_engine    a warp asks the copy engine for boxes (sm90/decode/decode.cu)
  *
  * Both give the same tiles in the same order, and differ in where a row's channels lie (CHUNK): the bits of an answer
  * are the same.
@@ -26,8 +26,8 @@
 
 #include "decode_places.cuh"
 #include "float8.cuh"
-#include "kernels/cuda/kernels.h"
-#include "kernels/cuda/simple/rows.cuh"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/rows.cuh"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
 
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/kernels.h"
 
 enum { DECODE_ROWS = 64 };
 
@@ -14,9 +14,9 @@ bool decode_fits(const attn_geometry &g);
 size_t decode_workspace(const attn_geometry &g); /* a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* sm90/decode.cu: the splits of decode.cu where the copy engine can read keys and values: compute capability 9.0, pages
- * of a multiple of 8 keys, strides of whole pieces of 16 bytes, no options, and a driver that makes the maps. False:
- * not here, and nothing was launched. */
+/* sm90/decode/decode.cu: the splits of decode.cu where the copy engine can read keys and values: compute capability
+ * 9.0, pages of a multiple of 8 keys, strides of whole pieces of 16 bytes, no options, and a driver that makes the
+ * maps. False: not here, and nothing was launched. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,

@@ -25,8 +25,8 @@
  * with zeros for such values (which gives the other rows the very bits that they would have had), and then computes
  * one by one (rows.cuh, which skips hidden keys) the rows that do see one. The test costs one instruction an output
  * element; the rest happens only where inputs hold such values. */
-#include "kernels/cuda/kernels.h"
-#include "kernels/cuda/simple/rows.cuh"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
 #include "forward_steps.cuh"
 

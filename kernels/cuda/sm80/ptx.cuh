@@ -11,7 +11,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#include "kernels/cuda/args.cuh"
+#include "kernels/cuda/common/args.cuh"
 
 DEVICE uint32_t smem_addr(const void *p)
 {

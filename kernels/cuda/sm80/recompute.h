@@ -2,7 +2,7 @@
 #ifndef ATTN_CUDA_RECOMPUTE_H
 #define ATTN_CUDA_RECOMPUTE_H
 
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
 /* A forward of the same tensors with out in float32. Its plan points into it: it is not to be copied. */

@@ -16,7 +16,7 @@
 #ifndef ATTN_SM80_SCORES_CUH
 #define ATTN_SM80_SCORES_CUH
 
-#include "kernels/cuda/simple/rows.cuh"
+#include "kernels/cuda/common/rows.cuh"
 #include "tile.cuh"
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */

@@ -42,8 +42,8 @@
 #ifndef ATTN_SM80_SPLIT_CUH
 #define ATTN_SM80_SPLIT_CUH
 
-#include "kernels/cuda/kernels.h"
-#include "kernels/cuda/simple/rows.cuh"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/rows.cuh"
 #include "scores.cuh"
 
 enum { SPLIT_ROWS = 128 };

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "kernels/attention.h"
-#include "kernels/cuda/errors.h"
+#include "kernels/cuda/common/errors.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 

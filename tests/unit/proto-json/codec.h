@@ -190,4 +190,64 @@ static inline char *decoded_text(const struct decoded *d)
     return text;
 }
 
+/* A body of any format. */
+struct body {
+    const proto_format *format;
+    attn_op op;
+    const void *bytes;
+    size_t count;
+    const proto_limits *limits; /* NULL: the default */
+    const proto_model *model;   /* KServe's: its op counts */
+    int64_t json_bytes;         /* KServe's: -1: not said */
+};
+
+static inline void decode_body(struct decoded *d, const struct body *b, size_t (*piece_of)(void *context, size_t left),
+                               void *context)
+{
+    if (b->model) decode_kserve(d, b->model, b->json_bytes, b->limits, b->bytes, b->count, piece_of, context);
+    else decode_in_pieces(d, b->format, b->op, b->limits, b->bytes, b->count, piece_of, context);
+}
+
+/* Decodes in all ways of splitting in two, byte by byte, and in random pieces. The result of the whole body stays in
+ * *d. Prints each way that gives another result, and returns how many did. */
+static inline int decode_all_ways(struct decoded *d, const struct body *body)
+{
+    int differences = 0;
+    decode_body(d, body, NULL, NULL);
+    char *const must = decoded_text(d);
+    for (size_t way = 0; way < body->count + 20; way++) {
+        struct decoded other = { 0 };
+        size_t first = way;
+        uint32_t seed = (uint32_t)way;
+        if (way >= body->count) decode_body(&other, body, some_bytes, &seed);
+        else decode_body(&other, body, way ? first_then_rest : one_byte, &first);
+        char *const text = decoded_text(&other);
+        if (strcmp(text, must)) {
+            fprintf(stderr, "way %zu of splitting:\n%s\nnot split:\n%s\n", way, text, must);
+            differences++;
+        }
+        free(text);
+        decoded_clear(&other);
+    }
+    free(must);
+    return differences;
+}
+
+/* Is the body refused with these words, however it is split? Prints what differs, under the name `shown`, and returns
+ * how much did. */
+static inline int refused_otherwise(const struct body *body, const char *shown, attn_status status, const char *member,
+                                    const char *says)
+{
+    struct decoded d = { 0 };
+    int differences = decode_all_ways(&d, body);
+    if (d.status != status || strcmp(d.err.member, member) || strcmp(d.err.text, says) ||
+        (d.call && d.status != ATTN_OK)) {
+        fprintf(stderr, "%s\n  says  %s [%s] %s\n  must  %s [%s] %s\n", shown, attn_status_name(d.status), d.err.member,
+                d.err.text, attn_status_name(status), member, says);
+        differences++;
+    }
+    decoded_clear(&d);
+    return differences;
+}
+
 #endif

@@ -30,28 +30,15 @@ static int no_differences(void **state)
     return found ? -1 : 0;
 }
 
-/* Decodes in all ways of splitting in two, and byte by byte; all must agree. The result of the whole body stays in
- * *d. */
-static void decode_all_ways(struct decoded *d, attn_op op, const char *body)
+static struct body json_body(attn_op op, const char *text)
 {
-    const size_t bytes = strlen(body);
-    char *must;
-    decode_whole(d, op, body);
-    must = decoded_text(d);
-    for (size_t split = 0; split <= bytes; split++) {
-        struct decoded other = { 0 };
-        size_t first = split;
-        char *text;
-        decode_in_pieces(&other, &proto_json, op, NULL, body, bytes, split ? first_then_rest : one_byte, &first);
-        text = decoded_text(&other);
-        if (strcmp(text, must)) {
-            print_error("split at %zu:\n%s\nnot split:\n%s\n", split, text, must);
-            differences++;
-        }
-        free(text);
-        decoded_clear(&other);
-    }
-    free(must);
+    return (struct body){ .format = &proto_json, .op = op, .bytes = text, .count = strlen(text) };
+}
+
+static void decode_text(struct decoded *d, attn_op op, const char *text)
+{
+    const struct body body = json_body(op, text);
+    differences += decode_all_ways(d, &body);
 }
 
 struct refusal {
@@ -62,15 +49,8 @@ struct refusal {
 static void check_refusals(const struct refusal *cases, size_t count, attn_status status)
 {
     for (size_t i = 0; i < count; i++) {
-        struct decoded d = { 0 };
-        decode_all_ways(&d, cases[i].op, cases[i].body);
-        if (d.status != status || strcmp(d.err.member, cases[i].member) || strcmp(d.err.text, cases[i].says)) {
-            print_error("%s\n  says  %s [%s] %s\n  must  %s [%s] %s\n", cases[i].body, attn_status_name(d.status),
-                        d.err.member, d.err.text, attn_status_name(status), cases[i].member, cases[i].says);
-            differences++;
-        }
-        assert_null(d.call && d.status != ATTN_OK ? d.call : NULL);
-        decoded_clear(&d);
+        const struct body body = json_body(cases[i].op, cases[i].body);
+        differences += refused_otherwise(&body, cases[i].body, status, cases[i].member, cases[i].says);
     }
 }
 
@@ -221,7 +201,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
             check_refusals(&cases[i], 1, ATTN_INVALID);
         } else { /* the words belong to check.c and are tested there; here only that they arrive */
             struct decoded d = { 0 };
-            decode_all_ways(&d, cases[i].op, cases[i].body);
+            decode_text(&d, cases[i].op, cases[i].body);
             assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
             decoded_clear(&d);
         }
@@ -411,12 +391,12 @@ static void test_every_member_lands_where_it_belongs(void **state)
     struct decoded d = { 0 };
     proto_item *item;
     (void)state;
-    decode_all_ways(&d, ATTN_OP_FORWARD,
-                    O("\"layout\":\"bshd\",\"scale\":-0.25,\"causal\":true,\"window\":[7,0],\"alignment\":\"top_left\","
-                      "\"softcap\":30.5,"
-                      "\"dropout_p\":1.25e-1,\"seed\":18446744073709551615,\"out_dtype\":\"F32\",\"outputs\":[\"lse\"],"
-                      "\"encoding\":\"array\","
-                      "\"verify\":16,\"save\":true,\"timeout_ms\":1500"));
+    decode_text(&d, ATTN_OP_FORWARD,
+                O("\"layout\":\"bshd\",\"scale\":-0.25,\"causal\":true,\"window\":[7,0],\"alignment\":\"top_left\","
+                  "\"softcap\":30.5,"
+                  "\"dropout_p\":1.25e-1,\"seed\":18446744073709551615,\"out_dtype\":\"F32\",\"outputs\":[\"lse\"],"
+                  "\"encoding\":\"array\","
+                  "\"verify\":16,\"save\":true,\"timeout_ms\":1500"));
     assert_int_equal(d.status, ATTN_OK);
     assert_false(d.call->envelope);
     assert_int_equal(d.call->count, 1);
@@ -441,13 +421,13 @@ static void test_every_member_lands_where_it_belongs(void **state)
     assert_int_equal(item->problem.lse.rank, 3);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_FORWARD,
-                    O("\"layout\":\"bshd\",\"verify\":\"all\",\"encoding\":\"base64\",\"alignment\":\"bottom_right\""));
+    decode_text(&d, ATTN_OP_FORWARD,
+                O("\"layout\":\"bshd\",\"verify\":\"all\",\"encoding\":\"base64\",\"alignment\":\"bottom_right\""));
     assert_int_equal(d.status, ATTN_OK);
     assert_int_equal(d.call->items[0].verify_rows, PROTO_VERIFY_ALL);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_BACKWARD, OB("\"deterministic\":true,\"seed\":0,\"scale\":0"));
+    decode_text(&d, ATTN_OP_BACKWARD, OB("\"deterministic\":true,\"seed\":0,\"scale\":0"));
     assert_int_equal(d.status, ATTN_OK);
     item = &d.call->items[0];
     assert_int_equal(item->problem.op, ATTN_OP_BACKWARD);
@@ -458,16 +438,15 @@ static void test_every_member_lands_where_it_belongs(void **state)
     assert_int_equal(item->problem.dv.shape[3], 1);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_BACKWARD, OB("\"grad_dtype\":\"F32\""));
+    decode_text(&d, ATTN_OP_BACKWARD, OB("\"grad_dtype\":\"F32\""));
     assert_int_equal(d.status, ATTN_OK);
     item = &d.call->items[0];
     for (int id = ATTN_T_dq; id <= ATTN_T_dv; id++) assert_int_equal(item->problem.tensor[id].dtype, ATTN_F32);
     decoded_clear(&d);
 
-    decode_all_ways(
-        &d, ATTN_OP_BACKWARD,
-        "{\"context\":\"Ab-9._z\"," DOUT
-        ",\"outputs\":[\"dv\",\"dsinks\"],\"timeout_ms\":9,\"deterministic\":true,\"grad_dtype\":\"float32\"}");
+    decode_text(&d, ATTN_OP_BACKWARD,
+                "{\"context\":\"Ab-9._z\"," DOUT
+                ",\"outputs\":[\"dv\",\"dsinks\"],\"timeout_ms\":9,\"deterministic\":true,\"grad_dtype\":\"float32\"}");
     assert_int_equal(d.status, ATTN_OK);
     item = &d.call->items[0];
     assert_int_equal(item->result_dtype, ATTN_F32);
@@ -487,9 +466,9 @@ static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
 {
     struct decoded d = { 0 };
     (void)state;
-    decode_all_ways(&d, ATTN_OP_FORWARD,
-                    "{\"requests\":[{" FLOAT8_QKV ",\"q_scale\":0.5,\"v_scale\":-3e-2},{" FLOAT8_QKV
-                    ",\"k_scale\":2},{" FLOAT8_QKV ",\"k_scale\":1e39},{\"q_scale\":7}]}");
+    decode_text(&d, ATTN_OP_FORWARD,
+                "{\"requests\":[{" FLOAT8_QKV ",\"q_scale\":0.5,\"v_scale\":-3e-2},{" FLOAT8_QKV
+                ",\"k_scale\":2},{" FLOAT8_QKV ",\"k_scale\":1e39},{\"q_scale\":7}]}");
     assert_int_equal(d.status, ATTN_OK);
     const attn_problem *const first = &d.call->items[0].problem, *const second = &d.call->items[1].problem;
     assert_int_equal(first->q_scale.rank, 1);
@@ -508,12 +487,12 @@ static void test_rows_of_keys_beside_packed_queries_start_where_they_lie(void **
 {
     struct decoded d = { 0 };
     (void)state;
-    decode_all_ways(&d, ATTN_OP_FORWARD,
-                    "{\"q\":{\"shape\":[3,1,1],\"dtype\":\"F16\",\"data\":[1,2,3]},"
-                    "\"k\":{\"shape\":[2,4,1,1],\"dtype\":\"F16\",\"data\":[1,2,3,4,5,6,7,8]},"
-                    "\"v\":{\"shape\":[2,4,1,1],\"dtype\":\"F16\",\"data\":[1,2,3,4,5,6,7,8]},"
-                    "\"cu_seqlens_q\":{\"shape\":[3],\"dtype\":\"int64\",\"data\":[0,1,3]},"
-                    "\"seqlens_k\":{\"shape\":[2],\"dtype\":\"int32\",\"data\":[4,1]}}");
+    decode_text(&d, ATTN_OP_FORWARD,
+                "{\"q\":{\"shape\":[3,1,1],\"dtype\":\"F16\",\"data\":[1,2,3]},"
+                "\"k\":{\"shape\":[2,4,1,1],\"dtype\":\"F16\",\"data\":[1,2,3,4,5,6,7,8]},"
+                "\"v\":{\"shape\":[2,4,1,1],\"dtype\":\"F16\",\"data\":[1,2,3,4,5,6,7,8]},"
+                "\"cu_seqlens_q\":{\"shape\":[3],\"dtype\":\"int64\",\"data\":[0,1,3]},"
+                "\"seqlens_k\":{\"shape\":[2],\"dtype\":\"int32\",\"data\":[4,1]}}");
     assert_int_equal(d.status, ATTN_OK);
     const attn_problem *const p = &d.call->items[0].problem;
     const int32_t starts[] = { 0, 4, 8 };
@@ -527,7 +506,7 @@ static void test_what_is_not_said_has_its_default(void **state)
     struct decoded d = { 0 };
     const proto_item *item;
     (void)state;
-    decode_all_ways(&d, ATTN_OP_FORWARD, "{" QKV "}");
+    decode_text(&d, ATTN_OP_FORWARD, "{" QKV "}");
     assert_int_equal(d.status, ATTN_OK);
     item = &d.call->items[0];
     assert_false(item->problem.has_scale);
@@ -546,17 +525,17 @@ static void test_what_is_not_said_has_its_default(void **state)
     assert_int_equal(item->verify_rows, 0);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_BACKWARD, "{" QKV "," DOUT "}");
+    decode_text(&d, ATTN_OP_BACKWARD, "{" QKV "," DOUT "}");
     assert_int_equal(d.status, ATTN_OK);
     assert_int_equal(d.call->items[0].outputs,
                      UINT64_C(1) << ATTN_T_dq | UINT64_C(1) << ATTN_T_dk | UINT64_C(1) << ATTN_T_dv);
     assert_int_equal(d.call->items[0].problem.dq.dtype, ATTN_F16);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_FORWARD,
-                    "{\"q\":{\"shape\":[1,1,1,1],\"dtype\":\"f8_e4m3\",\"data\":[1]},\"k\":{\"shape\":[1,1,1,1],"
-                    "\"dtype\":\"FP8_E4M3\",\"data\":\"OA==\"},"
-                    "\"v\":{\"shape\":[1,1,1,1],\"dtype\":\"Float8_E4M3FN\",\"data\":[448]}}");
+    decode_text(&d, ATTN_OP_FORWARD,
+                "{\"q\":{\"shape\":[1,1,1,1],\"dtype\":\"f8_e4m3\",\"data\":[1]},\"k\":{\"shape\":[1,1,1,1],"
+                "\"dtype\":\"FP8_E4M3\",\"data\":\"OA==\"},"
+                "\"v\":{\"shape\":[1,1,1,1],\"dtype\":\"Float8_E4M3FN\",\"data\":[448]}}");
     assert_int_equal(d.status, ATTN_OK);
     assert_int_equal(d.call->items[0].result_dtype, ATTN_BF16);
     decoded_clear(&d);
@@ -610,7 +589,7 @@ static void test_int64_and_bool_become_int32_and_uint8_where_they_fit(void **sta
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         struct decoded d = { 0 };
-        decode_all_ways(&d, ATTN_OP_FORWARD, cases[i].body);
+        decode_text(&d, ATTN_OP_FORWARD, cases[i].body);
         if (d.status) print_error("%s: %s\n", cases[i].body, d.err.text);
         assert_int_equal(d.status, ATTN_OK);
         const attn_tensor *t = &d.call->items[0].problem.tensor[cases[i].id];
@@ -807,7 +786,7 @@ static void test_values_arrive_in_any_form_and_order(void **state)
         char body[1024];
         snprintf(body, sizeof body, "{\"q\":{%s},\"k\":{%s},\"v\":{%s}}", forms[i], forms[i],
                  forms[(i + 1) % ARRAY_SIZE(forms)]);
-        decode_all_ways(&d, ATTN_OP_FORWARD, body);
+        decode_text(&d, ATTN_OP_FORWARD, body);
         if (d.status) print_error("%s: %s\n", body, d.err.text);
         assert_int_equal(d.status, ATTN_OK);
         for (int id = 0; id < 3; id++)
@@ -830,7 +809,7 @@ static void test_empty_tensors_are_tensors(void **state)
                  "\"k\":{\"shape\":[1,0,2,4],\"dtype\":\"float32\",\"data\":%s},\"v\":{\"data\":%s,\"shape\":[1,0,2,4],"
                  "\"dtype\":\"float32\"}}",
                  i < 3 ? forms[i] : "[]", i < 3 ? forms[i] : "\"\"");
-        decode_all_ways(&d, ATTN_OP_FORWARD, body);
+        decode_text(&d, ATTN_OP_FORWARD, body);
         if (d.status) print_error("%s: %s\n", body, d.err.text);
         assert_int_equal(d.status, ATTN_OK);
         assert_int_equal(d.call->items[0].problem.k.rank, 4);
@@ -845,10 +824,10 @@ static void test_problems_of_an_envelope_fail_alone(void **state)
 {
     struct decoded d = { 0 };
     (void)state;
-    decode_all_ways(&d, ATTN_OP_FORWARD,
-                    "{\"requests\":[{" QKV ",\"causal\":true},{" Q "," K "},5,{" QKV ",\"casual\":1},{" Q "," K
-                    ",\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"AA_A\"}},{\"requests\":[]},{" QKV
-                    ",\"seed\":7}]}");
+    decode_text(&d, ATTN_OP_FORWARD,
+                "{\"requests\":[{" QKV ",\"causal\":true},{" Q "," K "},5,{" QKV ",\"casual\":1},{" Q "," K
+                ",\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"AA_A\"}},{\"requests\":[]},{" QKV
+                ",\"seed\":7}]}");
     assert_int_equal(d.status, ATTN_OK);
     assert_true(d.call->envelope);
     assert_int_equal(d.call->count, 7);

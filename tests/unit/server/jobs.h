@@ -26,8 +26,8 @@
 
 #include "server/base/clock.h"
 #include "server/base/config.h"
-#include "server/sched/check.h"
-#include "server/work/caches.h"
+#include "server/intake/check.h"
+#include "server/caches/caches.h"
 #include "server/work/contexts.h"
 #include "server/work/job.h"
 #include "server/work/request.h"

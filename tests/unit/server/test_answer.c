@@ -6,8 +6,8 @@
 #include "server/device/devices.h"
 #include "server/http/answer.h"
 #include "server/http/connections.h"
-#include "server/http/routes.h"
-#include "server/work/prepare.h"
+#include "server/routes/routes.h"
+#include "server/intake/prepare.h"
 
 enum { PORTION = 10007, LARGE = 256 << 10 };
 

@@ -14,8 +14,8 @@
 
 #include "server/base/caller.h"
 #include "server/base/clock.h"
-#include "server/work/caches.h"
-#include "server/work/caches_internal.h"
+#include "server/caches/caches.h"
+#include "server/caches/internal.h"
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 

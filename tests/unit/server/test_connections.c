@@ -146,13 +146,13 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     connections_init(&connections);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
-    assert_int_equal(atomic_load(&connections.count) + thread + http, 3);
+    assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 3);
     for (int i = 0; i < 3; i++) connections_sweep(&connections, clock_ms() + i * 100000, &limits, NULL);
-    assert_int_equal(atomic_load(&connections.count), 1); /* it may be taken late */
+    assert_int_equal(atomic_load(&connections.totals.count), 1); /* it may be taken late */
 
     close(fds[0]);
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
-    assert_int_equal(atomic_load(&connections.count) + thread + http, 0);
+    assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
     /* The number comes again before a sweep looks: for another connection, and for something else. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
@@ -161,12 +161,12 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds + 2), 0);
     assert_int_equal(fds[2], fds[0]);
     assert_non_null(connections_add(&connections, fds[2], true, &thread, &http));
-    assert_int_equal(atomic_load(&connections.count) + thread + http, 3);
+    assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 3);
     close(fds[2]);
     close(fds[3]);
     assert_int_equal(dup2(STDERR_FILENO, fds[0]), fds[0]);
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 400000, &limits, NULL);
-    assert_int_equal(atomic_load(&connections.count) + thread + http, 0);
+    assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
     assert_null(connections.first);
     close(fds[0]);
     close(fds[1]);

@@ -11,7 +11,7 @@
 #include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
-#include "server/work/prepare.h"
+#include "server/intake/prepare.h"
 
 enum { TTL_MS = 1000, MAX = 4 };
 
@@ -60,7 +60,7 @@ static struct job *saved_job(struct bench *b, struct caller *caller, int items, 
         strcpy(id[i], job->results[i].context);
     }
     job->holds_contexts = true;
-    prepare_finish_contexts(job, true);
+    contexts_finish_job(job, true);
     job_release(job);
     return job;
 }
@@ -266,9 +266,9 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    prepare_finish_contexts(backward, false); /* its client has gone */
+    contexts_finish_job(backward, false); /* its client has gone */
     assert_int_equal(count(&b), 1);
-    prepare_finish_contexts(backward, true); /* it came back from its device, for nobody */
+    contexts_finish_job(backward, true); /* it came back from its device, for nobody */
     assert_int_equal(count(&b), 1);
     job_release(backward);
     close_bench(&b);

@@ -5,7 +5,8 @@
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
-#include "server/work/prepare.h"
+#include "server/intake/prepare.h"
+#include "server/work/contexts.h"
 
 enum { BATCH_KIND = 7, LOG_MAX = 16 };
 
@@ -119,7 +120,7 @@ static struct batch *next_back(struct bench *b)
 static void forget(struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
-        prepare_finish_contexts(batch->jobs[i], false);
+        contexts_finish_job(batch->jobs[i], false);
         job_release(batch->jobs[i]);
     }
     free(batch);
@@ -210,7 +211,7 @@ static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(v
     next_back(&b);
     assert_ran(batch);
     for (int i = 0; i < 2; i++) strcpy(ids[i], forward->results[i].context);
-    prepare_finish_contexts(forward, true);
+    contexts_finish_job(forward, true);
     forget(batch);
 
     char *backwards[] = { backward_body(ids[0], 5, 4), backward_body(ids[1], 6, 4) };
@@ -219,7 +220,7 @@ static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(v
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_ran(batch);
-    prepare_finish_contexts(backward, true);
+    contexts_finish_job(backward, true);
     forget(batch);
     close_bench(&b);
 }
@@ -751,13 +752,13 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     static const struct {
         int rows;
         const char *extra;
-        bool here;
+        enum run_here here;
     } cases[] = {
-        { 5, "", true },
-        { 5, "\"verify\": 1", false },
-        { 5, "\"save\": true", false },
-        { 1500, "", false }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than an inline slot takes */
-        { 5000, "\"encoding\": \"array\"", false },
+        { 5, "", RUN_HERE_DONE },
+        { 5, "\"verify\": 1", RUN_HERE_NOT },
+        { 5, "\"save\": true", RUN_HERE_NOT },
+        { 1500, "", RUN_HERE_NOT }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than an inline slot takes */
+        { 5000, "\"encoding\": \"array\"", RUN_HERE_NOT },
     };
     struct bench b;
     double seconds;
@@ -768,9 +769,9 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 4, cases[c].extra));
         assert_int_equal(devices_run_here(b.server.devices, job), cases[c].here);
-        assert_int_equal(job->ran, cases[c].here);
-        if (cases[c].here) assert_computed(job, 0);
-        prepare_finish_contexts(job, false);
+        assert_int_equal(job->ran, cases[c].here == RUN_HERE_DONE);
+        if (cases[c].here == RUN_HERE_DONE) assert_computed(job, 0);
+        contexts_finish_job(job, false);
         job_release(job);
     }
     assert_int_equal(devices_learn(b.server.devices, &seconds), 1);
@@ -785,7 +786,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     open_bench(&b, 1, "");
     struct job *job = ready_forward(&b, 5);
     assert_false(devices_near(b.server.devices));
-    assert_false(devices_run_here(b.server.devices, job));
+    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT);
     assert_null(job->late);
     job_release(job);
     close_bench(&b);
@@ -809,9 +810,9 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     open_readers(&b, 1, "copy.err=700", NULL); /* nothing is copied */
     assert_false(devices_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
-    assert_true(devices_run_here(b.server.devices, job));
+    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_DONE);
     assert_computed(job, 0);
-    assert_false(devices_run_here(b.server.devices, large));
+    assert_int_equal(devices_run_here(b.server.devices, large), RUN_HERE_NOT);
     assert_null(large->late);
     job_release(job);
     job_release(large);
@@ -898,12 +899,12 @@ static void test_no_thread_waits_behind_a_batch(void **state)
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     struct job *job = ready_forward(&b, 5);
-    assert_false(devices_run_here(b.server.devices, job));
+    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT);
     assert_null(job->late);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     forget(batch);
-    assert_true(devices_run_here(b.server.devices, job));
+    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_DONE);
     job_release(job);
     close_bench(&b);
 }
@@ -915,10 +916,10 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     struct gate gate;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5), *other = ready_forward(&b, 6);
-    assert_false(devices_run_here(b.server.devices, late));
+    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
     assert_non_null(late->late);
     assert_false(late->ran);
-    assert_true(devices_run_here(b.server.devices, other)); /* there is another inline slot */
+    assert_int_equal(devices_run_here(b.server.devices, other), RUN_HERE_DONE); /* there is another inline slot */
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
@@ -928,7 +929,8 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    for (int n = 0; n < 8; n++) assert_true(devices_run_here(b.server.devices, other)); /* both slots are free again */
+    for (int n = 0; n < 8; n++)
+        assert_int_equal(devices_run_here(b.server.devices, other), RUN_HERE_DONE); /* both slots are free again */
     job_release(other);
     close_bench(&b);
 }
@@ -944,7 +946,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
     open_gated(&b, 1, "hold=GATE@1", &gate);
     unsetenv("ATTN_FAKE_READS_STAGING");
     struct job *late = ready_forward(&b, 5);
-    assert_false(devices_run_here(b.server.devices, late));
+    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
     struct device *overdue;
@@ -953,7 +955,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    assert_false(devices_run_here(b.server.devices, job)); /* it is not used any more */
+    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT); /* it is not used any more */
     assert_null(job->late);
     job_release(job);
     gate_open(&gate);
@@ -977,7 +979,7 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     pthread_t opens;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5);
-    assert_false(devices_run_here(b.server.devices, late));
+    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
     assert_non_null(late->late);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     devices_settle(late);
@@ -999,7 +1001,9 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     int lost = -1;
     for (int n = 0; n < 4 && lost < 0; n++) { /* the slots of two devices take turns */
         jobs[n] = ready_forward(&b, 5);
-        if (!devices_run_here(b.server.devices, jobs[n])) lost = n;
+        const enum run_here here = devices_run_here(b.server.devices, jobs[n]);
+        assert_true(here == RUN_HERE_DONE || here == RUN_HERE_LOST);
+        if (here == RUN_HERE_LOST) lost = n;
     }
     if (lost >= 0) { /* this thread's core may only ever meet the other device */
         assert_int_equal(jobs[lost]->home, 0);

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "server/http/http_head.h"
+#include "server/routes/media.h"
 
 /* Headers are separated by '|', name from value by the first ':'. */
 static bool sound(struct http_head *f, const char *version, const char *head)
@@ -163,7 +164,7 @@ static void test_a_content_type_is_a_media_type_in_any_case_and_parameters(void 
         { "multipart/form-data; boundary=x", false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(http_head_is_media(cases[i].type, "application/json"), cases[i].json);
+        assert_int_equal(media_is(cases[i].type, "application/json"), cases[i].json);
 }
 
 static void test_what_accept_wants(void **state)
@@ -199,8 +200,8 @@ static void test_what_accept_wants(void **state)
         { "application/jsonp, application/x-bb;q=1", 0, true },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int json = http_head_accepts(cases[i].accept, "application/json");
-        const int other = http_head_accepts(cases[i].accept, "application/x-b");
+        const int json = media_accepts(cases[i].accept, "application/json");
+        const int other = media_accepts(cases[i].accept, "application/x-b");
         if ((json > other) - (json < other) != cases[i].json || (json + other == 0) != cases[i].none)
             fail_msg("'%s': %d and %d", cases[i].accept ? cases[i].accept : "NULL", json, other);
     }

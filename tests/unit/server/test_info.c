@@ -13,9 +13,9 @@
 #include <string.h>
 #include <strings.h>
 
-#include "server/api/info.h"
+#include "server/routes/info.h"
 #include "server/base/limits.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 

@@ -13,12 +13,13 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "proto-json/text.h"
+#include "text/text.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
 #include "server/sched/loop.h"
-#include "server/work/prepare.h"
-#include "server/work/regions.h"
+#include "server/intake/prepare.h"
+#include "server/work/contexts.h"
+#include "server/regions/regions.h"
 
 enum { MOST = 16 };
 
@@ -252,7 +253,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    prepare_finish_contexts(request->job, true); /* as answer_queue() does */
+    contexts_finish_job(request->job, true); /* as answer_queue() does */
     request_free(request);
 }
 
@@ -408,7 +409,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     struct request *forward = posted(s, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"));
     answered(s, forward);
     strcpy(id, forward->job->results[0].context);
-    prepare_finish_contexts(forward->job, true);
+    contexts_finish_job(forward->job, true);
     request_free(forward);
     const int64_t saved_bytes = staging_leased_bytes(
         s->server.staging); /* one block; a small backward takes another such */
@@ -500,6 +501,20 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
         assert_int_equal(result->verification.rows, 4);
         if (round == 0) assert_true(result->verification.max_abs < 1e-6);
         else assert_false(result->verification.max_abs < 1e300); /* the device answered NaN */
+        request_free(request);
+    }
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_batch_that_left_rows_out_runs_once_more(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    for (int round = 0; round < 2; round++) {
+        struct request *request = posted(s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+        answered(s, request);
+        const proto_result *result = &request->job->results[0];
+        assert_true(result->verified && result->verification.max_abs < 1e-6);
         request_free(request);
     }
     assert_int_equal(end(s, true), 0);
@@ -1082,6 +1097,7 @@ int main(void)
         SCENE(test_a_deadline_ends_the_wait_for_a_batch_that_runs, .script = "hold=GATE@2"),
         SCENE(test_a_client_that_leaves_while_it_waits_is_found_out, .script = "hold=GATE", .max_batch = 1),
         SCENE(test_what_is_verified_is_compared_with_float64, .script = "nan@2"),
+        SCENE(test_a_batch_that_left_rows_out_runs_once_more, .script = "left@1,left@2,left@3"),
         SCENE(test_the_length_of_many_numbers_is_known_when_the_answer_begins),
         SCENE(test_nobody_waits_for_a_verification_whose_client_has_left),
         SCENE(test_outputs_are_in_shared_memory_when_the_request_is_given_back),

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/api/page.h"
+#include "server/routes/page.h"
 
 /* SHA-256 (FIPS 180-4) of a text, in base64 as Content-Security-Policy wants it. */
 static void sha256_base64(const char *text, size_t count, char out[48])

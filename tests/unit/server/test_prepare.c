@@ -2,7 +2,8 @@
  * and references become of it, and what is refused. And the life of a job. */
 #include "tests/unit/server/jobs.h"
 
-#include "server/work/prepare.h"
+#include "server/intake/prepare.h"
+#include "server/work/contexts.h"
 
 struct bench {
     struct config config;
@@ -44,7 +45,7 @@ static void assert_refused(struct bench *b, attn_op op, char *body, attn_status 
     assert_int_equal(prepare_job(job, b->device, &b->info, &err), status);
     assert_int_equal(err.status, status);
     if (text) assert_string_equal(err.text, text);
-    prepare_finish_contexts(job, false);
+    contexts_finish_job(job, false);
     job_release(job);
 }
 
@@ -147,7 +148,7 @@ static job_kind kind_of(struct bench *b, attn_op op, char *body)
 {
     struct job *job = prepared(b, op, body);
     const job_kind kind = job->kind;
-    prepare_finish_contexts(job, false);
+    contexts_finish_job(job, false);
     job_release(job);
     return kind;
 }
@@ -217,7 +218,7 @@ static void test_what_a_job_wants_is_noted(void **state)
         assert_int_equal(job->holds_contexts, cases[c].save);
         assert_int_equal(job->runnable, 1);
         assert_true(job->flops == 2.0 * (16 + 16) * cases[c].rows * cases[c].rows);
-        prepare_finish_contexts(job, false);
+        contexts_finish_job(job, false);
         job_release(job);
     }
     close_bench(&b);
@@ -247,11 +248,11 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
     char id[PROTO_CONTEXT_BYTES];
     struct job *forward = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"save\": true"));
     strcpy(id, forward->results[0].context);
-    prepare_finish_contexts(forward, true);
+    contexts_finish_job(forward, true);
     job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     assert_true(job->call->items[0].problem.dropout_p == 0.5);
     assert_true(job->call->items[0].problem.seed == forward->call->items[0].problem.seed);
-    prepare_finish_contexts(job, true);
+    contexts_finish_job(job, true);
     job_release(job);
     job_release(forward);
     close_bench(&b);
@@ -348,7 +349,7 @@ static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
     strcpy(id, job->results[0].context);
     assert_int_equal(contexts_in(b, CONTEXT_RESERVED), 1);
-    prepare_finish_contexts(job, true);
+    contexts_finish_job(job, true);
     assert_int_equal(contexts_in(b, CONTEXT_RESERVED), 0);
     job_release(job);
 }
@@ -374,7 +375,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_IN_USE,
                    "context: another backward uses it and is not answered yet; it can be used again only if that one "
                    "does not run");
-    prepare_finish_contexts(job, true);
+    contexts_finish_job(job, true);
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
@@ -393,9 +394,9 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
-    prepare_finish_contexts(job, false);
+    contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    prepare_finish_contexts(job, true); /* once is enough */
+    contexts_finish_job(job, true); /* once is enough */
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
     close_bench(&b);
@@ -417,7 +418,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     b.info = whole;
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
-    prepare_finish_contexts(job, true);
+    contexts_finish_job(job, true);
     job_release(job);
     close_bench(&b);
 }
@@ -439,12 +440,12 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1); /* that of the refused one, at once */
     assert_null(job->saved[1]);
-    prepare_finish_contexts(job, true);
+    contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 0);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
     job = prepared(&b, ATTN_OP_BACKWARD, backward_body(second, 5, 4));
-    prepare_finish_contexts(job, false);
+    contexts_finish_job(job, false);
     job_release(job);
     close_bench(&b);
 }
@@ -467,7 +468,7 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     assert_null(job->saved[0]);
-    prepare_finish_contexts(job, false);
+    contexts_finish_job(job, false);
     job_release(job);
     close_bench(&b);
 }
@@ -482,7 +483,7 @@ static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state
     struct job *job = prepared(&b, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 2);
     job->call->items[1].error.status = ATTN_NO_MEMORY;
-    prepare_finish_contexts(job, true);
+    contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 0);
     assert_int_not_equal(job->results[0].context[0], '\0');
@@ -506,7 +507,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
     assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 1);
     assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"), ATTN_BUSY, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 1);
-    prepare_finish_contexts(job, false);
+    contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 0);
     job_release(job);
     close_bench(&b);

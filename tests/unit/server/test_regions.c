@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "server/base/clock.h"
-#include "server/work/regions.h"
+#include "server/regions/regions.h"
 
 static const char *const prefixes[] = { "attn_unit_", "/other" };
 enum { MIB = 1 << 20 };

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "server/http/http_head.h"
-#include "server/http/routes.h"
+#include "server/routes/routes.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 

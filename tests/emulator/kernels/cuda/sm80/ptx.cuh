@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#include "kernels/cuda/args.cuh"
+#include "kernels/cuda/common/args.cuh"
 #include "tests/emulator/sm80.h"
 
 DEVICE uint32_t smem_addr(const void *p)

@@ -1,0 +1,335 @@
+/* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
+ *
+ * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB
+ * of parameters, which the constant cache broadcasts. The functions below are the definition of kernels/README.md
+ * in float, one line a step; every kernel that treats elements one by one uses them, so that they all mean the
+ * same. */
+#ifndef ATTN_CUDA_ARGS_CUH
+#define ATTN_CUDA_ARGS_CUH
+
+#include <float.h>
+#include <math_constants.h>
+
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/philox.h"
+#include "kernels/score.h"
+#include "kernels/tiles.h"
+
+#define DEVICE __device__ __forceinline__
+
+/* The shared memory that a block was launched with, as what its kernel keeps there. */
+template <class S> DEVICE S &block_memory()
+{
+    extern __shared__ __align__(1024) char memory[];
+    return *reinterpret_cast<S *>(memory);
+}
+
+const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+struct cuda_args {
+    attn_geometry g;
+    uint64_t seed;
+    uint32_t drop_below;            /* a half of a Philox word below it is dropped; 0: no dropout */
+    float drop_scale;               /* 1 / (1 - dropout_p) */
+    int64_t drop_first, drop_batch; /* dropout counts head h of row b of the batch as drop_first + b * drop_batch + h */
+    /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
+     * q_start + i. */
+    int64_t lse_batch, lse_head;
+    int first_tile; /* the lowest tile of rows or keys that a launch computes, of each head (packed: all sequences) */
+    bool ends_of_queries, ends_of_keys; /* may a sequence of them end before its tensor (packed, seqlens)? */
+    int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
+    /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to
+     * be computed one key after the other, and a later launch computes them (simple/simple.cu). *rows_found becomes 1
+     * where there is any such row. NULL: the kernel computes them at once. */
+    uint8_t *rows_later, *keys_later, *rows_found;
+    /* In a backward: saved.lse and saved.rest where tiles compute them for rows with huge scores, NULL where they are
+     * computed row by row. The forward kernel that computes them for a backward writes nothing else. */
+    float *part_lse, *part_rest;
+};
+
+static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    cuda_args a;
+    a.g = plan->geometry;
+    a.seed = p->seed;
+    a.drop_below = attn_dropout_threshold(p->dropout_p);
+    a.drop_scale = (float)(1 / (1 - p->dropout_p));
+    a.drop_batch = chip->all_heads ? chip->all_heads : a.g.dims.H;
+    a.drop_first = chip->first_batch * a.drop_batch + chip->first_head;
+    a.lse_head = a.g.dims.Sq; /* packed: total_q */
+    a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
+    a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
+    a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
+    a.first_tile = a.decode_rows = 0;
+    a.rows_later = chip->rows_later, a.keys_later = chip->keys_later, a.rows_found = chip->rows_found;
+    a.part_lse = a.part_rest = nullptr;
+    return a;
+}
+
+/* Rows of all query heads, or of all key/value heads: as many as lse has, or dk. */
+static inline int64_t query_rows(const attn_dims &d)
+{
+    return d.Sq * d.H * (d.packed ? 1 : d.B);
+}
+static inline int64_t key_rows(const attn_dims &d)
+{
+    return d.Sk * d.Hk * (d.packed ? 1 : d.B);
+}
+
+DEVICE float load_float(attn_dtype dtype, const void *data, int64_t index)
+{
+    switch (dtype) {
+    case ATTN_F32: return ((const float *)data)[index];
+    case ATTN_F16: return attn_f16_to_f32(((const uint16_t *)data)[index]);
+    case ATTN_BF16: return attn_bf16_to_f32(((const uint16_t *)data)[index]);
+    case ATTN_F8E4M3: return attn_e4m3_to_f32(((const uint8_t *)data)[index]);
+    default: return 0;
+    }
+}
+
+DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
+{
+    switch (dtype) {
+    case ATTN_F32: ((float *)data)[index] = x; break;
+    case ATTN_F16: ((uint16_t *)data)[index] = attn_f16_from_f32(x); break;
+    case ATTN_BF16: ((uint16_t *)data)[index] = attn_bf16_from_f32(x); break;
+    default: break;
+    }
+}
+
+/* What a whole row or tile of one head has in common. */
+struct head_args {
+    int64_t b, h, hk; /* sequence (or batch row), query head, its key/value head */
+    attn_sequence s;
+    float scale; /* of q.k, dequantisation factors included */
+    attn_score_options options;
+    float slope; /* ALiBi; 0 without */
+    float v_scale;
+};
+
+DEVICE float scale_of(const attn_view &view, int64_t b, int64_t hk)
+{
+    return view.data ? ((const float *)view.data)[attn_at(&view, b, hk, 0)] : 1.0f;
+}
+
+DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
+{
+    const attn_geometry &g = a.g;
+    head_args x;
+    x.b = b;
+    x.h = h;
+    x.hk = (int)h / (int)g.group;
+    x.s = attn_sequence_of(&g, b);
+    x.scale = (float)g.scale * scale_of(g.view[ATTN_T_q_scale], b, x.hk) * scale_of(g.view[ATTN_T_k_scale], b, x.hk);
+    x.options = attn_score_options_of(&g);
+    x.slope = 0;
+    if (g.view[ATTN_T_alibi_slopes].data)
+        x.slope = ((const float *)g.view[ATTN_T_alibi_slopes].data)[attn_at(&g.view[ATTN_T_alibi_slopes], b, h, 0)];
+    x.v_scale = scale_of(g.view[ATTN_T_v_scale], b, x.hk);
+    return x;
+}
+
+/* Do keep_mask, FlashMask and a bias of -inf let query i see key j? */
+DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
+{
+    const attn_geometry &g = a.g;
+    const attn_view &keep = g.view[ATTN_T_keep_mask], &rows = g.view[ATTN_T_mask_startend_rows],
+                    &bias = g.view[ATTN_T_bias];
+    if (bias.data && load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j) == -CUDART_INF_F) return false;
+    if (keep.data) {
+        const int64_t column = j - attn_keep_from(&g, &x.s);
+        if (column >= 0 && !((const uint8_t *)keep.data)[attn_at(&keep, x.b, x.h, i) + column]) return false;
+    }
+    if (rows.data) {
+        const int32_t *bounds = (const int32_t *)rows.data + attn_at(&rows, x.b, x.h / g.mask_group, j);
+        if (attn_mask_hides(attn_mask_of(bounds, g.mask_bounds, g.causal, x.s.Sq), i)) return false;
+    }
+    return true;
+}
+
+/* The same, with causal, window and lengths. */
+DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
+{
+    const attn_range keys = attn_keys_of(&a.g, &x.s, i);
+    return j >= keys.lo && j < keys.hi && visible_by_mask(a, x, i, j);
+}
+
+/* z is at most the largest float32 in size; NaN stays. */
+template <typename real> DEVICE float saturated(real z)
+{
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
+}
+
+/* What bias and ALiBi add to the score of a pair. */
+template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
+{
+    const attn_view &bias = a.g.view[ATTN_T_bias];
+    if (bias.data) z += load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j);
+    if (x.slope != 0) {
+        const int64_t distance = i + x.s.Sk - x.s.Sq - j;
+        z -= (real)x.slope * (real)(distance < 0 ? -distance : distance);
+    }
+    return z;
+}
+
+/* z of a visible pair, from q.k; *derivative is that of z by scale q.k, for the gradient (score.h). NaN where q.k or a
+ * partial sum has left float32, because scale q.k may be ordinary all the same. rows.cuh then computes the row with
+ * score_in_double(). */
+DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
+{
+    float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
+    z = saturated(with_bias(a, x, i, j, z));
+    return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
+}
+
+/* score() where q.k is not a float32: returns z and the derivative. */
+DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
+{
+    const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
+                         (double)scale_of(a.g.view[ATTN_T_k_scale], x.b, x.hk);
+    double derivative;
+    const double z = attn_score_of(&x.options, &x.s, i, j, scale * dot, &derivative);
+    return make_float2(saturated(with_bias(a, x, i, j, z)), (float)derivative);
+}
+static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
+                                                      double dot)
+{
+    return score_in_double_inline(a, x, i, j, dot);
+}
+
+/* Neighbouring float32 of this size are so far apart that P is 1 for a row's largest score and 0 for all others. That
+ * holds in base 2 and in base e. */
+const float HUGE_SCORE = 8589934592.0f;
+
+/* Takes the score of a visible pair, or a sink, to base 2. The result is never -inf, which means hidden. A huge score
+ * stays as it is: different ones stay different, none overflows, and their P is right. Smaller scores stay below huge
+ * ones. */
+DEVICE float in_base_2(float z)
+{
+    const float y = z * LOG2E, most = HUGE_SCORE - 512;
+    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y; /* NaN stays */
+}
+
+/* lse of a row with largest score m (by in_base_2()) and with the sum l of exponentials relative to m. */
+DEVICE float lse_of_sum(float m, float l)
+{
+    return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
+}
+
+/* Does query i see a key by causal, window and lengths? Where such a row has no largest score, all of its products have
+ * left float32. */
+DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
+{
+    const attn_range keys = attn_keys_of(&g, &s, i);
+    return keys.lo < keys.hi;
+}
+
+DEVICE int64_t dropout_head(const cuda_args &a, int64_t b, int64_t h)
+{
+    return a.drop_first + b * a.drop_batch + h;
+}
+
+/* M of dropout: 0, or 1 / (1 - p). */
+DEVICE float dropout(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
+{
+    if (a.drop_below == 0) return 1;
+    return attn_dropout_keep(a.seed, dropout_head(a, x.b, x.h), i, j, a.drop_below) ? a.drop_scale : 0;
+}
+
+DEVICE float sink_of(const cuda_args &a, int64_t h)
+{
+    const attn_view &sinks = a.g.view[ATTN_T_sinks];
+    return sinks.data ? ((const float *)sinks.data)[attn_at(&sinks, 0, h, 0)] : -CUDART_INF_F;
+}
+
+DEVICE float sink_in_base_2(float sink)
+{
+    return sink == -CUDART_INF_F ? sink : in_base_2(sink);
+}
+
+/* Sequence and index inside it of packed row `row`; b = the last sequence that starts at or before it. */
+DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
+{
+    int64_t low = 0, high = sequences; /* cu[low] <= row < cu[high] */
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (cu[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* The sequence that owns tile `tile` of a packed problem: sequence b has those from cu[b] / unit + extra * b on. */
+DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
+{
+    int low = 0, high = (int)sequences;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (cu[middle] / unit + extra * middle <= tile) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Where row i's lse, delta are. */
+DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
+{
+    return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
+}
+
+/* ---- Blocks to tiles of query rows ------------------------------------------------------------------------------- */
+
+/* The grid is (tiles, heads, batch); packed, (tiles of all sequences, heads). Packed, sequence b owns the tiles
+ * from cu[b] / rows + b on: a sequence never needs more of them than there are before the next one's, so a block
+ * finds its sequence by bisection and no table is made. A few tiles have no rows. */
+static inline dim3 tile_grid(const attn_geometry &g, int rows)
+{
+    const attn_dims &d = g.dims;
+    return d.packed ? dim3((unsigned)(d.total_q / rows + d.B), (unsigned)d.H)
+                    : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
+}
+
+/* Turns a grid of all tiles into the grid of this launch's share of them. */
+static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
+{
+    const tile_range tiles = share_of(chip, grid.x);
+    a.first_tile = (int)tiles.first;
+    grid.x = (unsigned)(tiles.end - tiles.first);
+}
+
+/* Heads and batch rows that a grid can count; nothing larger has been asked for. */
+static inline bool tile_grid_fits(const attn_dims &d)
+{
+    return d.H <= 65535 && (d.packed || d.B <= 65535);
+}
+
+struct tile_place {
+    head_args x;
+    int i0; /* first query, inside the sequence */
+    bool exists;
+};
+
+/* The last tiles of a head come first: under a causal mask they are the longest. */
+template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
+{
+    const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);
+    tile_place place;
+    int b = blockIdx.z, first = 0;
+    if (a.g.dims.packed) {
+        b = sequence_of_tile(a.g.cu_q, a.g.dims.B, rows, 1, tile);
+        first = a.g.cu_q[b] / rows + b;
+    }
+    place.x = head_args_of(a, b, blockIdx.y);
+    place.i0 = (tile - first) * rows;
+    place.exists = place.i0 < place.x.s.Sq && place.x.s.Sq * a.g.group > a.decode_rows;
+    return place;
+}
+
+DEVICE float warp_sum(float x)
+{
+    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
+    return x;
+}
+
+#endif

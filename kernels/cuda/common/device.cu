@@ -1,0 +1,933 @@
+/* device.cu: NVIDIA GPUs behind backend.h: devices, memory, streams, errors. The kernels are in the folders beside it.
+ *
+ * Where there is no driver (the CUDA runtime is linked statically, so this file runs everywhere) count() is 0 and
+ * nothing else is called.
+ *
+ * Invariants
+ * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one becomes
+ *    ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
+ * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out
+ *    again, so that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never
+ *    exceeds memory_limit, but for blocks that another thread is just giving back; where it would, or the card has no
+ *    more, kept blocks are given back first. `lock` is held for a few instructions: bytes are reserved under it, and
+ *    the driver, whose cudaMalloc and cudaFree may wait for all work of the device, is called without it.
+ * 3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of streams.
+ * 4. The current device is per thread: every entry sets it.
+ * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
+#include <atomic>
+#include <cuda_runtime.h>
+#include <cudaTypedefs.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/common/errors.h"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/simple/simple.h"
+
+extern const cuda_kernel decode_forward;                  /* sm80/decode.cu */
+extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
+
+namespace {
+
+/* The table of errors.h is written without CUDA's headers. */
+#define X(code, cuda, name, sticky, status) \
+    static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
+CUDA_ERROR_MAP(X)
+#undef X
+
+/* ---- Devices ----------------------------------------------------------------------------------------------------- */
+
+enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one copies out, one waits */
+
+/* Blocks of device memory are of sizes 2^n and 1.5 * 2^n: at most a third of a block is waste. */
+enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
+
+/* More than any GPU does: what the largest one known promises for dense float8, and twice the exponentials of all its
+ * special function units. */
+const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
+enum { MOST_KERNELS = 32 };
+
+enum { COUNTER_BYTES = 128 }; /* a stream's counter has a line of the cache to itself */
+
+/* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled. */
+const double SOME_STEPS = 2.5;
+
+/* Before the marks of rows that were left: cuda_args.rows_found, where the stream and not the host reads it. */
+enum { MARKS_HEAD = 16 };
+
+struct block {
+    block *next;
+    void *memory;
+    int size_class;
+};
+
+struct device {
+    attn_device base;
+    cuda_chip chip;
+    cudaDeviceProp properties;
+    const cuda_kernel *kernels[MOST_KERNELS]; /* the rows of cuda_kernels[] that are for this chip */
+    int kernel_count;
+    std::atomic<bool> lost;                     /* a sticky error was seen; only ever set, by any thread */
+    PFN_cuStreamWriteValue32_v11070 write_word; /* NULL: streams take no notes */
+
+    pthread_mutex_t lock; /* of the rest */
+    int64_t memory_limit, memory_used, memory_taken;
+    block *idle[CLASSES]; /* lists: given back to us, by size class */
+    block *live;          /* handed out, the youngest first */
+};
+
+struct memory_range {
+    const char *begin, *end; /* both NULL: none */
+};
+
+struct stream {
+    attn_stream base;
+    cudaStream_t cuda;
+    cudaEvent_t marks[ATTN_MARKS];
+    volatile uint32_t
+        *note;      /* pinned memory: the number of the last note that the device has come to; NULL: it writes none */
+    uint32_t notes; /* put on the stream so far */
+    int *counter;   /* see cuda_chip */
+    /* Pinned memory, two bytes: cuda_chip.found, and whether a problem has left rows out (left_rows()). */
+    uint8_t *found;
+    bool every_row;    /* its problems leave none out */
+    bool after_decode; /* the last that was queued is decode.cu's, and writes these */
+    memory_range written[2];
+};
+
+device *device_of(attn_device *d)
+{
+    return reinterpret_cast<device *>(d);
+}
+const device *device_of(const attn_device *d)
+{
+    return reinterpret_cast<const device *>(d);
+}
+stream *stream_of(attn_stream *s)
+{
+    return reinterpret_cast<stream *>(s);
+}
+
+/* The one place where a CUDA error becomes ours. */
+attn_status check(device *d, cudaError_t code, const char *what, attn_error *err)
+{
+    if (code == cudaSuccess) return ATTN_OK;
+    const cuda_error_info info = cuda_error_of((int)code);
+    cudaGetLastError(); /* the next call shall not hear of it again */
+    if (info.sticky && d) d->lost.store(true, std::memory_order_relaxed);
+    return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
+}
+
+attn_status enter(device *d, attn_error *err)
+{
+    if (d->lost.load(std::memory_order_relaxed))
+        return attn_fail(err, ATTN_DEVICE_LOST, "", "cuda:%d was lost to an earlier error", d->base.index);
+    return check(d, cudaSetDevice(d->base.index), "cudaSetDevice", err);
+}
+
+int device_count(void)
+{
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+/* Of the memory that is free when the device is opened, this share is ours unless an option says otherwise: the
+ * context, the kernels and a neighbour's changes need the rest. */
+const double MEMORY_SHARE = 0.85;
+
+/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row of the same operation before it is tried. To
+ * test and to time the others on a chip that has all; where the operation has no such row it means nothing. */
+int first_kernel(attn_op op)
+{
+    const char *family = getenv("ATTN_CUDA_FAMILY");
+    for (int i = 0; family && i < cuda_kernel_count; i++)
+        if (cuda_kernels[i]->takes.op == op && strcmp(cuda_kernels[i]->takes.name, family) == 0) return i;
+    return 0;
+}
+
+/* ATTN_CUDA_COPIES=threads: kernels that have two ways for keys and values take the one without the copy engine. To
+ * test that they give the same bits, and to time them. */
+bool copies_by_threads()
+{
+    const char *copies = getenv("ATTN_CUDA_COPIES");
+    return copies && strcmp(copies, "threads") == 0;
+}
+
+/* ATTN_CUDA_STEP_US=N: steps of N microseconds at most. To test that steps give the same bits, on small problems. */
+double step_seconds()
+{
+    const char *microseconds = getenv("ATTN_CUDA_STEP_US");
+    const double seconds = microseconds ? atof(microseconds) / 1e6 : 0;
+    return seconds > 0 ? seconds : STEP_SECONDS;
+}
+
+void list_kernels(device *d)
+{
+    const int compute = d->chip.major * 10 + d->chip.minor;
+    const int first_forward = first_kernel(ATTN_OP_FORWARD), first_backward = first_kernel(ATTN_OP_BACKWARD);
+    for (int i = 0; i < cuda_kernel_count && d->kernel_count < MOST_KERNELS; i++) {
+        const cuda_kernel *k = cuda_kernels[i];
+        if (i < (k->takes.op == ATTN_OP_FORWARD ? first_forward : first_backward)) continue;
+        if (compute >= k->least_compute && compute <= k->most_compute) d->kernels[d->kernel_count++] = k;
+    }
+}
+
+/* The driver's function that has a stream write a word; NULL: there is none. */
+PFN_cuStreamWriteValue32_v11070 word_writer()
+{
+    PFN_cuStreamWriteValue32_v11070 write = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", (void **)&write, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess) {
+        cudaGetLastError();
+        return nullptr;
+    }
+    return write;
+}
+
+attn_status device_open(int index, const attn_device_options *options, attn_device **opened, attn_error *err)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    attn_status status;
+    device *d = (device *)calloc(1, sizeof *d);
+    if (!d) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
+    d->base.backend = &attn_backend_cuda;
+    d->base.index = index;
+    status = check(d, cudaSetDevice(index), "cudaSetDevice", err);
+    if (status == ATTN_OK)
+        status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties", err);
+    if (status == ATTN_OK) status = check(d, cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo", err);
+    if (status == ATTN_OK && d->properties.major < 8)
+        status = attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d is %s with compute capability %d.%d; 8.0 is the least",
+                           index, d->properties.name, d->properties.major, d->properties.minor);
+    if (status != ATTN_OK) {
+        free(d);
+        return status;
+    }
+    pthread_mutex_init(&d->lock, nullptr);
+    d->chip.major = d->properties.major;
+    d->chip.minor = d->properties.minor;
+    d->chip.multiprocessors = d->properties.multiProcessorCount;
+    d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
+    d->chip.copies_by_threads = copies_by_threads();
+    d->chip.step_seconds = step_seconds();
+    list_kernels(d);
+    d->write_word = d->properties.unifiedAddressing ? word_writer() : nullptr;
+    d->memory_limit = options && options->memory_bytes ? options->memory_bytes
+                                                       : (int64_t)(MEMORY_SHARE * (double)free_bytes);
+    *opened = &d->base;
+    return ATTN_OK;
+}
+
+block *kept_blocks(device *d);
+void give_back(block *b);
+
+void device_close(attn_device *base)
+{
+    device *d = device_of(base);
+    attn_error ignored;
+    if (enter(d, &ignored) == ATTN_OK) {
+        give_back(kept_blocks(d));
+        give_back(d->live);
+    }
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+void describe(const attn_device *base, attn_device_info *info)
+{
+    device *d = const_cast<device *>(device_of(base));
+    memset(info, 0, sizeof *info);
+    pthread_mutex_lock(&d->lock);
+    info->memory_used = d->memory_used;
+    pthread_mutex_unlock(&d->lock);
+    info->backend = "cuda";
+    snprintf(info->name, sizeof info->name, "cuda:%d", base->index);
+    snprintf(info->description, sizeof info->description, "%.60s, sm_%d%d, %.0f GiB", d->properties.name, d->chip.major,
+             d->chip.minor, (double)d->properties.totalGlobalMem / (1 << 30));
+    info->fastest_flops = FASTEST_FLOPS;
+    info->fastest_scores = FASTEST_SCORES;
+    info->units = d->chip.multiprocessors;
+    info->streams = STREAMS;
+    info->reads_staging = d->properties.unifiedAddressing && d->properties.canMapHostMemory;
+    info->memory_total = (int64_t)d->properties.totalGlobalMem;
+    info->memory_limit = d->memory_limit;
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+int64_t class_bytes(int size_class)
+{
+    const int64_t power = INT64_C(1) << (CLASS_LEAST_LOG2 + size_class / 2);
+    return size_class % 2 ? power + power / 2 : power;
+}
+
+/* CLASSES where nothing is that large. */
+int class_of(size_t bytes)
+{
+    int size_class = 0;
+    while (size_class < CLASSES && (uint64_t)class_bytes(size_class) < bytes) size_class++;
+    return size_class;
+}
+
+/* The lock is held. Takes out all kept blocks as one list, for give_back(). */
+block *kept_blocks(device *d)
+{
+    block *list = nullptr;
+    for (int c = 0; c < CLASSES; c++) {
+        while (d->idle[c]) {
+            block *b = d->idle[c];
+            d->idle[c] = b->next;
+            d->memory_taken -= class_bytes(c);
+            b->next = list;
+            list = b;
+        }
+    }
+    return list;
+}
+
+/* Frees a list of blocks, without the lock. It waits for the device, as cudaFree does. */
+void give_back(block *b)
+{
+    while (b) {
+        block *next = b->next;
+        cudaFree(b->memory);
+        free(b);
+        b = next;
+    }
+}
+
+/* Takes a block of this class from the driver. Its bytes are reserved already. */
+attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
+{
+    block *b = (block *)calloc(1, sizeof *b);
+    if (!b) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
+    b->size_class = size_class;
+    cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
+    if (code == cudaErrorMemoryAllocation) { /* a neighbour may have grown: what we keep may be what is missing */
+        cudaGetLastError();
+        pthread_mutex_lock(&d->lock);
+        block *const kept = kept_blocks(d);
+        pthread_mutex_unlock(&d->lock);
+        give_back(kept);
+        code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
+    }
+    const attn_status status = check(d, code, "cudaMalloc", err);
+    if (status == ATTN_OK) *taken = b;
+    else free(b);
+    return status;
+}
+
+attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
+{
+    device *d = device_of(base);
+    const int size_class = class_of(bytes ? bytes : 1);
+    const int64_t size = size_class == CLASSES ? 0 : class_bytes(size_class);
+    block *b = nullptr, *kept = nullptr;
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    pthread_mutex_lock(&d->lock);
+    const bool fits = size_class < CLASSES && size <= d->memory_limit - d->memory_used;
+    if (fits) {
+        d->memory_used += size;
+        b = d->idle[size_class];
+        if (b) d->idle[size_class] = b->next;
+        else {
+            if (d->memory_taken + size > d->memory_limit) kept = kept_blocks(d);
+            d->memory_taken += size;
+        }
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (!fits)
+        return attn_fail(err, ATTN_NO_MEMORY, "", "cuda:%d: %zu bytes are not left of %lld", base->index, bytes,
+                         (long long)d->memory_limit);
+    give_back(kept);
+    if (!b) status = allocate(d, size_class, &b, err);
+    pthread_mutex_lock(&d->lock);
+    if (status == ATTN_OK) {
+        b->next = d->live;
+        d->live = b;
+        *memory = b->memory;
+    } else {
+        d->memory_used -= size;
+        d->memory_taken -= size;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return status;
+}
+
+void device_free(attn_device *base, void *memory)
+{
+    device *d = device_of(base);
+    if (!memory) return;
+    pthread_mutex_lock(&d->lock);
+    for (block **link = &d->live; *link; link = &(*link)->next) { /* the youngest are freed first, and there are few */
+        block *b = *link;
+        if (b->memory != memory) continue;
+        *link = b->next;
+        b->next = d->idle[b->size_class];
+        d->idle[b->size_class] = b;
+        d->memory_used -= class_bytes(b->size_class);
+        break;
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+attn_status staging_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
+{
+    device *d = device_of(base);
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    return check(d, cudaHostAlloc(memory, bytes, cudaHostAllocPortable), "cudaHostAlloc", err);
+}
+
+void staging_free(attn_device *base, void *memory, size_t bytes)
+{
+    (void)base, (void)bytes;
+    cudaFreeHost(memory);
+}
+
+/* ---- Memory of other processes ----------------------------------------------------------------------------------- */
+
+/* The driver has refused what a client sent, for one of many reasons, some of which stand for a lost device elsewhere.
+ * It is the client's fault as long as the device works on. */
+attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
+{
+    size_t free_bytes, total_bytes;
+    cudaGetLastError();
+    const attn_status status = check(d, cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo", err);
+    if (status != ATTN_OK) return status;
+    return attn_fail(err, code == cudaErrorMemoryAllocation ? ATTN_NO_MEMORY : ATTN_INVALID, "",
+                     "cuda: cudaIpcOpenMemHandle: %s (error %d)", cuda_error_of((int)code).name, (int)code);
+}
+
+/* Is it memory of this device, and enough of it? */
+attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
+{
+    cudaPointerAttributes attributes;
+    PFN_cuMemGetAddressRange_v3020 address_range = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    attn_status status = check(d, cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes", err);
+    if (status != ATTN_OK) return status;
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device != d->base.index)
+        return attn_fail(err, ATTN_INVALID, "", "cuda: the memory is of device %d, not of device %d", attributes.device,
+                         d->base.index);
+    status = check(d,
+                   cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", (void **)&address_range, 3020,
+                                                    cudaEnableDefault, &found),
+                   "cuMemGetAddressRange", err);
+    if (status != ATTN_OK) return status;
+    if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
+    /* The driver's errors have the runtime's numbers. */
+    status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
+    if (status != ATTN_OK) return status;
+    size -= (size_t)((CUdeviceptr)memory - base);
+    if (bytes <= size) return ATTN_OK;
+    return attn_fail(err, ATTN_INVALID, "", "cuda: the allocation has %zu bytes, not %zu", size, bytes);
+}
+
+attn_status import_memory(attn_device *base, const uint8_t *handle, size_t bytes, void **memory, attn_error *err)
+{
+    device *d = device_of(base);
+    cudaIpcMemHandle_t lent;
+    static_assert(sizeof lent == ATTN_HANDLE_BYTES, "a handle of CUDA");
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    memcpy(&lent, handle, sizeof lent);
+    const cudaError_t code = cudaIpcOpenMemHandle(memory, lent, cudaIpcMemLazyEnablePeerAccess);
+    if (code != cudaSuccess) {
+        *memory = nullptr;
+        return refuse_import(d, code, err);
+    }
+    status = check_import(d, *memory, bytes, err);
+    if (status != ATTN_OK) {
+        cudaIpcCloseMemHandle(*memory);
+        *memory = nullptr;
+    }
+    return status;
+}
+
+void release_import(attn_device *base, void *memory)
+{
+    device *d = device_of(base);
+    attn_error ignored;
+    if (enter(d, &ignored) == ATTN_OK) (void)check(d, cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle", &ignored);
+}
+
+/* ---- This process's memory --------------------------------------------------------------------------------------- */
+
+attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
+{
+    const attn_status status = enter(device_of(base), err);
+    if (status != ATTN_OK) return status;
+    const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+    if (code == cudaSuccess) return ATTN_OK;
+    cudaGetLastError(); /* where it stands for a lost device, that device's next call says so */
+    return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
+                     (int)code);
+}
+
+void unpin(attn_device *base, void *memory)
+{
+    attn_error ignored;
+    (void)enter(device_of(base), &ignored);
+    if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+}
+
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+
+const attn_kernel *kernel_at(const attn_device *base, int index)
+{
+    const device *d = device_of(base);
+    return index < d->kernel_count ? &d->kernels[index]->takes : nullptr;
+}
+
+const size_t WORKSPACE_ALIGN = 1024; /* what TMA and its swizzles want */
+
+size_t aligned(size_t bytes)
+{
+    return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+}
+
+/* Bytes of the marks of rows that may be left to later launches (cuda_args.rows_later). 0: the rows, one key after the
+ * other, would not take much longer than a step. decode.cu has few rows, and simple.cu has no tiles. */
+size_t mark_bytes(const device *d, const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
+    const double rows = (double)query_rows(g.dims) * LEFT_COST *
+                        row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
+    if (rows < 2 * d->chip.step_seconds || plan->kernel == &decode_forward.takes ||
+        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
+        return 0;
+    return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
+}
+
+bool plan(const attn_device *base, int index, attn_plan *plan)
+{
+    const device *d = device_of(base);
+    if (!d->kernels[index]->plan(&d->chip, plan)) return false;
+    const size_t marks = mark_bytes(d, plan); /* behind the kernel's own, see launch() */
+    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
+    return true;
+}
+
+/* The row that a plan was made for: `takes` is its first member. */
+const cuda_kernel *kernel_of(const attn_plan *plan)
+{
+    return reinterpret_cast<const cuda_kernel *>(plan->kernel);
+}
+
+attn_status workspace_bytes(const attn_device *, const attn_plan *plans, int count, size_t *bytes, attn_error *)
+{
+    *bytes = 0;
+    for (int i = 0; i < count; i++) *bytes += aligned(plans[i].workspace_bytes);
+    return ATTN_OK;
+}
+
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+
+attn_status note(attn_stream *base, attn_error *err)
+{
+    device *d = device_of(base->device);
+    stream *s = stream_of(base);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    s->after_decode = false;
+    if (!s->note || d->write_word((CUstream)s->cuda, (CUdeviceptr)s->note, s->notes + 1, 0) != CUDA_SUCCESS)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d: no notes", base->device->index);
+    s->notes++;
+    return ATTN_OK;
+}
+
+bool noted(const attn_stream *base)
+{
+    const stream *s = reinterpret_cast<const stream *>(base);
+    return __atomic_load_n(s->note, __ATOMIC_ACQUIRE) == s->notes;
+}
+
+void stream_close(attn_stream *base)
+{
+    stream *s = stream_of(base);
+    attn_error ignored;
+    if (enter(device_of(base->device), &ignored) == ATTN_OK) {
+        for (cudaEvent_t mark : s->marks)
+            if (mark) cudaEventDestroy(mark);
+        if (s->cuda) cudaStreamDestroy(s->cuda);
+        if (s->note) cudaFreeHost((void *)s->note);
+        if (s->counter) cudaFree(s->counter);
+        if (s->found) cudaFreeHost(s->found);
+    }
+    free(s);
+}
+
+attn_status stream_open(attn_device *base, attn_stream **opened, attn_error *err)
+{
+    device *d = device_of(base);
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    stream *s = (stream *)calloc(1, sizeof *s);
+    if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
+    s->base.device = base;
+    status = check(d, cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking), "cudaStreamCreate", err);
+    for (int i = 0; i < ATTN_MARKS && status == ATTN_OK; i++)
+        status = check(d, cudaEventCreate(&s->marks[i]), "cudaEventCreate", err);
+    if (status == ATTN_OK) status = check(d, cudaMalloc((void **)&s->counter, COUNTER_BYTES), "cudaMalloc", err);
+    if (status == ATTN_OK) status = check(d, cudaMemset(s->counter, 0, COUNTER_BYTES), "cudaMemset", err);
+    if (status == ATTN_OK)
+        status = check(d, cudaHostAlloc((void **)&s->found, 2, cudaHostAllocPortable), "cudaHostAlloc", err);
+    if (status == ATTN_OK) s->found[0] = s->found[1] = 0;
+    if (status == ATTN_OK && d->write_word) {
+        status = check(d, cudaHostAlloc((void **)&s->note, sizeof *s->note, cudaHostAllocPortable), "cudaHostAlloc",
+                       err);
+        if (status == ATTN_OK) *s->note = 0;
+    }
+    if (status != ATTN_OK) {
+        stream_close(&s->base);
+        return status;
+    }
+    *opened = &s->base;
+    return ATTN_OK;
+}
+
+attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, attn_direction direction, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK || bytes == 0) return status;
+    stream_of(base)->after_decode = false;
+    return check(d,
+                 cudaMemcpyAsync(to, from, bytes,
+                                 direction == ATTN_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                 stream_of(base)->cuda),
+                 "cudaMemcpyAsync", err);
+}
+
+attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    stream_of(base)->after_decode = false;
+    return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
+}
+
+attn_status merge(attn_stream *base, const attn_merge_plan *plan, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    stream_of(base)->after_decode = false;
+    return status == ATTN_OK ? check(d, cuda_merge(stream_of(base)->cuda, plan), "merge", err) : status;
+}
+
+attn_status sum_lse(attn_stream *base, const attn_problem *problem, const attn_lse_look *look, double *found,
+                    attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    stream_of(base)->after_decode = false;
+    return check(d, cuda_sum_lse(stream_of(base)->cuda, problem, look, found), "sum_lse", err);
+}
+
+attn_status wait(attn_stream *base, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
+}
+
+/* The bytes between a tensor's first element and its last, whatever its strides. */
+memory_range range_of(const attn_tensor &t)
+{
+    if (t.rank == 0 || !t.data) return { nullptr, nullptr };
+    int64_t last = 0;
+    for (int axis = 0; axis < t.rank; axis++) last += (t.shape[axis] - 1) * t.stride[axis];
+    const char *const begin = (const char *)t.data;
+    return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
+}
+
+/* True if the problem reads nothing that the stream's last call writes (s->written). */
+bool reads_no_results(const stream *s, const attn_problem *p)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        if (attn_tensors[id].role != ATTN_ROLE_IN) continue;
+        const memory_range read = range_of(p->tensor[id]);
+        for (const memory_range &written : s->written)
+            if (read.begin < written.end && written.begin < read.end) return false;
+    }
+    return true;
+}
+
+/* Does the problem take several steps? Other problems are one launch, or a few. */
+bool has_steps(const device *d, const attn_plan *plan)
+{
+    return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(d, plan) > 0 ||
+           plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
+}
+
+/* Queues the steps of a long problem that chip->steps takes: those of its kernel, then the rows that it left. A problem
+ * that is too short for a look in its midst says to the host alone that it has left rows, see attn_run_some(). */
+cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
+{
+    const size_t marks = chip->steps ? mark_bytes(d, plan) : 0; /* where all is queued at once, nothing is left */
+    const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
+    if (marks) {
+        uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
+        const bool looks = s->every_row || looks_for_rows(chip, plan);
+        chip->rows_later = head + MARKS_HEAD;
+        chip->keys_later = forward ? nullptr : chip->rows_later + query_rows(plan->geometry.dims);
+        chip->found = looks ? s->found : nullptr;
+        chip->rows_found = looks ? chip->rows_later - 1 : s->found + 1;
+        if (looks && takes_step(chip, 0)) {
+            const cudaError_t code = cudaMemsetAsync(head, 0, marks, s->cuda);
+            if (code != cudaSuccess) return code;
+        }
+    }
+    const auto kernel = kernel_of(plan);
+    const auto launch = [&](const cuda_chip *part) { return kernel->launch(part, s->cuda, plan, scratch); };
+    const double seconds = tile_seconds(chip, plan);
+    cudaError_t code = cudaSuccess;
+    if (forward && kernel->shares) code = in_shares(chip, seconds, launch);
+    else if (!forward || by_rows || takes_step(chip, seconds)) code = launch(chip);
+    if (code != cudaSuccess) return code;
+    if (forward && marks) simple_rows_left(chip, plan, s->cuda);
+    return cudaPeekAtLastError();
+}
+
+/* A long problem is divided by rows of the batch, or by heads; each part is a launch and a step, and no bit changes.
+ * Returns how many of them a part has: all, where a gradient is a sum over them. */
+attn_part part_of(const device *d, const attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    const attn_dims &dims = plan->geometry.dims;
+    const double steps = tile_seconds(&d->chip, plan) / d->chip.step_seconds;
+    attn_part part = { 0, dims.B, 0, dims.Hk };
+    if (steps < 1.5 || kernel_of(plan) == &decode_forward || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
+        return part;
+    const bool heads = !p->dbias.rank || p->dbias.shape[1] == dims.H,
+               batches = !dims.packed && (dims.B == 1 || ((!p->dbias.rank || p->dbias.shape[0] > 1) &&
+                                                          p->dalibi_slopes.rank != 1 && !p->dsinks.rank));
+    const auto share = [&](int64_t count) { return attn_max64((int64_t)((double)count / steps), 1); };
+    if (heads && (!batches || dims.Hk >= dims.B)) part.heads = share(dims.Hk);
+    else if (batches) part.batches = share(dims.B);
+    return part;
+}
+
+/* A plan for a part of another plan's problem, with the same kernel. False: the part would need more scratch. */
+bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
+{
+    *plan = *whole;
+    plan->problem = some;
+    plan->geometry = attn_geometry_of(some);
+    plan->workspace_bytes = 0;
+    if (!kernel_of(whole)->plan(&d->chip, plan)) return false;
+    const size_t marks = mark_bytes(d, plan);
+    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
+    return plan->workspace_bytes <= whole->workspace_bytes;
+}
+
+cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
+{
+    const attn_dims &dims = plan->geometry.dims;
+    attn_part part = part_of(d, plan);
+    const attn_part each = part;
+    if (part.batches == dims.B && part.heads == dims.Hk) return launch_steps(d, chip, s, plan, scratch);
+    chip->all_heads = dims.H;
+    for (part.first_batch = 0; part.first_batch < dims.B; part.first_batch += each.batches)
+        for (part.first_head = 0; part.first_head < dims.Hk; part.first_head += each.heads) {
+            part.batches = attn_min64(each.batches, dims.B - part.first_batch);
+            part.heads = attn_min64(each.heads, dims.Hk - part.first_head);
+            chip->first_batch = part.first_batch, chip->first_head = part.first_head * plan->geometry.group;
+            const attn_problem some = attn_part_of(plan->problem, &part);
+            attn_plan some_plan;
+            if (!plan_part(d, plan, &some, &some_plan)) return cudaErrorInvalidConfiguration;
+            const cudaError_t code = launch_steps(d, chip, s, &some_plan, scratch);
+            if (code != cudaSuccess) return code;
+        }
+    return cudaSuccess;
+}
+
+/* Queues one problem, or only those of its steps that `steps` takes (NULL: all). */
+cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
+{
+    cuda_chip chip = d->chip;
+    const attn_dims &dims = plan->geometry.dims;
+    const bool decodes = kernel_of(plan) == &decode_forward;
+    chip.counter = s->counter;
+    chip.steps = steps;
+    if (attn_has_padding(&plan->geometry) && takes_step(&chip, 0)) {
+        const cudaError_t code = cuda_fill_padding(s->cuda, plan);
+        if (code != cudaSuccess) return code;
+    }
+    if (has_steps(d, plan)) {
+        s->after_decode = false;
+        return launch_parts(d, &chip, s, plan, scratch);
+    }
+    if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
+    chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
+    if (!decodes || dims.B * dims.H * dims.Sq > 0) { /* a decode without rows queues nothing */
+        s->after_decode = decodes;
+        s->written[0] = range_of(plan->problem->out);
+        s->written[1] = range_of(plan->problem->lse);
+    }
+    return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
+}
+
+/* Queues the problems; the caller has memory for the scratch. `steps`: which of their steps to queue (NULL: all). */
+attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
+{
+    device *d = device_of(s->base.device);
+    char *const begin = scratch;
+    for (int i = 0; i < count && !(steps && steps->more); i++) {
+        if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
+        if (attn_is_empty(plans[i].problem)) { /* attn_workspace() has begun anew here */
+            scratch = begin;
+            continue;
+        }
+        const char *name = plans[i].kernel->name;
+        attn_status status = check(d, launch(d, s, &plans[i], scratch, steps), name, err);
+        if (status == ATTN_OK) status = check(d, cudaGetLastError(), name, err);
+        if (status != ATTN_OK) return status;
+        if (scratch) scratch += aligned(plans[i].workspace_bytes);
+    }
+    return ATTN_OK;
+}
+
+attn_status run(attn_stream *base, const attn_plan *plans, int count, void *workspace, attn_error *err)
+{
+    device *d = device_of(base->device);
+    void *own = nullptr;
+    size_t bytes = 0;
+    attn_status status = enter(d, err);
+    if (status == ATTN_OK && !workspace) {
+        status = workspace_bytes(base->device, plans, count, &bytes, err);
+        if (status == ATTN_OK && bytes) status = device_alloc(base->device, bytes, &own, err);
+    }
+    if (status == ATTN_OK)
+        status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
+    if (own) { /* the kernels use it until they are done */
+        attn_error late;
+        const attn_status waited = wait(base, &late);
+        if (status == ATTN_OK && waited != ATTN_OK) {
+            status = waited;
+            if (err) *err = late;
+        }
+        device_free(base->device, own);
+    }
+    return status;
+}
+
+attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                     attn_error *err)
+{
+    device *d = device_of(base->device);
+    const int64_t kind = *step & ATTN_EVERY_ROW;
+    cuda_steps steps = { *step - kind, 0, SOME_STEPS * d->chip.step_seconds, false, false, false, false };
+    attn_status status = enter(d, err);
+    stream_of(base)->every_row = kind != 0;
+    if (status == ATTN_OK && steps.done > 0) {
+        const cudaError_t code = cudaStreamQuery(stream_of(base)->cuda);
+        steps.idle = code == cudaSuccess;
+        if (code == cudaErrorNotReady) cudaGetLastError();
+        else status = check(d, code, "cudaStreamQuery", err);
+    }
+    if (status == ATTN_OK) status = run_with(stream_of(base), plans, count, (char *)workspace, &steps, err);
+    *step = steps.more ? steps.done | kind : ATTN_NO_MORE_STEPS;
+    return status;
+}
+
+bool left_rows(attn_stream *base)
+{
+    volatile uint8_t *const left = stream_of(base)->found + 1; /* kernels write it */
+    const bool any = *left;
+    *left = 0;
+    return any;
+}
+
+attn_status mark(attn_stream *base, int slot, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    return check(d, cudaEventRecord(stream_of(base)->marks[slot], stream_of(base)->cuda), "cudaEventRecord", err);
+}
+
+double between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
+{
+    float ms = 0;
+    if (cudaEventElapsedTime(&ms, stream_of(from)->marks[from_slot], stream_of(to)->marks[to_slot]) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return 1e3 * (double)ms;
+}
+
+double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    return between_us(stream, from_slot, stream, to_slot);
+}
+
+attn_status done(attn_stream *base, bool *is_done, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    *is_done = false;
+    if (status != ATTN_OK) return status;
+    const cudaError_t code = cudaStreamQuery(stream_of(base)->cuda);
+    if (code == cudaErrorNotReady) {
+        cudaGetLastError();
+        return ATTN_OK;
+    }
+    *is_done = code == cudaSuccess;
+    return check(d, code, "cudaStreamQuery", err);
+}
+
+} // namespace
+
+extern "C" const attn_backend attn_backend_cuda = {
+    "cuda",
+    true,
+    device_count,
+    device_open,
+    device_close,
+    describe,
+    device_alloc,
+    device_free,
+    staging_alloc,
+    staging_free,
+    kernel_at,
+    plan,
+    workspace_bytes,
+    stream_open,
+    stream_close,
+    copy,
+    moves,
+    run,
+    merge,
+    mark,
+    elapsed_us,
+    done,
+    wait,
+    between_us,
+    note,
+    noted,
+    import_memory,
+    release_import,
+    pin,
+    unpin,
+    sum_lse,
+    run_some,
+    left_rows,
+};

@@ -1,0 +1,34 @@
+/* kernels.cu: the table of kernels, fast ones first. See kernels.h. */
+#include "kernels/cuda/common/kernels.h"
+
+extern const cuda_kernel decode_forward;                          /* sm80/decode.cu */
+extern const cuda_kernel sm90_f8_forward;                         /* sm90/forward/f8_forward.cu */
+extern const cuda_kernel sm90_packed_forward, sm90_forward;       /* sm90/forward/forward.cu */
+extern const cuda_kernel sm90_backward;                           /* sm90/backward/backward.cu */
+extern const cuda_kernel sm90_backward_256;                       /* sm90/backward/backward_256.cu */
+extern const cuda_kernel sm90_latent_forward;                     /* sm90/latent/latent.cu */
+extern const cuda_kernel generic_packed_forward, generic_forward; /* sm80/forward.cu */
+extern const cuda_kernel generic_backward;                        /* sm80/backward.cu */
+extern const cuda_kernel f32_forward, f32_backward;               /* sm80/f32_forward.cu, sm80/f32_backward.cu */
+extern const cuda_kernel simple_forward, simple_backward;         /* simple/simple.cu */
+
+/* A row is a line. */
+/* clang-format off */
+extern const cuda_kernel *const cuda_kernels[] = {
+    &decode_forward,
+    &sm90_packed_forward,
+    &generic_packed_forward,
+    &sm90_f8_forward,
+    &sm90_forward,
+    &generic_forward,
+    &sm90_latent_forward,
+    &sm90_backward,
+    &sm90_backward_256,
+    &generic_backward,
+    &f32_forward,
+    &f32_backward,
+    &simple_forward,
+    &simple_backward,
+};
+/* clang-format on */
+extern const int cuda_kernel_count = sizeof cuda_kernels / sizeof *cuda_kernels;

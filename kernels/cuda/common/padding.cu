@@ -1,0 +1,56 @@
+/* padding.cu: results of rows that do not exist: behind seqlens_q, and in the room between packed sequences. Kernels
+ * leave these rows alone. Before they run, this file writes 0 there, and -inf to lse. */
+#include "kernels/cuda/common/args.cuh"
+
+namespace {
+
+enum { WARPS = 4, MOST_BLOCKS = 1 << 16 };
+
+struct padded {
+    attn_view view;
+    int64_t rows, heads, columns; /* of the tensor; rows are those of one batch row, or of all sequences */
+    const int32_t *cu;            /* NULL: not packed */
+    bool of_queries, lse;
+};
+
+/* One row per warp. */
+__global__ void __launch_bounds__(32 * WARPS)
+    fill_rows(const __grid_constant__ attn_geometry g, const __grid_constant__ padded x, int64_t count)
+{
+    for (int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; n < count; n += (int64_t)gridDim.x * WARPS) {
+        const int64_t line = n % x.rows, h = n / x.rows % x.heads,
+                      b = x.cu ? sequence_at(x.cu, g.dims.B, line) : n / x.rows / x.heads;
+        const attn_sequence s = attn_sequence_of(&g, b);
+        if (line < (x.of_queries ? s.q_start + s.Sq : s.k_start + s.Sk)) continue;
+        const int64_t to = attn_at(&x.view, b, h, line);
+        for (int64_t c = threadIdx.x % 32; c < x.columns; c += 32)
+            store_float(x.view.dtype, x.view.data, to + c, x.lse ? -CUDART_INF_F : 0);
+    }
+}
+
+} // namespace
+
+cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const bool forward = plan->problem->op == ATTN_OP_FORWARD;
+    const auto fill = [&](attn_tensor_id id, bool of_queries, int64_t columns) {
+        const padded x = { g.view[id],      of_queries ? d.Sq : d.Sk,     of_queries ? d.H : d.Hk,
+                           columns,         of_queries ? g.cu_q : g.cu_k, of_queries,
+                           id == ATTN_T_lse };
+        const int64_t count = x.rows * x.heads * (x.cu ? 1 : d.B);
+        if (!x.view.data || count == 0) return;
+        fill_rows<<<(unsigned)attn_min64(attn_tiles(count, WARPS), MOST_BLOCKS), 32 * WARPS, 0, stream>>>(g, x, count);
+    };
+    if (forward && g.seqlens_q) {
+        fill(ATTN_T_out, true, d.Dv);
+        fill(ATTN_T_lse, true, 1);
+    }
+    if (!forward && g.seqlens_q) fill(ATTN_T_dq, true, d.D);
+    if (!forward && g.seqlens_k && g.cu_k) {
+        fill(ATTN_T_dk, false, d.D);
+        fill(ATTN_T_dv, false, d.Dv);
+    }
+    return cudaPeekAtLastError();
+}

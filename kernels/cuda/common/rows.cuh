@@ -1,0 +1,586 @@
+/* rows.cuh: one row by one warp: forward, dq, dk and dv that skip hidden pairs instead of multiplying them by zero.
+ *
+ * simple.cu is made of it, and the tensor core kernels call it for tiles whose result is not finite (see
+ * sm80/forward.cu). A lane holds every 32nd channel: N registers for D up to 32 N.
+ *
+ * Scores are found in one of two ways, which give the same bits (but for the sign of a 0 in out):
+ *   BY_WARP    one pair at a time, a lane has channels. Little code and few registers: for the kernels of tensor cores.
+ *   BY_LANES   32 pairs at a time: a lane has a pair, and adds up its channels in the order of BY_WARP. For rows of
+ *              huge scores, whose P is 0 for nearly all keys: these are passed over together. A warp that is alone on
+ *              its multiprocessor needs 1.2 us for a pair BY_WARP (H100, D 1). */
+#ifndef ATTN_CUDA_ROWS_CUH
+#define ATTN_CUDA_ROWS_CUH
+
+#include "kernels/cuda/common/args.cuh"
+#include "kernels/cuda/common/kernels.h"
+
+enum { CHANNELS = TILE_HEAD_DIM / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
+
+template <int N>
+DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D, float (&channel)[N])
+{
+    const int64_t at = attn_at(&view, b, h, line);
+    for (int c = 0; c < N; c++) {
+        const int64_t d = c * 32 + threadIdx.x % 32;
+        channel[c] = d < D ? load_float(view.dtype, view.data, at + d) : 0;
+    }
+}
+
+/* The same of a key or value. */
+template <int N>
+DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
+                     float (&channel)[N])
+{
+    const int64_t at = attn_key_at(&g, &view, b, hk, line);
+    for (int c = 0; c < N; c++) {
+        const int64_t d = c * 32 + threadIdx.x % 32;
+        channel[c] = d < D ? load_float(view.dtype, view.data, at + d) : 0;
+    }
+}
+
+template <int N>
+DEVICE void store_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D, const float (&channel)[N],
+                      float factor)
+{
+    const int64_t at = attn_at(&view, b, h, line);
+    for (int c = 0; c < N; c++) {
+        const int64_t d = c * 32 + threadIdx.x % 32;
+        if (d < D) store_float(view.dtype, view.data, at + d, channel[c] * factor);
+    }
+}
+
+enum row_way { BY_WARP, BY_LANES };
+
+const unsigned ALL_LANES = 0xffffffff;
+
+/* Calls add(n, channels) for each n of `set` in order, with N channels of the row that at(n) says. The loads of some
+ * rows are on their way together. */
+template <int N, attn_dtype DTYPE, class AT, class ADD>
+DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
+{
+    enum { TOGETHER = 4 };
+    for (int first = 0; first < 32; first += TOGETHER) {
+        float channel[TOGETHER][N];
+        if (!(set >> first & ((1u << TOGETHER) - 1))) continue;
+#pragma unroll
+        for (int n = 0; n < TOGETHER; n++)
+            for (int c = 0; c < N; c++) {
+                const int64_t d = c * 32 + threadIdx.x % 32;
+                const bool there = d < D && (set >> (first + n) & 1);
+                channel[n][c] = there ? load_float(DTYPE, data, at(first + n) + d) : 0;
+            }
+#pragma unroll
+        for (int n = 0; n < TOGETHER; n++)
+            if (set >> (first + n) & 1) add(first + n, channel[n]);
+    }
+}
+
+template <int N, class AT, class ADD>
+DEVICE void for_rows(const attn_view &view, int64_t D, unsigned set, AT at, ADD add)
+{
+    if (!set) return;
+    switch (view.dtype) {
+    case ATTN_F32: return for_rows_as<N, ATTN_F32>(view.data, D, set, at, add);
+    case ATTN_F16: return for_rows_as<N, ATTN_F16>(view.data, D, set, at, add);
+    case ATTN_BF16: return for_rows_as<N, ATTN_BF16>(view.data, D, set, at, add);
+    default: return for_rows_as<N, ATTN_F8E4M3>(view.data, D, set, at, add);
+    }
+}
+
+template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
+{
+    float sum = 0;
+    for (int c = 0; c < N; c++) sum += x[c] * y[c];
+    return warp_sum(sum);
+}
+
+/* The product of row x, which is the same in all lanes, with a row y of each lane's own. Its bits are those of dot(),
+ * or of the double sum in score_of_rows(), by the same order: channels d, d + 32, ..., then over d as warp_sum() adds.
+ */
+template <typename SUM, attn_dtype DTYPE>
+DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
+{
+    SUM sum[32] = {};
+    for (int64_t first = 0; first < D; first += 32) {
+        const int64_t d = first + threadIdx.x % 32;
+        const float mine = d < D ? load_float(x.dtype, x.data, x_at + d) : 0;
+#pragma unroll
+        for (int n = 0; n < 32; n++) {
+            const float of_x = __shfl_sync(ALL_LANES, mine, n);
+            if (first + n < D) sum[n] += (SUM)of_x * (SUM)load_float(DTYPE, y, y_at + first + n);
+        }
+    }
+#pragma unroll
+    for (int half = 16; half; half /= 2)
+#pragma unroll
+        for (int n = 0; n < half; n++) sum[n] += sum[n + half];
+    return sum[0];
+}
+
+template <typename SUM>
+static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at, const attn_view &y, int64_t y_at,
+                                               int64_t D)
+{
+    switch (y.dtype) {
+    case ATTN_F32: return dot_of_lane_as<SUM, ATTN_F32>(x, x_at, y.data, y_at, D);
+    case ATTN_F16: return dot_of_lane_as<SUM, ATTN_F16>(x, x_at, y.data, y_at, D);
+    case ATTN_BF16: return dot_of_lane_as<SUM, ATTN_BF16>(x, x_at, y.data, y_at, D);
+    default: return dot_of_lane_as<SUM, ATTN_F8E4M3>(x, x_at, y.data, y_at, D);
+    }
+}
+
+/* 0, or NaN where a number of each lane's own row y is not finite. */
+template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
+{
+    float sum[4] = {};
+    for (int64_t d = 0; d < D; d += 4)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            if (d + n < D) sum[n] += 0 * load_float(DTYPE, y, y_at + d + n);
+    return sum[0] + sum[1] + (sum[2] + sum[3]);
+}
+
+static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_at, int64_t D)
+{
+    switch (y.dtype) {
+    case ATTN_F32: return zero_of_lane_as<ATTN_F32>(y.data, y_at, D);
+    case ATTN_F16: return zero_of_lane_as<ATTN_F16>(y.data, y_at, D);
+    case ATTN_BF16: return zero_of_lane_as<ATTN_BF16>(y.data, y_at, D);
+    default: return zero_of_lane_as<ATTN_F8E4M3>(y.data, y_at, D);
+    }
+}
+
+/* score_of_rows() of each lane's own pair, (i, j); x_at and y_at say where its rows of q and k are, or of k and q. */
+DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
+                           int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
+{
+    const float qk = dot_of_lane<float>(x, x_at, y, y_at, a.g.dims.D);
+    const bool fits = fabsf(qk) <= FLT_MAX;
+    float z = score(a, head, i, j, fits ? qk : 0, derivative);
+    if (__all_sync(ALL_LANES, fits)) return z;
+    const double sum = dot_of_lane<double>(x, x_at, y, y_at, a.g.dims.D);
+    if (fits) return z;
+    const float2 in_double = score_in_double(a, head, i, j, sum);
+    *derivative = in_double.y;
+    return in_double.x;
+}
+
+/* 32 steps of an online softmax. A lane has the score z of a key, if it has one (`seen`). Returns the maximum up to
+ * that key, and in *before the one before it: a NaN, once there is one. *m becomes the last. */
+DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
+{
+    const int lane = threadIdx.x % 32;
+    float most = seen ? z : -CUDART_INF_F;
+    for (int step = 1; step < 32; step *= 2) {
+        const float earlier = __shfl_up_sync(ALL_LANES, most, step);
+        if (lane >= step && !(most > earlier || most != most)) most = earlier;
+    }
+    if (!(most > *m || most != most)) most = *m;
+    const float earlier = __shfl_up_sync(ALL_LANES, most, 1);
+    *before = lane ? earlier : *m;
+    *m = __shfl_sync(ALL_LANES, most, 31);
+    return most;
+}
+
+/* z of a visible pair from its rows of q and k: score(), or in double where q.k or a partial sum leaves float32. The
+ * whole warp calls it. */
+template <int N>
+DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
+                           const float (&k)[N], float *derivative)
+{
+    const float qk = dot(q, k); /* the same in all lanes */
+    if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
+    double sum = 0;
+    for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
+    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lane);
+    const float2 z = score_in_double(a, x, i, j, sum);
+    *derivative = z.y;
+    return z.x;
+}
+
+/* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base 2), but not the
+ * exponents: from 2^24 on P's largest is no longer 1, and from 2^28 on it may leave float16. Rows with scores
+ * beyond this are forward_row's, in any unit. */
+const float SCORE_MOST = 1 << 27;
+
+/* Have tensor cores computed a row right whose largest score is m? BUT_HUGE: their scores are by in_base_2(), which
+ * makes huge ones right too. */
+template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
+{
+    return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
+}
+
+/* By a whole warp: leaves a row or key to a later launch, which finds `what` in its mark. */
+DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
+{
+    if (threadIdx.x % 32) return;
+    *mark = (uint8_t)what;
+    *a.rows_found = 1; /* other warps may write the same value */
+}
+
+/* Which rows forward_row() writes: every row, or only rows that tensor cores cannot compute. Such a row has a result
+ * that is not finite, or huge scores (unless those are by in_base_2()). The result of tensor cores may also be not
+ * finite because their sums overflowed. A row's own numbers decide. */
+enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
+
+/* Is the result of the tensor cores, in out and in lse, to be replaced by forward_row()'s? */
+template <int N>
+DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float m, float l)
+{
+    const attn_view &view = a.g.view[ATTN_T_lse];
+    const int64_t line = x.s.q_start + i;
+    bool finite = true;
+    if (out.data) {
+        float stored[N];
+        load_row(out, x.b, x.h, line, a.g.dims.Dv, stored);
+        for (int c = 0; c < N; c++) finite &= stored[c] - stored[c] == 0;
+    }
+    if (view.data) {
+        const float stored = ((const float *)view.data)[attn_at(&view, x.b, x.h, line)];
+        finite &= stored - stored == 0 || (stored == -CUDART_INF_F && l == 0);
+    }
+    return !__all_sync(0xffffffff, finite);
+}
+
+/* Online softmax over the visible keys of query i. Writes out, and lse: to lse_dense where that is not NULL. */
+template <int N = CHANNELS, row_way WAY = BY_WARP>
+static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
+                                                float *lse_dense, rows_written which)
+{
+    const attn_geometry &g = a.g;
+    if (a.rows_later) {
+        leave_to_later(a, a.rows_later + lse_at(a, x, i), 1 + which);
+        return;
+    }
+    const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
+    const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
+    float unit = 1; /* of o: sums of values up to 3.4e38 may overflow where their mean does not */
+    float q[N], k[N], v[N], derivative;
+    if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+again:
+    float o[N] = {};
+    float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1; /* the sink joins the denominator once, first */
+    for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
+        const int64_t j = first + threadIdx.x % 32;
+        const bool seen = j < keys.hi && visible_by_mask(a, x, i, j);
+        const unsigned set = __ballot_sync(ALL_LANES, seen);
+        if (!set) continue;
+        const int64_t mine = seen ? j : first + __ffs(set) - 1;
+        const float z = score_of_lane(a, x, i, mine, view_q, attn_at(&view_q, x.b, x.h, x.s.q_start + i), view_k,
+                                      attn_key_at(&g, &view_k, x.b, hk, x.s.k_start + mine), &derivative);
+        float before;
+        const float m_new = maximum_of_lanes(z, seen, &before, &m);
+        const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
+        const float kept = p * dropout(a, x, i, mine) * unit;
+        /* A key with P 0 changes nothing, unless its value is not finite. Nearly all are such where scores are huge. */
+        const float zero = zero_of_lane(view_v, attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + mine), Dv);
+        const bool counts = seen && !(p == 0 && rescale == 1 && zero == 0);
+        for_rows<N>(
+            view_v, Dv, __ballot_sync(ALL_LANES, counts),
+            [&](int n) { return attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + first + n); },
+            [&](int n, const float(&channel)[N]) {
+                const float rescale_n = __shfl_sync(ALL_LANES, rescale, n), kept_n = __shfl_sync(ALL_LANES, kept, n);
+                l = l * rescale_n + __shfl_sync(ALL_LANES, p, n);
+                for (int c = 0; c < N; c++) o[c] = o[c] * rescale_n + kept_n * channel[c];
+            });
+    }
+    for (int64_t j = keys.lo; j < keys.hi && WAY == BY_WARP; j++) {
+        if (!visible_by_mask(a, x, i, j)) continue;
+        load_key(g, view_k, x.b, hk, x.s.k_start + j, D, k);
+        load_key(g, view_v, x.b, hk, x.s.k_start + j, Dv, v);
+        const float z = score_of_rows(a, x, i, j, q, k, &derivative);
+        const float m_new = z > m || z != z ? z : m;
+        const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
+        const float kept = p * dropout(a, x, i, j) * unit;
+        l = l * rescale + p;
+        for (int c = 0; c < N; c++) o[c] = o[c] * rescale + kept * v[c];
+        m = m_new;
+    }
+    const float lse = l == 0 ? -CUDART_INF_F : m + logf(l);
+    bool finite = l - l == 0;
+    for (int c = 0; c < N; c++) finite &= o[c] - o[c] == 0;
+    if (unit == 1 && !__all_sync(0xffffffff, finite)) {
+        unit = 1.0f / (1ll << 40);
+        goto again;
+    }
+    if (which != EVERY_ROW) {
+        const bool sound = which == UNSOUND_ROWS_BUT_HUGE ? is_sound_score<true>(m) : is_sound_score<false>(m);
+        finite &= unit == 1 && sound;
+        if (__all_sync(0xffffffff, finite) && !is_unsound<N>(a, x, i, out, m, l)) return;
+    }
+    if (unit != 1) {
+        for (int c = 0; c < N; c++) o[c] = o[c] / l / unit;
+        l = 1;
+    }
+    if (out.data) store_row(out, x.b, x.h, x.s.q_start + i, Dv, o, l == 0 ? 0 : x.v_scale / l);
+    if (threadIdx.x % 32 == 0) {
+        const attn_view &view = g.view[ATTN_T_lse];
+        if (lse_dense) lse_dense[lse_at(a, x, i)] = lse;
+        else if (view.data) ((float *)view.data)[attn_at(&view, x.b, x.h, x.s.q_start + i)] = lse;
+    }
+}
+
+/* ---- Backward ---------------------------------------------------------------------------------------------------- */
+
+/* In saved.rest: the row sees one key. The number is too small to change an exponent. */
+const float ONE_KEY = FLT_MIN;
+
+/* Backward's forward results, recomputed in the workspace or given. */
+struct saved {
+    float *lse, *delta;
+    float *rest;   /* 0 or ONE_KEY. Where lse is LSE_MOST or more, lse is the largest score, and this is the logarithm
+                      of the rest of the sum */
+    float *far;    /* where dalibi_slopes is wanted: sums of dZ distance, for simple_gradients() */
+    attn_view out; /* by the same strides of meaning as every out */
+};
+
+/* How many floats saved has for lse, delta, rest and far, where their rows are not those of a tensor. */
+static inline size_t saved_floats(const attn_plan *plan)
+{
+    return (size_t)query_rows(plan->geometry.dims) * (plan->problem->dalibi_slopes.rank ? 4 : 3);
+}
+static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
+{
+    s->lse = (float *)memory;
+    s->delta = s->lse + query_rows(d);
+    s->rest = s->delta + query_rows(d);
+    s->far = s->rest + query_rows(d);
+}
+
+/* lse in base 2 for the tensor cores: +inf for a row that sees nothing, and NaN, which has its tiles computed one by
+ * one, where P cannot be found from it. */
+DEVICE float lse_in_base_2(float lse)
+{
+    return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
+}
+
+/* Do tiles compute lse and rest of a row with huge scores? Only if scores are by in_base_2(): see sm80/forward.cu. */
+DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
+{
+    return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
+}
+
+/* The exponent of P in base 2, from a score y of query i by in_base_2(); lse2 is lse_in_base_2() of the row's lse. */
+DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, float y, float lse2)
+{
+    if (lse2 == lse2) return y - lse2;
+    const int64_t at = lse_at(a, x, i);
+    const float m = s.lse[at];
+    return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
+}
+
+/* lse and rest of row i, given its lse: beside a large score that has lost the logarithm of the sum, so both are found
+ * anew, unless that is left to tiles, or (not `now`) to a later launch. The whole warp calls it. */
+template <row_way WAY = BY_WARP>
+static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
+                                                   bool now = false)
+{
+    if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
+    if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
+    if (!now && a.rows_later) { /* lse_in_parts_left() knows it by its lse */
+        leave_to_later(a, a.rows_found, 1);
+        return make_float2(lse, 0);
+    }
+    const attn_geometry &g = a.g;
+    float q[CHANNELS], k[CHANNELS], derivative, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
+    const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k];
+    if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, g.dims.D, q);
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
+        const int64_t j = first + threadIdx.x % 32;
+        const bool seen = j < keys.hi && visible_by_mask(a, x, i, j);
+        const unsigned set = __ballot_sync(ALL_LANES, seen);
+        if (!set) continue;
+        const int64_t mine = seen ? j : first + __ffs(set) - 1;
+        const float z = score_of_lane(a, x, i, mine, view_q, attn_at(&view_q, x.b, x.h, x.s.q_start + i), view_k,
+                                      attn_at(&view_k, x.b, x.hk, x.s.k_start + mine), &derivative);
+        float before;
+        const float m_new = maximum_of_lanes(z, seen, &before, &m);
+        const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
+        for (unsigned left = set; left; left &= left - 1) {
+            const int n = __ffs(left) - 1;
+            const float rescale_n = __shfl_sync(ALL_LANES, rescale, n);
+            l = (__shfl_sync(ALL_LANES, before, n) == -CUDART_INF_F ? 0 : l * rescale_n) + __shfl_sync(ALL_LANES, p, n);
+        }
+    }
+    for (int64_t j = keys.lo; j < keys.hi && WAY == BY_WARP; j++) {
+        if (!visible_by_mask(a, x, i, j)) continue;
+        load_row(view_k, x.b, x.hk, x.s.k_start + j, g.dims.D, k);
+        const float z = score_of_rows(a, x, i, j, q, k, &derivative), m_new = z > m || z != z ? z : m;
+        l = (m == -CUDART_INF_F ? 0 : l * expf(m - m_new)) + expf(z - m_new);
+        m = m_new;
+    }
+    return make_float2(m, l == 0 ? 0 : logf(l));
+}
+
+/* Does query i see one key alone? The whole warp calls it. Most rows of a mask see the keys about their own place: two
+ * of these are looked at first. */
+DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
+{
+    const attn_geometry &g = a.g;
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    const bool masked = g.view[ATTN_T_bias].data || g.view[ATTN_T_keep_mask].data ||
+                        g.view[ATTN_T_mask_startend_rows].data;
+    int seen = 0;
+    if (keys.hi - keys.lo <= 1 || !masked) return keys.hi - keys.lo == 1;
+    const int64_t own = attn_clamp64(i + attn_align(&g, &x.s), keys.lo + 1, keys.hi - 1);
+    if (visible_by_mask(a, x, i, own) && visible_by_mask(a, x, i, own - 1)) return false;
+    for (int64_t j = keys.lo; j < keys.hi && seen < 2; j += 32) {
+        const int64_t mine = j + threadIdx.x % 32;
+        seen += __popc(__ballot_sync(0xffffffff, mine < keys.hi && visible_by_mask(a, x, i, mine)));
+    }
+    return seen == 1;
+}
+
+/* Upper bound on how far the score of a row's one key is from its lse where they differ by rounding alone. Float32
+ * tiles compute exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
+DEVICE float one_key_slack(float lse)
+{
+    return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
+}
+
+/* P and dZ of a visible pair; dS = dZ * derivative. The whole warp calls it. */
+struct pair_gradient {
+    float p, drop, dz, ds;
+};
+
+DEVICE pair_gradient gradient_of_score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float z,
+                                       float derivative, float lse, float rest, float delta, float dout_v)
+{
+    pair_gradient y;
+    y.p = z == -CUDART_INF_F || lse == -CUDART_INF_F ? 0 : expf(z - lse - rest);
+    if (rest == ONE_KEY && fabsf(z - lse) <= one_key_slack(lse)) y.p = 1;
+    y.drop = dropout(a, x, i, j);
+    y.dz = y.p == 0 ? 0 : y.p * (y.drop == 0 ? -delta : y.drop * dout_v - delta);
+    y.ds = y.dz * derivative;
+    return y;
+}
+
+DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float lse, float rest,
+                              float delta, const float (&q)[CHANNELS], const float (&k)[CHANNELS], float dout_v)
+{
+    float derivative;
+    const float z = score_of_rows(a, x, i, j, q, k, &derivative);
+    return gradient_of_score(a, x, i, j, z, derivative, lse, rest, delta, dout_v);
+}
+
+/* dq of query i, whole. */
+template <row_way WAY = BY_WARP>
+static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i)
+{
+    const attn_geometry &g = a.g;
+    if (a.rows_later) {
+        leave_to_later(a, a.rows_later + lse_at(a, x, i), 1);
+        return;
+    }
+    const int64_t D = g.dims.D, Dv = g.dims.Dv, line = x.s.q_start + i;
+    const float lse = s.lse[lse_at(a, x, i)], rest = s.rest[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
+    float q[CHANNELS], dout[CHANNELS], k[CHANNELS], v[CHANNELS], dq[CHANNELS] = {};
+    const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v],
+                    &view_dout = g.view[ATTN_T_dout];
+    if (WAY == BY_WARP) load_row(view_q, x.b, x.h, line, D, q);
+    if (WAY == BY_WARP) load_row(view_dout, x.b, x.h, line, Dv, dout);
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    const int64_t end = lse == -CUDART_INF_F ? keys.lo : keys.hi;
+    for (int64_t first = keys.lo; first < end && WAY == BY_LANES; first += 32) {
+        const int64_t j = first + threadIdx.x % 32;
+        const bool seen = j < end && visible_by_mask(a, x, i, j);
+        const unsigned set = __ballot_sync(ALL_LANES, seen);
+        if (!set) continue;
+        const int64_t mine = seen ? j : first + __ffs(set) - 1, at = x.s.k_start + mine;
+        float derivative;
+        const float z = score_of_lane(a, x, i, mine, view_q, attn_at(&view_q, x.b, x.h, line), view_k,
+                                      attn_at(&view_k, x.b, x.hk, at), &derivative),
+                    dout_v = dot_of_lane<float>(view_dout, attn_at(&view_dout, x.b, x.h, line), view_v,
+                                                attn_at(&view_v, x.b, x.hk, at), Dv);
+        const pair_gradient y = gradient_of_score(a, x, i, mine, z, derivative, lse, rest, delta, dout_v);
+        for_rows<CHANNELS>(
+            view_k, D, set & __ballot_sync(ALL_LANES, y.p != 0),
+            [&](int n) { return attn_at(&view_k, x.b, x.hk, x.s.k_start + first + n); },
+            [&](int n, const float(&channel)[CHANNELS]) {
+                const float ds = __shfl_sync(ALL_LANES, y.ds, n);
+                for (int c = 0; c < CHANNELS; c++) dq[c] += ds * channel[c];
+            });
+    }
+    for (int64_t j = keys.lo; j < end && WAY == BY_WARP; j++) {
+        if (!visible_by_mask(a, x, i, j)) continue;
+        load_row(view_k, x.b, x.hk, x.s.k_start + j, D, k);
+        load_row(view_v, x.b, x.hk, x.s.k_start + j, Dv, v);
+        const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, q, k, dot(dout, v));
+        if (y.p == 0) continue;
+        for (int c = 0; c < CHANNELS; c++) dq[c] += y.ds * k[c];
+    }
+    store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
+}
+
+/* dk and dv (those that are wanted) of key j of key/value head hk, whole: all heads of the group, head after head. */
+template <row_way WAY = BY_WARP>
+static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
+{
+    const attn_geometry &g = a.g;
+    const attn_dims &d = g.dims;
+    const attn_sequence sequence = attn_sequence_of(&g, b);
+    const int64_t line = sequence.k_start + j;
+    if (a.keys_later) {
+        leave_to_later(a, a.keys_later + ((d.packed ? 0 : b * d.Hk) + hk) * d.Sk + line, 1);
+        return;
+    }
+    float k[CHANNELS], v[CHANNELS], q[CHANNELS], dout[CHANNELS], dk[CHANNELS] = {}, dv[CHANNELS] = {};
+    float scale = 0;
+    const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v],
+                    &view_dout = g.view[ATTN_T_dout];
+    if (WAY == BY_WARP) load_row(view_k, b, hk, line, d.D, k);
+    if (WAY == BY_WARP) load_row(view_v, b, hk, line, d.Dv, v);
+    const attn_range rows = j < sequence.Sk ? attn_rows_of(&g, &sequence, j) : attn_range{ 0, 0 };
+    for (int64_t h = hk * g.group; h < (hk + 1) * g.group; h++) {
+        const head_args x = head_args_of(a, b, h);
+        scale = x.scale;
+        for (int64_t first = rows.lo; first < rows.hi && WAY == BY_LANES; first += 32) {
+            const int64_t i = first + threadIdx.x % 32;
+            const bool seen = i < rows.hi && s.lse[lse_at(a, x, i)] != -CUDART_INF_F && visible_by_mask(a, x, i, j);
+            const unsigned set = __ballot_sync(ALL_LANES, seen);
+            if (!set) continue;
+            const int64_t mine = seen ? i : first + __ffs(set) - 1, at = lse_at(a, x, mine), row = x.s.q_start + mine;
+            float derivative;
+            const float z = score_of_lane(a, x, mine, j, view_k, attn_at(&view_k, b, hk, line), view_q,
+                                          attn_at(&view_q, b, h, row), &derivative),
+                        dout_v = dot_of_lane<float>(view_v, attn_at(&view_v, b, hk, line), view_dout,
+                                                    attn_at(&view_dout, b, h, row), d.Dv);
+            const pair_gradient y = gradient_of_score(a, x, mine, j, z, derivative, s.lse[at], s.rest[at], s.delta[at],
+                                                      dout_v);
+            const unsigned some = set & __ballot_sync(ALL_LANES, y.p != 0);
+            for_rows<CHANNELS>(
+                view_q, d.D, some, [&](int n) { return attn_at(&view_q, b, h, x.s.q_start + first + n); },
+                [&](int n, const float(&channel)[CHANNELS]) {
+                    const float ds = __shfl_sync(ALL_LANES, y.ds, n);
+                    for (int c = 0; c < CHANNELS; c++) dk[c] += ds * channel[c];
+                });
+            const float kept = y.p * y.drop;
+            for_rows<CHANNELS>(
+                view_dout, d.Dv, some & __ballot_sync(ALL_LANES, y.drop != 0),
+                [&](int n) { return attn_at(&view_dout, b, h, x.s.q_start + first + n); },
+                [&](int n, const float(&channel)[CHANNELS]) {
+                    const float kept_n = __shfl_sync(ALL_LANES, kept, n);
+                    for (int c = 0; c < CHANNELS; c++) dv[c] += kept_n * channel[c];
+                });
+        }
+        for (int64_t i = rows.lo; i < rows.hi && WAY == BY_WARP; i++) {
+            const float lse = s.lse[lse_at(a, x, i)];
+            if (lse == -CUDART_INF_F || !visible_by_mask(a, x, i, j)) continue;
+            load_row(view_q, b, h, x.s.q_start + i, d.D, q);
+            load_row(view_dout, b, h, x.s.q_start + i, d.Dv, dout);
+            const pair_gradient y = gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k,
+                                             dot(dout, v));
+            if (y.p == 0) continue;
+            for (int c = 0; c < CHANNELS; c++) {
+                dk[c] += y.ds * q[c];
+                if (y.drop != 0) dv[c] += y.p * y.drop * dout[c];
+            }
+        }
+    }
+    if (g.view[ATTN_T_dk].data) store_row(g.view[ATTN_T_dk], b, hk, line, d.D, dk, scale);
+    if (g.view[ATTN_T_dv].data) store_row(g.view[ATTN_T_dv], b, hk, line, d.Dv, dv, 1);
+}
+
+#endif

@@ -1,0 +1,277 @@
+/* backward.cuh: what the backward kernels of this folder share: a block's keys and the queries that see them, how tiles
+ * of queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can walk.
+ *
+ * X is an instantiation's shape: BM queries a tile, UNITS of 64; BN keys a block; CHUNKS of 64 channels of Q and K,
+ * CHUNKS_V of V and dO. SHARED is the block's shared memory, whose rings of Q, dO and the queries' values have these
+ * functions' names. */
+#ifndef ATTN_SM90_BACKWARD_CUH
+#define ATTN_SM90_BACKWARD_CUH
+
+#include "kernels/cuda/sm90/layer/epilogue.cuh"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/sm80/backward_steps.h"
+#include "kernels/cuda/sm90/layer/masks.cuh"
+#include "kernels/cuda/sm90/layer/pipeline.cuh"
+#include "kernels/cuda/sm90/layer/products.cuh"
+
+namespace {
+
+enum { CONSUMERS = 256, ZERO_BARRIER = 12 }; /* threads of both consumers; where they meet over rows of zeros */
+
+/* ---- A block of keys --------------------------------------------------------------------------------------------- */
+
+struct maps {
+    CUtensorMap Q, K, V, dO;
+};
+
+/* A block's keys, and the query tiles that see any of them. */
+struct block_place {
+    attn_sequence s;
+    int t;    /* its number in the order of tiles */
+    int head; /* of those of the batch; packed, of those of a sequence */
+    int b, hk, j0;
+    int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
+    int first, last; /* query tiles */
+    int begin;       /* the one that it begins with; behind the last comes the first */
+    key_band band;
+    int Sq;
+    /* Rounds: tiles of a head, head after head of the group. */
+    DEVICE int tiles() const { return last - first; }
+
+    /* How many blocks of this head add to dQ of a tile before this one, which sees it. Blocks that see a tile are
+     * neighbours. Key tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to that of key min((k + 1) BN,
+     * Sk) - lo. */
+    template <class X> DEVICE int before(int tile, bool last_first) const
+    {
+        const int k = j0 / X::BN, begin = tile * X::BM;
+        if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
+        /* The least k with min((k + 1) BN, Sk) > begin + lo. */
+        return k - max(begin + band.lo, 0) / X::BN;
+    }
+};
+
+DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
+{
+    const int left = (int)attn_min64(g.left, FAR), right = (int)attn_min64(g.right, FAR);
+    return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
+}
+
+/* attn_sequence_of() where there are no PADDING_FEATURES. */
+DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
+{
+    attn_sequence s;
+    s.q_start = g.cu_q ? g.cu_q[b] : 0;
+    s.k_start = g.cu_k ? g.cu_k[b] : 0;
+    s.Sq = g.cu_q ? g.cu_q[b + 1] - s.q_start : g.dims.Sq;
+    s.Sk = g.cu_k ? g.cu_k[b + 1] - s.k_start : g.seqlens_k ? g.seqlens_k[b] : g.dims.Sk;
+    return s;
+}
+
+/* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed of all keys. It is
+ * filled where it lies, for who does it has few registers. */
+template <class X, bool PADDING = true>
+DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
+{
+    const attn_geometry &g = a.g;
+    int tile = at.tile;
+    x.head = at.head;
+    x.b = at.head / (int)g.dims.Hk;
+    x.hk = at.head - x.b * (int)g.dims.Hk;
+    if (g.dims.packed) {
+        x.b = sequence_of_tile(g.cu_k, g.dims.B, X::BN, 1, tile);
+        tile -= g.cu_k[x.b] / X::BN + x.b;
+    }
+    x.s = PADDING ? attn_sequence_of(&g, x.b) : sequence_without_padding(g, x.b);
+    x.j0 = tile * X::BN;
+    x.Sq = (int)x.s.Sq;
+    x.band = band_of(g, x.s);
+    x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
+    /* Key j is seen by the queries i with j - hi < i <= j - lo. */
+    const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
+    int first = 0, last = 0;
+    if (last_key >= x.j0) {
+        first = max(x.j0 - x.band.hi + 1, 0) / X::BM;
+        last = max((min(last_key - x.band.lo + 1, x.Sq) + X::BM - 1) / X::BM, first);
+    }
+    x.first = x.begin = first;
+    x.last = last;
+}
+template <class X> DEVICE block_place key_place_of(const cuda_args &a, const head_tile &at)
+{
+    block_place x;
+    find_key_place<X>(x, a, at);
+    return x;
+}
+
+/* Tiles [first, last) of queries of which all see all of 64 keys. */
+struct free_queries {
+    int first, last;
+};
+template <int BM> DEVICE free_queries free_queries_of(const block_place &x, int first_key)
+{
+    const int last_key = first_key + 63;
+    return { (max(last_key - x.band.hi + 1, 0) + BM - 1) / BM,
+             last_key < x.band.Sk ? min(x.Sq, max(first_key - x.band.lo + 1, 0)) / BM : 0 };
+}
+
+/* ---- Tiles of queries arrive ------------------------------------------------------------------------------------- */
+
+template <class X, class SHARED>
+DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scratch, const maps &m, const block_place &x,
+                   const ring<X::STAGES_Q> &at, int h, int tile)
+{
+    const uint32_t bar = smem_addr(&sm.bars_Q.full[at.stage]);
+    const int last_unit = (x.Sq - 1) / QUERY_TILE;
+    await_empty(sm.bars_Q, at);
+    load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
+                                    { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
+                                    X::UNITS * sizeof(row_values));
+    for (int n = 0; n < X::UNITS; n++) { /* of a tile that is not there those of the last: finite, and masked */
+        const int unit = min(tile * X::UNITS + n, last_unit);
+        bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
+                  sizeof(row_values), bar);
+    }
+}
+
+template <class X, class SHARED>
+DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_place &x, const ring<X::STAGES_DO> &at,
+                    int h, int tile)
+{
+    fill_stage<X::BM, X::CHUNKS_V, 64>(sm.bars_dO, at, smem_addr(sm.dO[at.stage]), &m.dO,
+                                       { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });
+}
+
+/* Rows from `first` on of a tile become zeros. Both consumers do it together, and meet. */
+template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
+{
+    const int n = (int)threadIdx.x - 128, piece = n % 8; /* of 16 bytes */
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++)
+        for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)
+            ((uint4 *)(tile + (chunk * ROWS + row) * 64))[piece] = make_uint4(0, 0, 0, 0);
+    fence_proxy_async_shared();
+    named_barrier_sync(ZERO_BARRIER, CONSUMERS);
+}
+
+/* ---- S^T to P^T and dS^T: rows are keys, columns the queries of a tile ------------------------------------------- */
+
+/* -inf where the thread's keys (rows j and j + 8) are not seen by queries i .. */
+template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place &x, int j, int i, int lane)
+{
+    const int column = i + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int key = j + half * 8;
+        const int lo = key < x.band.Sk ? key - x.band.hi + 1 - column : BM,
+                  hi = min(key - x.band.lo + 1, x.Sq) - column;
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                if (n * 8 + e < lo || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
+    }
+}
+
+/* S becomes P; c: what scores are multiplied by, in base 2. */
+template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values *values, float c, int lane)
+{
+#pragma unroll
+    for (int n = 0; n < BM / 8; n++) {
+        const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + lane % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++) S[n * 4 + e] = exp2_fast(fmaf(S[n * 4 + e], c, -(e % 2 ? lse2.y : lse2.x)));
+    }
+}
+
+/* dP becomes dS = P (dP - delta), of the queries [FIRST, LAST) of the tile. instead_of(pair, n): what takes the place
+ * of P's n-th pair. */
+template <int FIRST, int LAST, int N, class F>
+DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
+{
+#pragma unroll
+    for (int n = FIRST / 8; n < LAST / 8; n++) {
+        const float2 delta = *(const float2 *)&values[n / 8].delta[n % 8 * 8 + lane % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const float2 y = instead_of(make_float2(P[n * 4 + e], P[n * 4 + e + 1]), n * 2 + e / 2);
+            dP[n * 4 + e] = y.x * (dP[n * 4 + e] - delta.x);
+            dP[n * 4 + e + 1] = y.y * (dP[n * 4 + e + 1] - delta.y);
+        }
+    }
+}
+
+/* P, as it was rounded for dV, becomes dS = P (dP - delta). */
+template <typename T, int BM>
+DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values,
+                                   int lane)
+{
+#pragma unroll
+    for (int n = 0; n < BM / 8; n++) {
+        const float2 delta = *(const float2 *)&values[n / 8].delta[n % 8 * 8 + lane % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            uint32_t &pair = P[n / 2][n % 2 * 2 + e];
+            const float2 y = unpack<T>(pair);
+            pair = pack<T>(y.x * (dP[n * 4 + e * 2] - delta.x), y.y * (dP[n * 4 + e * 2 + 1] - delta.y));
+        }
+    }
+}
+
+/* ---- Repair ------------------------------------------------------------------------------------------------------ */
+
+/* Keys of a block whose n-th warp's dK or dV is not finite, one by one. */
+template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
+{
+    const int first = n % (X::BN / 16) * 16;
+    for (int r = first; r < first + 16 && r < x.rows; r++) dkdv_row(a, s, x.b, x.hk, x.j0 + r);
+}
+
+/* ---- Host -------------------------------------------------------------------------------------------------------- */
+
+/* Tiles of so many keys, or queries, of a head; packed, a few of them have no rows. */
+int64_t key_tiles_per_head(const attn_dims &d, int keys)
+{
+    return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);
+}
+int64_t query_tiles_per_head(const attn_dims &d, int queries)
+{
+    return d.packed ? d.total_q / queries + d.B : attn_tiles(d.Sq, queries);
+}
+
+template <class X> bool make_maps(maps &m, const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    return tma_map(&m.Q, tma_tensor_of(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D), X::BM) &&
+           tma_map(&m.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) &&
+           tma_map(&m.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), X::BN) &&
+           tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
+}
+
+/* Has the problem rows, as many as 32-bit numbers count, and strides that the copy engine and accesses of 16 bytes can
+ * walk? */
+bool backward_walkable(const attn_plan *plan)
+{
+    static const struct {
+        attn_tensor_id tensor;
+        bool of_keys, value;
+    } walked[] = { { ATTN_T_q, false, false },   { ATTN_T_k, true, false },  { ATTN_T_v, true, true },
+                   { ATTN_T_dout, false, true }, { ATTN_T_dk, true, false }, { ATTN_T_dv, true, true },
+                   { ATTN_T_dq, false, false } };
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
+    if (!tile_grid_fits(d)) return false;
+    for (const auto &x : walked)
+        if (plan->problem->tensor[x.tensor].rank &&
+            !tma_walkable(g.view[x.tensor], e.B, x.of_keys ? d.Hk : d.H, x.of_keys ? e.rows_k : e.rows_q,
+                          x.value ? d.Dv : d.D, 8))
+            return false;
+    return true;
+}
+
+} // namespace
+
+#endif

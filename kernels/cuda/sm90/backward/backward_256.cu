@@ -1,0 +1,594 @@
+/* backward_256.cu: flash attention backward for Hopper, head dims from 129 to 256.
+ *
+ * dK and dV of 64 keys are 128 registers each of a warpgroup's threads, and dQ of a tile would be another 64: they do
+ * not fit one block of 128 keys (backward.cu), and with 64 keys a block the additions to dQ take longer than all
+ * products. So blocks of keys make dK and dV and leave dS in memory, 16 bits an element, of which blocks of queries
+ * make dQ. No sum leaves its registers before it is complete, and nothing is added in memory: all gradients are
+ * deterministic.
+ *
+ *   keys        a block owns 64 keys; tiles of 64 queries pass by, for every head of the group. The consumers share the
+ *               work by products. They meet in P, 8 KB in shared memory, two stages of it:
+ *
+ *                   first consumer                              second consumer
+ *                     S^T = K Q^T                                 dP^T = V dO^T
+ *                     P^T = exp(S^T - lse), shared                dS^T = P^T (dP^T - delta)
+ *                     dV += P^T dO, P^T in registers              dK += dS^T Q, dS^T in registers
+ *                                                                 dS^T to memory, under the products of dK and dP
+ *
+ *               Each issues the second product of a round, then the first of the next, and has the arithmetic of the
+ *               next round to do when both are complete: the other's products run meanwhile. Part of K and of V stays
+ *               in registers: S and dP read shared memory as fast as it can be read.
+ *
+ *   queries     (backward_256_kept.cuh) a block owns 128 queries: dQ = dS K.
+ *
+ * What dS takes is bounded (KEPT_BYTES, 520 MiB of the workspace): the heads are seen to in parts, keys and then
+ * queries of each. Where not even one key/value head's dS fits, of packed sequences, and where dQ or both dK and dV are
+ * not wanted, dS is not kept: blocks of queries make S and dP once more (backward_256_dq.cuh), seven products for five.
+ * The bits are the same: dS is made of the rounded P there, too.
+ *
+ * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a
+ * sequence are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
+ *
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK, dV or dQ
+ * is not finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */
+#include "kernels/cuda/sm90/backward/backward_256_kept.cuh"
+
+namespace {
+
+/* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
+
+template <class X> struct shared_keys {
+    alignas(1024) uint16_t K[X::BN * X::D]; /* at the end dV */
+    alignas(1024) uint16_t V[X::BN * X::DV];
+    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D]; /* at the end dK */
+    alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
+    alignas(1024) uint16_t dS[X::BN * X::BM]; /* on its way to memory */
+    uint4 P[X::STAGES_P][X::BM / 16][128];    /* P^T, as the threads of a consumer hold it for a product */
+    alignas(16) row_values values[X::STAGES][X::UNITS];
+    barrier_pairs<X::STAGES> bars_Q, bars_dO;
+    barrier_pairs<X::STAGES_P> bars_P[4]; /* from a warp of the first consumer to that of the second */
+    uint64_t K_full, V_full;
+    block_place place;
+};
+
+/* Loads the block's keys, and keeps the rings of queries full. */
+template <class X>
+DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
+{
+    const int group = (int)a.g.group;
+    if (x.first == x.last) return;
+    const tma_place keys = { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
+    ring<X::STAGES> at;
+    load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
+    bool begun = false;
+    for (int h = x.hk * group; h < (x.hk + 1) * group; h++)
+#pragma unroll 1
+        for (int tile = x.first; tile < x.last; tile++, at.next()) {
+            load_Q<X>(sm, a, p.scratch, m, x, at, h, tile);
+            if (!begun) load_tile<X::BN, X::CHUNKS_V, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
+            load_dO<X>(sm, a, m, x, at, h, tile);
+            begun = true;
+        }
+}
+
+/* ---- Keys: the consumers ----------------------------------------------------------------------------------------- */
+
+/* The first steps of a product's operand, K-major, ROWS rows a chunk, as its product wants them in registers: what is
+ * read from there is not read from shared memory, which is as busy as the tensor cores. */
+template <int STEPS, int ROWS>
+DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
+{
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const int row = warp * 16 + lane / 4 + n % 2 * 8, piece = k % 4 * 2 + n / 2;
+            held[k][n] = *(const uint32_t *)(tile + (k / 4 * ROWS + row) * 64 + (piece ^ (row & 7)) * 8 + lane % 4 * 2);
+        }
+}
+
+/* d[64 x N] = A B over STEPS of k, the first steps of A from registers. */
+template <typename T, int N, int STEPS, int HELD, class A, class B>
+DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], const A &a, const B &b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+        if (k < HELD) wgmma_mn<T, N, 0, 0>::rs(d, held[k], b.step(k), k > 0);
+        else wgmma<T, N>::ss(d, a.step(k), b.step(k), 1);
+    wgmma_commit();
+}
+
+/* What both have in common: their place in the rounds. */
+template <typename T, class X> struct half_of_keys {
+    static const int BM = X::BM, BN = X::BN;
+    typedef uint32_t operand[BM / 16][4];
+    const cuda_args &a;
+    const plan &p;
+    shared_keys<X> &sm;
+    const block_place &x;
+    consumer<2> me;
+    const int rounds;
+    int tile, h;                /* the newest round's queries, and head of the part's */
+    ring<X::STAGES> at;         /* the newest round's */
+    ring<X::STAGES_P> handover; /* of P */
+
+    DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
+        : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * (int)a_.g.group), tile(x_.first),
+          h((x_.b * (int)a_.g.dims.Hk + x_.hk - p_.part * p_.keys.heads) * (int)a_.g.group)
+    {
+    }
+
+    DEVICE void next_round()
+    {
+        at.next();
+        if (++tile == x.last) tile = x.first, h++;
+    }
+
+    /* Until this consumer's operand is there; rows of keys that are another sequence's become zeros. */
+    DEVICE void await_keys(uint64_t &full)
+    {
+        const int keys = x.band.Sk - x.j0;
+        mbarrier_wait(smem_addr(&full), 0);
+        if (a.ends_of_keys && keys < BN) {
+            mbarrier_wait(smem_addr(&sm.K_full), 0);
+            mbarrier_wait(smem_addr(&sm.V_full), 0);
+            zero_rows<BN, X::CHUNKS>(sm.K, keys);
+            zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
+        }
+    }
+    /* Until the newest round's tile is there; the same for queries. Both consumers come here before their first product
+     * of a round. */
+    DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
+    {
+        await_full(bars, at);
+        if (a.ends_of_queries && (tile + 1) * BM > x.Sq) {
+            await_full(sm.bars_Q, at);
+            await_full(sm.bars_dO, at);
+            zero_rows<BM, X::CHUNKS>(sm.Q[at.stage], x.Sq - tile * BM);
+            zero_rows<BM, X::CHUNKS_V>(sm.dO[at.stage], x.Sq - tile * BM);
+        }
+    }
+
+    DEVICE uint4 *handed(int n) { return &sm.P[handover.stage][n][me.warp * 32 + me.lane]; }
+
+    /* The consumer's sums to rows of a gradient, by way of shared memory. */
+    template <int N>
+    DEVICE void finish(float (&sums)[N / 2], float factor, attn_tensor_id gradient, int64_t width, uint16_t *staging,
+                       int t)
+    {
+        const float factors[2] = { factor, factor };
+        const int row = me.warp * 16;
+        const attn_view &view = a.g.view[gradient];
+        const bool any = __any_sync(0xffffffff, !finish_rows(sums, factors));
+        if (me.lane == 0) p.nonfinite[t * 8 + me.w * 4 + me.warp] = any;
+        if (view.data)
+            store_gradient<T, N>(view, attn_at(&view, x.b, x.hk, x.s.k_start + x.j0 + row), x.rows - row, (int)width,
+                                 sums, staging + row * N, me.lane);
+    }
+};
+
+template <typename T, class X> struct values_half : half_of_keys<T, X> {
+    typedef half_of_keys<T, X> base;
+    using base::BM, base::a, base::p, base::sm, base::x, base::me, base::tile, base::at, base::handover;
+    using typename base::operand;
+    const k_major_low<X::BN> K;
+    const k_major_low<BM> first_Q;
+    const mn_major_low<BM> first_dO;
+    const free_queries free;
+
+    DEVICE values_half(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_)
+        : base(a_, p_, sm_, x_, 0), K(smem_addr(sm_.K)), first_Q(smem_addr(sm_.Q)), first_dO(smem_addr(sm_.dO)),
+          free(free_queries_of<BM>(x_, x_.j0))
+    {
+    }
+
+    DEVICE void issue_S(float (&S)[BM / 2], const uint32_t (&held)[X::HELD][4])
+    {
+        this->await_queries(sm.bars_Q);
+        multiply_held<T, BM, X::D / 16>(S, held, K, stage_of<sizeof sm.Q[0]>(first_Q, at.stage));
+    }
+
+    /* For this consumer's next product, and for the other. */
+    DEVICE void make_P(operand &P, float (&S)[BM / 2])
+    {
+        if (tile < free.first || tile >= free.last)
+            hide_queries<BM>(S, x, x.j0 + me.warp * 16 + me.lane / 4, tile * BM, me.lane);
+        exponents_of<BM>(S, sm.values[at.stage], p.c, me.lane);
+        to_operand<T, BM>(P, S);
+        await_empty(sm.bars_P[me.warp], handover);
+#pragma unroll
+        for (int n = 0; n < BM / 16; n++) *this->handed(n) = make_uint4(P[n][0], P[n][1], P[n][2], P[n][3]);
+        __syncwarp();
+        if (me.lane == 0) mbarrier_arrive(smem_addr(&sm.bars_P[me.warp].full[handover.stage]));
+        handover.next();
+    }
+
+    DEVICE void issue_dV(float (&dV)[X::DV / 2], const operand &P)
+    {
+        await_full(sm.bars_dO, at);
+        multiply_add<T, X::DV, BM / 16>(dV, P, stage_of<sizeof sm.dO[0]>(first_dO, at.stage));
+    }
+
+    DEVICE void run(int t)
+    {
+        float dV[X::DV / 2];
+#pragma unroll
+        for (int i = 0; i < X::DV / 2; i++) dV[i] = 0;
+        if (this->rounds > 0) {
+            float S[BM / 2];
+            operand P;
+            uint32_t held[X::HELD][4];
+            this->await_keys(sm.K_full);
+            hold_steps<X::HELD, X::BN>(held, sm.K, me.warp, me.lane);
+            issue_S(S, held);
+            retire<0>(S);
+            make_P(P, S);
+#pragma unroll 1
+            for (int n = 1; n < this->rounds; n++) {
+                const ring<X::STAGES> now = at;
+                issue_dV(dV, P);
+                this->next_round();
+                issue_S(S, held);
+                wgmma_wait<1>(); /* dV, whose operand gives way to P; all warps have read the values, too */
+                me.release(sm.bars_Q, now);
+                me.release(sm.bars_dO, now);
+                retire<0>(S);
+                make_P(P, S);
+            }
+            issue_dV(dV, P);
+            retire<0>(dV);
+        }
+        this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t); /* nobody else reads K */
+    }
+};
+
+template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> {
+    typedef half_of_keys<T, X> base;
+    using base::BM, base::a, base::p, base::sm, base::x, base::me, base::tile, base::at, base::handover;
+    using typename base::operand;
+    const k_major_low<X::BN> V;
+    const k_major_low<BM> first_dO;
+    const mn_major_low<BM> first_Q;
+
+    DEVICE keys_half(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_)
+        : base(a_, p_, sm_, x_, 1), V(smem_addr(sm_.V)), first_dO(smem_addr(sm_.dO)), first_Q(smem_addr(sm_.Q))
+    {
+    }
+
+    DEVICE void issue_dP(float (&dP)[BM / 2], const uint32_t (&held)[X::HELD][4])
+    {
+        this->await_queries(sm.bars_dO);
+        multiply_held<T, BM, X::DV / 16>(dP, held, V, stage_of<sizeof sm.dO[0]>(first_dO, at.stage));
+    }
+
+    /* Of the other's P. */
+    DEVICE void make_dS(operand &dS, const float (&dP)[BM / 2])
+    {
+        await_full(sm.bars_Q, at); /* the values */
+        await_full(sm.bars_P[me.warp], handover);
+#pragma unroll
+        for (int n = 0; n < BM / 16; n++) {
+            const uint4 four = *this->handed(n);
+            dS[n][0] = four.x, dS[n][1] = four.y, dS[n][2] = four.z, dS[n][3] = four.w;
+        }
+        __syncwarp();
+        if (me.lane == 0) mbarrier_arrive(smem_addr(&sm.bars_P[me.warp].empty[handover.stage]));
+        handover.next();
+        differences_of_rounded<T, BM>(dS, dP, sm.values[at.stage], me.lane);
+    }
+
+    /* A warp's 16 keys of dS to memory: a warp writes shared memory and asks for the copy by itself. */
+    DEVICE void keep_dS(const operand &dS)
+    {
+        if (!KEEP) return;
+        uint16_t *const rows = sm.dS + me.warp * 16 * BM;
+        const int i = me.lane % 16;
+        if (me.lane == 0) bulk_wait_read<0>(); /* those of the round before are gone */
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < BM / 16; n++)
+            stmatrix_x4(smem_addr(rows + i * BM + ((2 * n + me.lane / 16) ^ (i & 7)) * 8), dS[n]);
+        fence_proxy_async_shared();
+        __syncwarp();
+        if (me.lane == 0) {
+            bulk_store(p.kept.at(this->h, x.band, tile, x.j0 / X::BN) + me.warp * 16 * BM, smem_addr(rows),
+                       16 * BM * 2);
+            bulk_commit();
+        }
+    }
+
+    DEVICE void issue_dK(float (&dK)[X::D / 2], const operand &dS)
+    {
+        multiply_add<T, X::D, BM / 16>(dK, dS, stage_of<sizeof sm.Q[0]>(first_Q, at.stage));
+    }
+
+    DEVICE void run(int t)
+    {
+        float dK[X::D / 2];
+#pragma unroll
+        for (int i = 0; i < X::D / 2; i++) dK[i] = 0;
+        if (this->rounds > 0) {
+            float dP[BM / 2];
+            operand dS;
+            uint32_t held[X::HELD][4];
+            this->await_keys(sm.V_full);
+            hold_steps<X::HELD, X::BN>(held, sm.V, me.warp, me.lane);
+            issue_dP(dP, held);
+            retire<0>(dP);
+            me.release(sm.bars_dO, at);
+            make_dS(dS, dP);
+#pragma unroll 1
+            for (int n = 1; n < this->rounds; n++) {
+                const ring<X::STAGES> now = at;
+                issue_dK(dK, dS);
+                keep_dS(dS);
+                this->next_round();
+                issue_dP(dP, held);
+                wgmma_wait<1>(); /* dK, whose operand gives way to dS; all warps have read the values, too */
+                me.release(sm.bars_Q, now);
+                retire<0>(dP);
+                me.release(sm.bars_dO, at);
+                make_dS(dS, dP);
+            }
+            issue_dK(dK, dS);
+            keep_dS(dS);
+            retire<0>(dK);
+            if (KEEP && me.lane == 0) bulk_wait_read<0>(); /* shared memory is the block's no longer */
+        }
+        /* The other has no more products with Q: the last dS is of its last P. */
+        this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
+    }
+};
+
+/* ---- Keys: the kernel -------------------------------------------------------------------------------------------- */
+
+template <typename T, class X, bool KEEP>
+__global__ void __launch_bounds__(X::THREADS, 1)
+    backward_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p, const __grid_constant__ maps m)
+{
+    static_assert(sizeof(shared_keys<X>) <= 227 << 10, "what a block may have");
+    static_assert(X::DV <= X::D, "dV is staged in K");
+    shared_keys<X> &sm = block_memory<shared_keys<X>>();
+    const int wg = warpgroup_index(), t = p.part * p.keys.tiles + first_tile(p.keys);
+
+    if (threadIdx.x == 0) {
+        prefetch_maps(m);
+        init_pairs(sm.bars_Q, 2);
+        init_pairs(sm.bars_dO, 2);
+        for (auto &bars : sm.bars_P) init_pairs(bars, 1);
+        mbarrier_init(smem_addr(&sm.K_full), 1);
+        mbarrier_init(smem_addr(&sm.V_full), 1);
+        fence_mbarrier_init();
+    }
+    if (threadIdx.x == 32) sm.place = key_place_of<X>(a, tile_of_parts(p.keys, p.heads, t));
+    __syncthreads();
+    wait_for_prerequisites();
+    const block_place &x = sm.place;
+    if (x.rows == 0) return;
+
+    if (wg == 0) {
+        setmaxnreg_dec<X::PRODUCER>();
+        if (threadIdx.x == 0) load_rounds<X>(sm, a, p, m, x);
+    } else {
+        setmaxnreg_inc<X::CONSUMER>();
+        if (wg == 1) values_half<T, X>(a, p, sm, x).run(t);
+        else keys_half<T, X, KEEP>(a, p, sm, x).run(t);
+    }
+}
+
+/* Rows of dK and dV that are not finite, one by one, among those of the warps that said so. */
+template <class X>
+__global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    launch_dependents();
+    wait_for_prerequisites();
+    for_flagged_warps(
+        p.heads * p.keys.per_head * 8, [&](int n) { return p.nonfinite[n]; },
+        [&](int n, uint32_t) {
+            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, tile_of_parts(p.keys, p.heads, n / 8)), n % 8);
+        });
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+/* Blocks of both kernels; there is a byte for each of a block's eight warps. */
+int64_t key_blocks_of(const attn_dims &d)
+{
+    return key_tiles_per_head(d, KEYS) * d.Hk * (d.packed ? 1 : d.B);
+}
+int64_t query_blocks_of(const attn_dims &d)
+{
+    return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
+}
+
+/* dS is kept of as many heads at a time as fit: its tiles are no more of the workspace than this, which is a head of
+ * 16384 queries and keys, or two of them under a causal mask: a head alone has too few blocks. The emulator's build has
+ * less, so that small problems have several parts. */
+#ifndef ATTN_KEPT_BYTES
+#define ATTN_KEPT_BYTES (520 << 20)
+#endif
+const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
+
+/* Tiles that two tiles of queries share, see kept_tiles. */
+int64_t kept_width(const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
+    if (g.seqlens_k) return 2 * keys; /* rows of the batch differ */
+    const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
+    const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
+    const auto seen =
+        [&](int64_t tile) { /* as backward_keys counts: rows past the end see keys, too */
+                            const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
+                                          last = attn_tiles(
+                                              attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
+                                              KEYS);
+                            return attn_max64(last - first, 0);
+        };
+    int64_t width = 1;
+    for (int64_t n = 0; n <= tiles - 1 - n; n++)
+        width = attn_max64(width, seen(n) + (n < tiles - 1 - n ? seen(tiles - 1 - n) : 0));
+    return width;
+}
+
+/* Key/value heads whose dS is kept at a time. 0: none's. */
+struct kept_part {
+    int64_t heads, width, bytes;
+};
+kept_part kept_part_of(const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
+    if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
+    const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
+    const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width; /* of a head of queries */
+    if (tiles > fit || tiles * g.group > fit) return {};
+    const int64_t most = attn_min64(fit / (tiles * g.group), heads);
+    const int64_t even = attn_tiles(heads, attn_tiles(heads, most)); /* of as many parts */
+    return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
+}
+
+struct backward_job {
+    const cuda_chip *chip;
+    cudaStream_t stream;
+    backward_run run = {};
+    kept_part kept;
+    uint8_t *own; /* memory: dS, a byte for each warp of a block */
+};
+
+plan plan_of(const backward_job &job)
+{
+    const attn_geometry &g = job.run.args.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || job.run.args.ends_of_queries ||
+                        job.run.args.ends_of_keys;
+    const int64_t heads = e.B * d.Hk, part = job.kept.heads ? job.kept.heads : heads;
+    plan p;
+    p.keys = tile_order_of(key_tiles_per_head(d, KEYS), part, e.rows_q * g.group * (d.D + d.Dv) * 2, uneven);
+    p.queries = tile_order_of(query_tiles_per_head(d, QUERIES), part * g.group, e.rows_k * (d.D + d.Dv) * 2, uneven);
+    p.heads = (int)heads;
+    p.parts = (int)attn_tiles(heads, part);
+    p.part = 0;
+    p.kept = { job.kept.heads ? (uint16_t *)job.own : nullptr, (int)job.kept.width,
+               (int)query_tiles_per_head(d, QUERY_TILE) };
+    p.scratch = job.run.scratch;
+    p.scale = (float)g.scale;
+    p.c = p.scale * LOG2E;
+    p.nonfinite = job.own + job.kept.bytes;
+    p.nonfinite_queries = p.nonfinite + key_blocks_of(d) * 8;
+    return p;
+}
+
+/* Blocks of one kernel. */
+template <auto kernel, class X>
+cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m, int64_t blocks, size_t shared_bytes)
+{
+    const cudaError_t code = allow_shared<kernel>(shared_bytes);
+    if (code != cudaSuccess) return code;
+    return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
+}
+
+/* Part by part: the queries' blocks find what the keys' kept. */
+template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
+{
+    cudaError_t code = cudaSuccess;
+    for (p.part = 0; p.part < p.parts && code == cudaSuccess; p.part++) {
+        const int64_t heads = attn_min64(p.keys.heads, p.heads - p.part * p.keys.heads);
+        code = launch_blocks<backward_keys<T, X, true>, X>(job, p, m, heads * p.keys.per_head, sizeof(shared_keys<X>));
+        if (code == cudaSuccess)
+            code = launch_blocks<queries_of_kept<T, X>, X>(job, p, m, heads * job.run.args.g.group * p.queries.per_head,
+                                                           sizeof(shared_kept<X>));
+    }
+    return code;
+}
+
+template <typename T, class X> cudaError_t launch(const backward_job &job)
+{
+    const attn_geometry &g = job.run.args.g;
+    const bool of_keys = g.view[ATTN_T_dk].data || g.view[ATTN_T_dv].data, of_queries = g.view[ATTN_T_dq].data;
+    plan p = plan_of(job);
+    maps m;
+    const auto repair = [&](auto kernel) {
+        return launch_dependent(kernel, job.chip->multiprocessors, 128, 0, job.stream, job.run.args, p);
+    };
+    cudaError_t code = cudaSuccess;
+    if (!make_maps<X>(m, g)) return cudaErrorInvalidValue;
+    if (p.kept.tiles) code = launch_parts<T, X>(job, p, m);
+    else {
+        take_share(job.chip, p.keys);
+        take_share(job.chip, p.queries);
+        const int keys = p.keys.end - p.keys.first, queries = p.queries.end - p.queries.first;
+        if (of_keys && keys)
+            code = launch_blocks<backward_keys<T, X, false>, X>(job, p, m, keys, sizeof(shared_keys<X>));
+        if (code == cudaSuccess && of_queries && queries)
+            code = launch_blocks<backward_queries<T, X>, X>(job, p, m, queries, sizeof(shared_queries<X>));
+    }
+    if (!is_last_share(job.chip)) return code;
+    if (code == cudaSuccess && of_keys) code = repair(repair_keys<X>);
+    if (code == cudaSuccess && of_queries) code = repair(repair_queries<X>);
+    return code;
+}
+
+struct shape_row {
+    int D, Dv;                                      /* at most */
+    cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
+};
+template <class X> constexpr shape_row row()
+{
+    return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+}
+
+/* The first that is wide enough. */
+const shape_row shapes[] = {
+    row<shape<192, 128>>(),
+    row<shape<192, 192>>(),
+    row<shape<256, 256>>(),
+};
+
+bool plan_backward(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    if (backward_class(d) <= 128 || !backward_walkable(plan)) return false;
+    if ((key_blocks_of(d) + query_blocks_of(d)) * 8 >= INT32_MAX) return false;
+    const size_t bytes = backward_bytes(chip, plan, false);
+    if (bytes == 0) return false;
+    plan->workspace_bytes = bytes + (size_t)(kept_part_of(plan).bytes + (key_blocks_of(d) + query_blocks_of(d)) * 8);
+    return true;
+}
+
+cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
+{
+    const attn_dims &d = plan->geometry.dims;
+    backward_job job = { chip, stream, {}, kept_part_of(plan), (uint8_t *)memory + backward_bytes(chip, plan, false) };
+    cudaError_t code = begin_backward(chip, stream, plan, false, memory, &job.run);
+    if (code != cudaSuccess) return code;
+    const shape_row *x = shapes;
+    while (d.D > x->D || d.Dv > x->Dv) x++;
+    const auto tiles = [&](const cuda_chip *part) {
+        job.chip = part;
+        if (is_first_share(part)) code = prepare_backward(stream, plan, job.run);
+        return code == cudaSuccess ? x->launch[plan->problem->q.dtype == ATTN_F16](job) : code;
+    };
+    const double seconds = tile_seconds(chip, plan);
+    if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
+    else if (takes_step(chip, seconds)) code = tiles(chip); /* a head whose dS fits takes a few milliseconds */
+    return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
+}
+
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
+                          ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
+                          ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |
+                          ATTN_OPTION_BIT(DETERMINISTIC);
+
+} // namespace
+
+extern const cuda_kernel sm90_backward_256 = {
+    { "sm90", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), TILE_HEAD_DIM, FEATURES },
+    90,
+    90,
+    plan_backward,
+    launch_backward,
+};

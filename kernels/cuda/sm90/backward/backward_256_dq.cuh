@@ -1,0 +1,350 @@
+/* backward_256_dq.cuh: dQ of head dims from 129 to 256 where dS was not kept: see backward_256.cu, which makes dK and
+ * dV. This is what all have in common, and the kernel of dQ.
+ *
+ * A block owns 128 queries of a head, 64 each of its two consumers; Q and dO stay in shared memory, and the tiles of 64
+ * keys that they see pass by. A consumer's rows are its own:
+ *
+ *     dP = dO V^T    S = Q K^T
+ *     P  = exp(S - lse)    dS = P (dP - delta)        in registers, which are the next product's operand
+ *     dQ += dS K
+ *
+ *     issue dP[0], S[0];  make dS(0)
+ *     for n = 1 .. :  issue dQ += dS K[n - 1], dP[n];  wait dQ;  issue S[n];  wait dP, S
+ *                     make dS(n)                                                          the other's products
+ *                                                                                         meanwhile
+ *     dQ of the last;  dQ = scale dQ
+ *
+ * Values and keys arrive in one ring, a tile of values before that of keys: values go back when dP is complete and keys
+ * when dQ is, so a tile has about a round to arrive, with three stages at D = 256. */
+#ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
+#define ATTN_SM90_BACKWARD_256_DQ_CUH
+
+#include "kernels/cuda/sm90/backward/backward.cuh"
+
+namespace {
+
+/* ---- Shapes and the plan ----------------------------------------------------------------------------------------- */
+
+const int KEYS = 64, QUERIES = 128; /* of a block of backward_keys, of backward_queries, in all shapes */
+
+/* An instantiation: head dims of q and k up to D, of v up to DV. */
+template <int D_, int DV_> struct shape {
+    static const int D = D_, DV = DV_, BM = QUERY_TILE, BN = KEYS, UNITS = 1, THREADS = 384;
+    static const int CHUNKS = D / 64, CHUNKS_V = DV / 64;
+    static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
+    static const int STAGES_KV = D == 256 ? 3 : 5;
+    static const int STAGES_KEPT = D == 256 ? 4 : 5;
+    static const int HELD = 8; /* steps of K, and of V, that stay in registers: as many as there are */
+    static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
+};
+
+/* dS in memory, of the heads of a part: tiles of 64 keys by 64 queries, a row of 128 bytes for each key, swizzled as a
+ * chunk of a tile is (tma.cuh). Of a tile of queries there are those of the keys that it sees. It shares `width` tiles
+ * with the tile of queries that is as far from the head's other end, which counts from their end: under a causal mask
+ * nothing is left over. */
+enum { KEPT_TILE = KEYS * QUERY_TILE };
+struct kept_tiles {
+    uint16_t *tiles; /* NULL: they are not kept */
+    int width, query_tiles;
+    /* head: counted from the part's first. */
+    DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
+    {
+        const int pair = min(query_tile, query_tiles - 1 - query_tile);
+        const int n = key_tile - max(min(query_tile * QUERY_TILE + band.lo, band.Sk), 0) / KEYS;
+        return tiles +
+               (int64_t)((head * ((query_tiles + 1) / 2) + pair) * width + (pair == query_tile ? n : width - 1 - n)) *
+                   KEPT_TILE;
+    }
+};
+
+/* What the kernels know beside cuda_args. The heads are seen to in parts, one after the other; there is one part where
+ * dS is not kept. */
+struct plan {
+    tile_order keys, queries; /* of a part; packed, some have no rows */
+    int heads;                /* key/value heads of the batch */
+    int parts, part;          /* the launch's part */
+    kept_tiles kept;
+    backward_scratch scratch;
+    float scale, c;                         /* c = log2(e) * scale, > 0 */
+    uint8_t *nonfinite, *nonfinite_queries; /* a byte per warp and tile of keys, or of queries */
+};
+
+/* Of all parts' tiles the t-th; the last part may have fewer heads, of `heads` in all. */
+DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
+{
+    const int part = t / order.tiles, before = part * order.heads;
+    order.heads = min(order.heads, heads - before);
+    head_tile at = head_tile_of(order, t - part * order.tiles);
+    at.head += before;
+    return at;
+}
+
+DEVICE void prefetch_maps(const maps &m)
+{
+    prefetch_tensormap(&m.Q);
+    prefetch_tensormap(&m.K);
+    prefetch_tensormap(&m.V);
+    prefetch_tensormap(&m.dO);
+}
+
+/* ---- A block of queries ------------------------------------------------------------------------------------------ */
+
+struct query_place {
+    attn_sequence s;
+    int b, h, hk, i0, Sq; /* without queries i0 >= Sq */
+    key_band band;
+    key_tiles keys; /* that some of the queries see */
+};
+
+/* Tile t of the order: under a causal mask the last, which see most, come first. */
+DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
+{
+    const attn_geometry &g = a.g;
+    const head_tile at = tile_of_parts(p.queries, p.heads * (int)g.group, t);
+    query_place x;
+    int tile = p.queries.per_head - 1 - at.tile;
+    x.b = at.head / (int)g.dims.H;
+    x.h = at.head - x.b * (int)g.dims.H;
+    x.hk = x.h / (int)g.group;
+    if (g.dims.packed) {
+        x.b = sequence_of_tile(g.cu_q, g.dims.B, QUERIES, 1, tile);
+        tile -= g.cu_q[x.b] / QUERIES + x.b;
+    }
+    x.s = attn_sequence_of(&g, x.b);
+    x.i0 = tile * QUERIES;
+    x.Sq = (int)x.s.Sq;
+    x.band = band_of(g, x.s);
+    x.keys = { 0, 0 };
+    if (x.i0 < x.Sq) x.keys = key_tiles_of<KEYS>(x.band, x.i0, min(x.i0 + QUERIES, x.Sq));
+    return x;
+}
+
+template <class X> struct shared_queries {
+    alignas(1024) uint16_t Q[2][X::BM * X::D]; /* a consumer's; at the end dQ */
+    alignas(1024) uint16_t dO[2][X::BM * X::DV];
+    alignas(1024) uint16_t KV[X::STAGES_KV][X::BN * X::D];
+    barrier_pairs<X::STAGES_KV> bars;
+    uint64_t Q_full[2], dO_full[2];
+    query_place place;
+};
+
+/* ---- The producer's thread --------------------------------------------------------------------------------------- */
+
+/* Both consumers' queries, Q or dO. */
+template <class X, int CHUNKS, int SIZE>
+DEVICE void load_queries(uint16_t (&to)[2][SIZE], uint64_t (&full)[2], const CUtensorMap *map, const tma_place &from)
+{
+    for (int w = 0; w < 2; w++)
+        load_tile<X::BM, CHUNKS, 64>(smem_addr(to[w]), map, { 0, from.row + w * X::BM, from.h, from.b },
+                                     smem_addr(&full[w]));
+}
+
+template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args &a, const maps &m, const query_place &x)
+{
+    const int b = a.g.dims.packed ? 0 : x.b;
+    const tma_place queries = { 0, (int)x.s.q_start + x.i0, x.h, b };
+    tma_place keys = { 0, (int)x.s.k_start + x.keys.first * X::BN, x.hk, b };
+    ring<X::STAGES_KV> at;
+    bool begun = false;
+#pragma unroll 1
+    for (int tile = x.keys.first; tile < x.keys.last; tile++, keys.row += X::BN, begun = true) {
+        if (!begun) load_queries<X, X::CHUNKS_V>(sm.dO, sm.dO_full, &m.dO, queries);
+        fill_stage<X::BN, X::CHUNKS_V, 64>(sm.bars, at, smem_addr(sm.KV[at.stage]), &m.V, keys);
+        at.next();
+        if (!begun) load_queries<X, X::CHUNKS>(sm.Q, sm.Q_full, &m.Q, queries);
+        fill_stage<X::BN, X::CHUNKS, 64>(sm.bars, at, smem_addr(sm.KV[at.stage]), &m.K, keys);
+        at.next();
+    }
+}
+
+/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+
+/* The same operand, whose steps are made where they are used: kept for all rounds they take registers. */
+template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
+{
+    OPERAND y = x;
+    uint32_t low[1] = { x.low };
+    pin(low);
+    y.low = low[0];
+    return y;
+}
+
+template <typename T, class X> struct query_gradients {
+    static const int BM = X::BM, BN = X::BN;
+    typedef uint32_t operand[BN / 16][4];
+    const cuda_args &a;
+    const plan &p;
+    shared_queries<X> &sm;
+    const query_place &x;
+    consumer<2> me;
+    const int row0;              /* of the warpgroup's queries */
+    ring<X::STAGES_KV> at;       /* the newest tile asked for a product, of values or keys */
+    int tile;                    /* the newest round's keys */
+    int free_first, free_last;   /* tiles of keys all of which all rows of this warpgroup see */
+    float lse2[2], delta[2];     /* of the thread's rows */
+    const k_major_low<BM> Q, dO; /* of this warpgroup */
+    const k_major_low<BN> first_KV;
+    const mn_major_low<BN> first_K_down;
+
+    DEVICE query_gradients(const cuda_args &a_, const plan &p_, shared_queries<X> &sm_, const query_place &x_, int w)
+        : a(a_), p(p_), sm(sm_), x(x_), me(w), row0(x_.i0 + w * BM), tile(x_.keys.first), Q(smem_addr(sm_.Q[w])),
+          dO(smem_addr(sm_.dO[w])), first_KV(smem_addr(sm_.KV)), first_K_down(smem_addr(sm_.KV))
+    {
+        const warpgroup_tile y = warpgroup_tile_of<BN>(x.band, row0, x.Sq, x.keys.first, x.keys.last);
+        free_first = y.free_first, free_last = y.free_last;
+        for (int half = 0; half < 2; half++) lse2[half] = CUDART_INF_F, delta[half] = 0;
+        if (row0 >= x.Sq) return; /* these rows' values are not there */
+        const row_values &values = p.scratch.values[query_tile(a, x.s, x.b, x.h, row0 / QUERY_TILE)];
+        for (int half = 0; half < 2; half++) {
+            lse2[half] = values.lse2[me.warp * 16 + half * 8 + me.lane / 4];
+            delta[half] = values.delta[me.warp * 16 + half * 8 + me.lane / 4];
+        }
+    }
+
+    /* Until the tile is there; rows that are another sequence's become zeros. */
+    template <int CHUNKS> DEVICE void await_tile()
+    {
+        await_full(sm.bars, at);
+        if (a.ends_of_keys && (tile + 1) * BN > x.band.Sk)
+            zero_rows<BN, CHUNKS>(sm.KV[at.stage], x.band.Sk - tile * BN);
+    }
+
+    DEVICE void issue_dP(float (&dP)[BN / 2])
+    {
+        await_tile<X::CHUNKS_V>();
+        multiply<T, BN, X::DV / 16>(dP, made_anew(dO), stage_of<sizeof sm.KV[0]>(first_KV, at.stage));
+    }
+    DEVICE void issue_S(float (&S)[BN / 2])
+    {
+        await_tile<X::CHUNKS>();
+        multiply<T, BN, X::D / 16>(S, made_anew(Q), stage_of<sizeof sm.KV[0]>(first_KV, at.stage));
+    }
+    DEVICE void issue_dQ(float (&dQ)[X::D / 2], const operand &dS)
+    {
+        multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
+    }
+    /* The tile before this one. */
+    DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
+
+    DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
+    {
+        /* A row by pairs of keys: P is rounded as backward_keys rounds it, so dQ has the bits that it has of dS
+         * kept. */
+        if (tile < free_first || tile >= free_last)
+            mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
+#pragma unroll
+        for (int n = 0; n < BN / 4; n++) {
+            float *const s = S + n * 2;
+            const int half = n % 2;
+            for (int e = 0; e < 2; e++) s[e] = exp2_fast(fmaf(s[e], p.c, -lse2[half]));
+            const float2 y = unpack<T>(pack<T>(s[0], s[1]));
+            s[0] = y.x * (dP[n * 2] - delta[half]);
+            s[1] = y.y * (dP[n * 2 + 1] - delta[half]);
+        }
+        to_operand<T, BN>(dS, S);
+    }
+
+    DEVICE void finish(float (&dQ)[X::D / 2], int t)
+    {
+        const float scale[2] = { p.scale, p.scale };
+        const int row = row0 + me.warp * 16, count = x.Sq - row;
+        const attn_view &dq = a.g.view[ATTN_T_dq];
+        const bool any = __any_sync(0xffffffff, !finish_rows(dQ, scale));
+        if (me.lane == 0) p.nonfinite_queries[t * 8 + me.w * 4 + me.warp] = any;
+        store_gradient<T, X::D>(dq, attn_at(&dq, x.b, x.h, x.s.q_start + row), count, (int)a.g.dims.D, dQ,
+                                sm.Q[me.w] + me.warp * 16 * X::D, me.lane);
+    }
+
+    DEVICE void run(int t)
+    {
+        float dQ[X::D / 2];
+#pragma unroll
+        for (int i = 0; i < X::D / 2; i++) dQ[i] = 0;
+        if (x.keys.first < x.keys.last) {
+            float S[BN / 2], dP[BN / 2];
+            operand dS;
+            mbarrier_wait(smem_addr(&sm.dO_full[me.w]), 0);
+            issue_dP(dP);
+            at.next();
+            mbarrier_wait(smem_addr(&sm.Q_full[me.w]), 0);
+            issue_S(S);
+            retire<1>(dP);
+            release_last();
+            retire<0>(S);
+            make_dS(dS, S, dP);
+#pragma unroll 1
+            while (tile + 1 < x.keys.last) {
+                issue_dQ(dQ, dS);
+                tile++;
+                at.next();
+                issue_dP(dP);
+                wgmma_wait<1>(); /* dQ, whose operand gives way to S */
+                release_last();
+                at.next();
+                issue_S(S);
+                retire<1>(dP);
+                release_last();
+                retire<0>(S);
+                make_dS(dS, S, dP);
+            }
+            issue_dQ(dQ, dS);
+            retire<0>(dQ);
+        }
+        finish(dQ, t);
+    }
+};
+
+/* ---- The kernels ------------------------------------------------------------------------------------------------- */
+
+template <typename T, class X>
+__global__ void __launch_bounds__(X::THREADS, 1)
+    backward_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p,
+                     const __grid_constant__ maps m)
+{
+    static_assert(sizeof(shared_queries<X>) <= 227 << 10, "what a block may have");
+    static_assert(X::DV <= X::D, "a stage holds values too");
+    shared_queries<X> &sm = block_memory<shared_queries<X>>();
+    const int wg = warpgroup_index(), t = first_tile(p.queries);
+
+    if (threadIdx.x == 0) {
+        prefetch_maps(m);
+        init_pairs(sm.bars, 2);
+        for (int w = 0; w < 2; w++)
+            mbarrier_init(smem_addr(&sm.Q_full[w]), 1), mbarrier_init(smem_addr(&sm.dO_full[w]), 1);
+        fence_mbarrier_init();
+    }
+    if (threadIdx.x == 32) sm.place = query_place_of(a, p, t);
+    __syncthreads();
+    wait_for_prerequisites();
+    const query_place &x = sm.place;
+    if (x.i0 >= x.Sq) return;
+
+    if (wg == 0) {
+        setmaxnreg_dec<X::PRODUCER>();
+        if (threadIdx.x == 0) load_keys<X>(sm, a, m, x);
+    } else {
+        setmaxnreg_inc<X::CONSUMER>();
+        query_gradients<T, X>(a, p, sm, x, wg - 1).run(t);
+    }
+}
+
+/* Rows of dQ that are not finite, one by one, among those of the warps that said so. */
+template <class X>
+__global__ void __launch_bounds__(128)
+    repair_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    launch_dependents();
+    wait_for_prerequisites();
+    for_flagged_warps(
+        p.heads * (int)a.g.group * p.queries.per_head * 8, [&](int n) { return p.nonfinite_queries[n]; },
+        [&](int n, uint32_t) {
+            const query_place x = query_place_of(a, p, n / 8);
+            const head_args head = head_args_of(a, x.b, x.h);
+            const int first = x.i0 + n % 8 * 16;
+            for (int i = first; i < first + 16 && i < x.Sq; i++) dq_row(a, p.scratch.s, head, i);
+        });
+}
+
+} // namespace
+
+#endif

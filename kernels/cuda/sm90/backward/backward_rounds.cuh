@@ -1,0 +1,384 @@
+/* backward_rounds.cuh: of the backward kernel of backward.cu, what its warps agree on: the forms it has, its plan, the
+ * shared memory of a block, the order of a block's rounds; and the producer's warps, which bring K, V, Q and dO and
+ * send dQ away. A round is a tile of queries of one of the heads that share the block's keys. */
+#ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
+#define ATTN_SM90_BACKWARD_ROUNDS_CUH
+
+#include "kernels/cuda/sm90/backward/backward.cuh"
+#include "kernels/cuda/sm90/layer/score_mods.cuh"
+
+namespace {
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+/* Which options a form takes. */
+enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
+
+/* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of
+ * dS. */
+template <int D_, int BM_, form FORM_> struct shape {
+    static const form FORM = FORM_;
+    static const bool OPTIONS = FORM == WITH_OPTIONS;
+    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
+                     STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
+    static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
+    static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
+    static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
+    static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
+    static const bool TURNS =
+        FORM == CAPPED || (D == 64 && !OPTIONS); /* with the exponentials: as many as at 128 for half the products */
+    /* D = 64 has 32 registers less to spare: dV in two halves of the queries, and dP is not issued before dK has
+     * retired. */
+    static const int DV_PARTS = D == 64 && FORM != CAPPED ? 2 : 1;
+    static const bool S_BEFORE_DK = D != 64 && FORM == PLAIN;
+    static const bool PASSES = BM == 64 && !OPTIONS; /* a tile of queries may be hidden from half of the keys */
+};
+
+enum { NO_ROWS = -1 };       /* of a block_place: there are no more tiles */
+enum { PART_THERE = 2 };     /* of a word of plan.begun: others may add to its part of the sums */
+enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
+
+/* Named barriers; those of dQ one per consumer. */
+enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
+
+/* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
+
+/* What the kernels know beside cuda_args. */
+struct plan {
+    tile_order order; /* of tiles of keys; packed, some have no rows */
+    int *counter;     /* of tiles that were claimed, see cuda_chip */
+    backward_scratch scratch;
+    float scale, c;      /* c = log2(e) * scale, > 0 */
+    uint16_t *nonfinite; /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */
+    bool last_first;     /* the last keys of a head are the first block's */
+    uint32_t *prepared;  /* per key/value head: units of its queries of which prepare_ahead has written the values, */
+    int units, units_of_head; /* of so many */
+    bool out_in_pieces;       /* of 16 bytes, as dO always is */
+    uint32_t *begun;          /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
+    uint32_t *done;  /* per key/value head: tiles of keys whose parts of dQ are added, each consumer's for itself */
+    int *claimed;    /* units of queries of which somebody makes dQ: see dq_writer */
+    bool makes_dq;   /* of a launch: dQ is wanted, and no share of the tiles of keys comes after this one */
+    bool in_order;   /* deterministic */
+    bool claims;     /* the first block that comes to a part of the sums stores it, the others add to it; */
+    bool zeros;      /* or prepare_ahead has written zeros to the sums, and all blocks add */
+    score_mods mods; /* slopes are in base 2 */
+    float cap;       /* what tanh is multiplied by, in base 2 */
+    near_tanh near_0;
+    flash_mask mask;
+    int mask_heads;
+};
+
+/* What a round is, beside its tensors. */
+struct round_record {
+    int tile, h;
+    bool more;    /* another follows */
+    bool bounded; /* FlashMask hides some pairs of the tile */
+    float slope;  /* ALiBi's, in base 2; 0: none */
+};
+
+template <class X> struct shared {
+    alignas(1024) uint16_t keys[2][X::BN * X::D]; /* K and V; the next tile's K comes where V was, and V where K was */
+    alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
+    alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
+    alignas(1024) uint16_t
+        dS[X::STAGES_DS][X::BM * X::BN]; /* rows are queries; a chunk of 64 keys per consumer. At the end dK, dV */
+    alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS]; /* a consumer's part, in the order of fragment_at() */
+    alignas(16) row_values values[X::STAGES_Q][X::UNITS];
+    uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
+    round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
+    barrier_pairs<X::STAGES_Q> bars_Q;
+    barrier_pairs<X::STAGES_DO> bars_dO;
+    int any_nonfinite; /* found in a tile of keys by some warp */
+    uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
+    barrier_pairs<2> bars_work;
+    block_place work[2]; /* the tile of keys that is worked on, and the next */
+    block_place place;   /* the consumers' copy of the one that they are at */
+};
+
+/* Which head and tile the t-th tile of keys is. */
+DEVICE head_tile keys_of(const plan &p, int t)
+{
+    head_tile at = head_tile_of(p.order, t);
+    if (p.last_first) at.tile = p.order.per_head - 1 - at.tile;
+    return at;
+}
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------ */
+
+/* The query tiles of a block less those at both ends that FlashMask hides from all heads of the group, found at once: a
+ * walk past them costs a look at each. */
+template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
+{
+    if (!p.mask.bounds || x.first >= x.last) return;
+    const int from = x.hk * group / p.mask.group, to = ((x.hk + 1) * group - 1) / p.mask.group;
+    int first = x.last, last = x.first;
+    for (int h = from; h <= to; h++) {
+        const attn_mask_extremes e =
+            p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
+        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* visible rows lie between */
+#pragma unroll
+        for (int n = 0; n < 2; n++) { /* twice: what one interval leaves may be at the end of the other */
+            if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
+            if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
+            if (e.min.lte >= end && e.max.lts < end) end = max(e.max.lts, begin);
+            if (e.min.ute >= end && e.max.uts < end) end = max(e.max.uts, begin);
+        }
+        if (begin >= end) continue;
+        first = min(first, begin / X::BM);
+        last = max(last, (end + X::BM - 1) / X::BM);
+    }
+    x.first = min(first, x.last);
+    x.last = max(last, x.first);
+}
+
+/* The rounds of a block, one after the other; those whose every pair is hidden by FlashMask are left out. */
+template <class X> struct round_walk {
+    const plan &p;
+    const block_place &x;
+    const int end;
+    int h, tile; /* h == end: there are no more */
+    bool bounded;
+
+    DEVICE round_walk(const plan &p_, const block_place &x_, int group)
+        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.begin), bounded(false)
+    {
+        if (x.first == x.last) h = end;
+        else if (is_hidden()) next();
+    }
+    DEVICE bool there() const { return h < end; }
+    DEVICE void next()
+    {
+        do {
+            if (++tile == x.last) tile = x.first;
+            if (tile == x.begin) h++;
+        } while (h < end && is_hidden());
+    }
+    DEVICE bool is_hidden()
+    {
+        if (!X::OPTIONS || !p.mask.bounds) return false;
+        const attn_mask_extremes e =
+            p.mask.extremes[((int64_t)x.b * p.mask_heads + h / p.mask.group) * p.mask.key_tiles + x.j0 / X::BN];
+        const attn_tile_kind kind = attn_mask_classify(&e, tile * X::BM, min((tile + 1) * X::BM, x.Sq));
+        bounded = kind != ATTN_TILE_FREE;
+        return kind == ATTN_TILE_HIDDEN;
+    }
+};
+
+/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* Parts of dQ of a tile of keys are in the sums, or there are none. */
+DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
+{
+    if (p.begun) add_release(p.done + x.head, parts);
+}
+
+DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
+{
+    return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
+}
+
+/* A thread claims tiles of keys and says what they are; one behind the end is the last word. It claims in order, from
+ * the first on, and none before the loader has brought all that the tile before needs: who claims early works late, and
+ * others may wait for it. */
+template <class X> struct scheduler {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const maps &m;
+
+    DEVICE void run()
+    {
+        ring<2> at;
+        uint32_t phase = 0;
+        for (int t; (t = p.order.first + atomicAdd(p.counter, 1)) < p.order.end;) {
+            block_place &x = sm.work[at.stage];
+            await_empty(sm.bars_work, at);
+            find(x, t);
+            if (x.rows == 0) {
+                count_done(p, x, 2);
+                continue;
+            }
+            mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
+            /* Nobody has read them yet, and who waits for V has nothing else to do; at 128 it gained nothing. */
+            if (X::D == 64) {
+                prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
+                prefetch_tile<X::CHUNKS, 64>(&m.V, keys_at(x, a));
+            }
+            at.next();
+            mbarrier_wait(smem_addr(&sm.loaded), phase);
+            phase ^= 1;
+        }
+        await_empty(sm.bars_work, at);
+        sm.work[at.stage].rows = NO_ROWS;
+        mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
+        leave_counter(p.counter);
+    }
+
+    DEVICE void find(block_place &x, int t)
+    {
+        find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t)); /* plan_backward() sees to it; registers are few there */
+        x.t = t;
+        if (X::OPTIONS && p.mask.bounds) {
+            trim_by_mask<X>(x, p, (int)a.g.group);
+            x.begin = x.first;
+            if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
+        }
+        /* Where all begin with the same queries, each begins elsewhere: who first comes to a tile of queries is waited
+         * for. */
+        if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
+    }
+};
+
+/* A thread loads the keys of each tile, and keeps the rings of queries full: those of a tile's first rounds while the
+ * tile before still has the keys. */
+template <class X> struct loader {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const maps &m;
+    ring<X::STAGES_Q> q = {};
+    ring<X::STAGES_DO> o = {};
+    uint32_t phase = 0; /* of K and V */
+
+    DEVICE void run()
+    {
+        for (ring<2> at;; at.next()) {
+            await_full(sm.bars_work, at);
+            const block_place &x = sm.work[at.stage];
+            if (x.rows == NO_ROWS) return;
+            load(x);
+            mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
+            mbarrier_arrive(smem_addr(&sm.loaded));
+        }
+    }
+
+    DEVICE void load(const block_place &x)
+    {
+        const int group = (int)a.g.group;
+        if (x.first == x.last) return;
+        wait_until_equal(p.prepared + x.head, p.units_of_head);
+        fence_proxy_async_global();
+        const uint32_t before = phase;
+        for (round_walk<X> at(p, x, group); at.there();) {
+            const int h = at.h, tile = at.tile;
+            if (X::OPTIONS) {
+                const bool bounded = at.bounded;
+                at.next();
+                await_empty(sm.bars_Q, q);
+                sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(x.b, h) };
+            }
+            load_Q<X>(sm, a, p.scratch, m, x, q, h, tile);
+            load_dO<X>(sm, a, m, x, o, h, tile);
+            if (phase == before) load_keys(x);
+            q.next();
+            o.next();
+            if (!X::OPTIONS) at.next();
+        }
+    }
+
+    DEVICE void load_keys(const block_place &x)
+    {
+        const tma_place keys = keys_at(x, a);
+        mbarrier_wait(smem_addr(&sm.V_empty), phase ^ 1);
+        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.keys[phase]), &m.K, keys, smem_addr(&sm.K_full));
+        mbarrier_wait(smem_addr(&sm.K_empty), phase ^ 1);
+        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.keys[phase ^ 1]), &m.V, keys, smem_addr(&sm.V_full));
+        phase ^= 1;
+    }
+
+    DEVICE float slope_of(int b, int h) const
+    {
+        const score_mods &mods = p.mods;
+        return mods.slopes ? mods.slopes[b * mods.slope_batch + h * mods.slope_head] * mods.per_slope : 0;
+    }
+};
+
+/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. Where the
+ * sums have no zeros, the first to come stores its part, and the others wait until it is there. A word of p.begun says
+ * how far a part of the sums is: 0, nobody has come; 1, somebody stores; PART_THERE. Deterministic, the word counts the
+ * additions, and each waits for its turn. Both are waited for while the part is made, and ended while the next one
+ * is. */
+template <class X> struct sender {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const int w; /* the consumer's */
+
+    DEVICE void run()
+    {
+        const bool sends = threadIdx.x % 32 == 0;
+#pragma unroll 1
+        for (ring<2> at;; at.next()) {
+            await_full(sm.bars_work, at);
+            const block_place &x = sm.work[at.stage];
+            if (x.rows == NO_ROWS) break;
+            send(x, sends);
+            __syncwarp();
+            if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
+        }
+        if (sends) bulk_wait_read<0>(); /* shared memory is the block's no longer */
+    }
+
+    DEVICE void send(const block_place &x, bool sends)
+    {
+        int unended = -1; /* the place of the word that others wait for, and what the word becomes */
+        uint32_t becomes = 0;
+#pragma unroll 1
+        for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
+            /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for
+             * 32 queries at a time. */
+            const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
+            const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
+            const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
+            uint32_t before = 0;
+            if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
+            __syncwarp();
+            named_barrier_arrive(DQ_FREE + w, HANDING);
+            end_turn(unended, becomes);
+            if (adds) {
+                if (p.in_order) before = x.template before<X>(at.tile, p.last_first);
+                else if (p.claims) before = claim_acquire(word(place));
+                if (p.in_order || before == 1) wait_until_equal(word(place), p.in_order ? before : PART_THERE);
+                fence_proxy_async_global();
+                if (p.in_order || (p.claims && before == 0)) unended = place;
+                becomes = p.in_order ? before + 1 : PART_THERE;
+            }
+            __syncwarp();
+            named_barrier_sync(DQ_FULL + w, HANDING);
+            if (adds) add(p.scratch.sums + (int64_t)place * (QUERY_TILE * X::D), before == 0 && !p.zeros);
+        }
+        end_turn(unended, becomes);
+        if (!sends) return;
+        bulk_wait<0>();
+        count_done(p, x, 1);
+    }
+
+    DEVICE void add(float *to, bool stores) const
+    {
+        const int PIECES = X::UNITS == 2 ? 1 : 2, FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
+        for (int n = 0; n < PIECES; n++) {
+            float *const piece = to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS));
+            const uint32_t from = smem_addr(sm.dQ[w] + n * FLOATS);
+            if (stores) bulk_store(piece, from, FLOATS * 4);
+            else bulk_add(piece, from, FLOATS * 4);
+        }
+        bulk_commit();
+    }
+
+    DEVICE void end_turn(int &place, uint32_t becomes) const
+    {
+        if (place < 0) return;
+        bulk_wait<0>();
+        store_release(word(place), becomes);
+        place = -1;
+    }
+    DEVICE uint32_t *word(int place) const
+    {
+        return p.begun + place * 2 + w;
+    }
+};
+
+} // namespace
+
+#endif

@@ -1,0 +1,347 @@
+/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values lie in pages, and the copy engine brings
+ * them. (Where they lie in one piece, threads are as quick, and 1 to 2 % quicker where it is a matter of bandwidth.)
+ * What is computed, and in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
+ *
+ * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are
+ * smaller than a tile. Which page and slot a box is in is looked up by one warp for the whole split, before the
+ * first box is asked for; so a box costs no wait for memory.
+ *
+ *   full[slot]    one arrival, of the lane that says how many bytes are to come: completes when the tile is there
+ *   empty[slot]   one arrival per warp that has read the tile: completes when all four have
+ *
+ * Step s of a split (a tile of K or of V) is in the slot after that of step s - 1, and the first step of a split in the
+ * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first
+ * warp (of few rows: by a warp each, which looks up its boxes itself), at its beginning, where all slots are free. Step
+ * s is asked for when step s - SLOTS has been read: the warps take turns, and the one whose turn it is waits for the
+ * others. So a slot's barriers complete once per use, in the order of the steps, and nobody may use a slot again before
+ * all have seen its last phase: a phase's parity is enough to wait for.
+ *
+ * Nobody waits for what comes later. At step s a warp waits for full[s], which was asked for at the beginning or by the
+ * warp of turn s at the end of its step s - SLOTS. That one waits there for the others' arrivals at the end of their
+ * step s - SLOTS, before which they wait for steps up to that alone. A split ends when all tiles that were asked for
+ * have arrived and been read, and the block meets there. A block without rows or without a split leaves before it has
+ * asked for anything; a split without keys asks for nothing.
+ *
+ * So all slots are on their way while warps wait, and a warp waits for others only in its turn. A warp for loads alone
+ * would have all of this too, and hide that one wait; but a fifth warp in each of three blocks leaves 136 registers per
+ * thread, of 168 that many rows need, and where time is the reading of keys the four warps wait for the same tile
+ * anyway.
+ *
+ * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128
+ * bytes that is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32
+ * elements). Rows past the tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page,
+ * may hold anything, and boxes that lie wholly past it are not asked for: all of these rows become zeros in shared
+ * memory. */
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/sm80/decode.cuh"
+#include "kernels/cuda/sm90/layer/tma.cuh"
+
+namespace {
+
+enum { LEAST_BOX = 8 };   /* rows: where the swizzle begins anew */
+enum { MOST_SLOTS = 12 }; /* of any shape's ring */
+
+/* A stack's ring is as long as shared memory allows for the blocks of a multiprocessor, which are two. */
+template <int D> struct tall_shape : stack_shape<D> {
+    static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
+};
+
+/* Where a box begins: its page, and its row there. */
+struct box_place {
+    int row, page;
+};
+
+struct copy_plan {
+    CUtensorMap K, V;
+    int box, box_shift; /* rows of a box, a power of two, and its logarithm */
+};
+
+struct ring_barriers {
+    uint64_t full[MOST_SLOTS], empty[MOST_SLOTS];
+};
+
+template <class X> struct shared_with_boxes : shared<X> {
+    static const int MOST_KEYS = X::WM == 4 ? 2048 : X::FLOAT8 ? (int)MOST_FLOAT8 : 1024; /* of a split: split_keys() */
+    box_place boxes[MOST_KEYS / LEAST_BOX];
+};
+
+template <typename T, class X> struct copies_by_engine {
+    typedef shared_with_boxes<X> memory;
+    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64; /* of 16 bits */
+    enum { FEW_ADDRESSES = 1 };
+    static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
+                  "tiles begin where the swizzle does");
+    struct kept {
+        const copy_plan &copies;
+        ring_barriers &bars;
+        int slot;
+        uint32_t phase;
+    };
+    kept &at;
+    memory &sm;
+    const cuda_args &a;
+    const int b, hk, Sk;
+    const split_place keys;
+    int filled; /* steps that were asked for */
+
+    DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
+        : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
+    {
+        if (threadIdx.x / 32 == (X::FEW ? WARPS - 1 : 0)) find_boxes();
+    }
+
+    DEVICE box_place box_of(int key) const
+    {
+        const uint32_t page_size = (uint32_t)a.g.dims.page_size, page = (uint32_t)key / page_size;
+        return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
+    }
+
+    /* By one warp. Entries of the table past that of the last key are not looked at. */
+    DEVICE void find_boxes() const
+    {
+        const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN); /* whole tiles are loaded */
+        for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
+             n += 32, key += 32 * at.copies.box)
+            sm.boxes[n] = box_of(key);
+        __syncwarp();
+    }
+
+    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. FIRST:
+     * the warp looks up for itself where they are. */
+    template <bool FIRST = false> DEVICE void fill(int step, int slot) const
+    {
+        const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK; /* of the tensor's elements */
+        static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
+        const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;
+        const int key = (keys.tiles + step / 2) * X::BN, box = at.copies.box;
+        const int rows = min(X::BN, (Sk - key + box - 1) & -box);
+        const uint32_t bar = smem_addr(&at.bars.full[slot]);
+        if (lane == 0) mbarrier_arrive_expect_tx(bar, (uint32_t)rows * (X::WIDTH * 2));
+        __syncwarp();
+        if (row < rows) {
+            const box_place from = FIRST ? box_of(key + row)
+                                         : sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
+            tma_load_4d(smem_addr(sm.tile.ring[slot]) + (chunk * X::BN + row) * (CHUNK * 2),
+                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.page, bar,
+                        evict_first());
+        }
+        __syncwarp();
+    }
+
+    template <class F> DEVICE void begin(F queries)
+    {
+        filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where no key is seen */
+        if constexpr (X::FEW) {                           /* a warp a slot */
+            const int warp = threadIdx.x / 32, slot = at.slot + warp;
+            static_assert(SLOTS == WARPS, "all slots");
+            if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
+        } else if (threadIdx.x < 32)
+#pragma unroll 1
+            for (int step = 0, slot = at.slot; step < filled; step++) {
+                fill(step, slot);
+                slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            }
+        queries();
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads(); /* Q is here, and all see the barriers and where boxes begin */
+    }
+
+    template <bool VALUES> DEVICE uint16_t *next() const
+    {
+        mbarrier_wait(smem_addr(&at.bars.full[at.slot]), at.phase);
+        return sm.tile.ring[at.slot];
+    }
+
+    DEVICE void clear_tail(uint16_t *tile, int j) const
+    {
+        const int rows = Sk - j * X::BN, PIECES = CHUNK / 8; /* of 16 bytes, which the swizzle leaves in their row */
+        if (rows >= X::BN) return;
+#pragma unroll 1
+        for (int n = threadIdx.x; n < X::BN * X::WIDTH / 8; n += X::THREADS)
+            if (n / PIECES % X::BN >= rows) *(uint4 *)(tile + n * 8) = make_uint4(0, 0, 0, 0);
+        changed();
+        __syncthreads();
+    }
+
+    DEVICE void changed() const
+    {
+        fence_proxy_async_shared();
+    }
+
+    DEVICE void release()
+    {
+        const uint32_t empty = smem_addr(&at.bars.empty[at.slot]);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
+        if (filled < keys.steps) {
+            if (threadIdx.x / 32 == filled % (X::THREADS / 32)) {
+                mbarrier_wait(empty, at.phase);
+                fill(filled, at.slot);
+            }
+            filled++;
+        }
+        if (++at.slot == SLOTS) at.slot = 0, at.phase ^= 1;
+    }
+
+    DEVICE void end() const
+    {
+        __syncthreads();
+    }
+};
+
+/* Dynamic shared memory: a split's, and behind it the barriers. */
+template <typename T, int D, keys_as AS>
+constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
+
+template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies, ring_barriers &bars, int warps)
+{
+    if (threadIdx.x != 0) return;
+    prefetch_tensormap(&copies.K);
+    prefetch_tensormap(&copies.V);
+    for (int s = 0; s < SLOTS; s++) {
+        mbarrier_init(smem_addr(&bars.full[s]), 1);
+        mbarrier_init(smem_addr(&bars.empty[s]), warps);
+    }
+    fence_mbarrier_init();
+}
+
+/* decode_stacks(). */
+template <typename T, int D>
+__global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
+    decode_stacks_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
+                            const __grid_constant__ plan p)
+{
+    typedef tall_shape<D> X;
+    static_assert(((sizeof(shared_with_boxes<X>) + sizeof(ring_barriers) + 1023) / 1024 + 1) * X::BLOCKS <= 228,
+                  "KB of a multiprocessor, of which each block takes one more");
+    extern __shared__ __align__(1024) char memory[];
+    ring_barriers &bars = *(ring_barriers *)(memory + sizeof(shared_with_boxes<X>));
+    make_ready(copies, bars, X::THREADS / 32);
+    wait_for_prerequisites();
+    typename copies_by_engine<T, X>::kept kept = { copies, bars, 0, 0 };
+    walk_stack<T, X, copies_by_engine>(a, p, memory, kept);
+}
+
+template <typename T, int D, keys_as AS>
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
+    decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
+                            const __grid_constant__ plan p)
+{
+    static_assert(((barriers_at<T, D, AS> + sizeof(ring_barriers) + 1023) / 1024 + 1) * (blocks_of<D, false>) <= 228,
+                  "KB of a multiprocessor, of which each block takes one more");
+    extern __shared__ __align__(1024) char memory[];
+    ring_barriers &bars = *(ring_barriers *)(memory + barriers_at<T, D, AS>);
+    make_ready(copies, bars, WARPS);
+    typename copies_by_engine<T, shape<D, false, false, true, AS>>::kept narrow = { copies, bars, 0, 0 };
+    typename copies_by_engine<T, shape<D, true, false, true, AS>>::kept wide = { copies, bars, 0, 0 };
+    walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
+}
+
+/* Of few rows. */
+template <typename T, int D, keys_as AS> using few_ring = copies_by_engine<T, few_shape<D, true, AS>>;
+template <typename T, int D, keys_as AS>
+constexpr size_t few_bytes = sizeof(typename few_ring<T, D, AS>::memory) + sizeof(ring_barriers);
+
+template <typename T, int D, keys_as AS>
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
+    decode_few_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
+                         const __grid_constant__ plan p)
+{
+    typedef few_ring<T, D, AS> ring;
+    static_assert(((few_bytes<T, D, AS> + 1023) / 1024 + 1) * (blocks_of<D, false>) <= 228,
+                  "KB of a multiprocessor, of which each block takes one more");
+    extern __shared__ __align__(1024) char memory[];
+    ring_barriers &bars = *(ring_barriers *)(memory + sizeof(typename ring::memory));
+    make_ready<ring::SLOTS>(copies, bars, WARPS);
+    __syncthreads(); /* every warp asks for a tile */
+    typename ring::kept kept = { copies, bars, 0, 0 };
+    walk_few<T, D, true, AS, copies_by_engine>(a, p, memory, kept);
+}
+
+/* ---- Host -------------------------------------------------------------------------------------------------------- */
+
+/* K or V as the copy engine walks it. */
+bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
+{
+    const int64_t B = d.pages, rows = d.page_size;
+    const bool bytes = view.dtype == ATTN_F8E4M3;
+    *to = bytes ? tma_bytes_of(view.data, B, d.Hk, rows, columns, view.batch, view.head, view.row)
+                : tma_tensor_of(view, B, d.Hk, rows, columns);
+    return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
+}
+
+template <typename T, int D, keys_as AS>
+cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream)
+{
+    const size_t bytes = barriers_at<T, D, AS> + sizeof(ring_barriers);
+    cudaError_t code = cudaSuccess;
+    if constexpr (AS == KEYS_AS_T)
+        if (p.stack) {
+            typedef tall_shape<D> X;
+            const size_t tall = sizeof(shared_with_boxes<X>) + sizeof(ring_barriers);
+            code = allow_shared<decode_stacks_by_engine<T, D>>(tall);
+            if (code == cudaSuccess)
+                code = launch_dependent(decode_stacks_by_engine<T, D>, blocks_of_stacks(a.g.dims, p), X::THREADS, tall,
+                                        stream, copies, a, p);
+        }
+    if (code == cudaSuccess) code = allow_shared<decode_splits_by_engine<T, D, AS>>(bytes);
+    if (code != cudaSuccess) return code;
+    return launch_dependent(decode_splits_by_engine<T, D, AS>, blocks, THREADS, bytes, stream, copies, a, p);
+}
+
+template <typename T, int D, keys_as AS>
+cudaError_t launch_few(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream)
+{
+    const cudaError_t code = allow_shared<decode_few_by_engine<T, D, AS>>(few_bytes<T, D, AS>);
+    if (code != cudaSuccess) return code;
+    return launch_kernel(true, decode_few_by_engine<T, D, AS>, grid_of_splits(a.g.dims, p, blocks), THREADS,
+                         few_bytes<T, D, AS>, stream, copies, a, p);
+}
+
+template <typename T, keys_as AS>
+bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, const plan &p, int64_t blocks,
+                cudaStream_t stream, cudaError_t *code)
+{
+    const attn_dims &d = a.g.dims;
+    const int64_t widest = attn_max64(d.D, d.Dv);
+    const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
+    /* A box is in one page and one tile, of few rows and of many. */
+    const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
+              box_bytes = row_bytes < 128 ? row_bytes : 128;
+    copy_plan copies;
+    copies.box = (int)attn_min64(d.page_size & -d.page_size, tile);
+    copies.box_shift = 0;
+    while (1 << copies.box_shift < copies.box) copies.box_shift++;
+    /* A promotion to 256 bytes asks for each 128 of a row twice, and costs a tenth. */
+    const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+    if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
+        !tma_map(&copies.V, V, copies.box, box_bytes, promotion))
+        return false;
+    *code = p.few      ? launch_few<T, 128, AS>(copies, a, p, blocks, stream)
+            : D == 64  ? launch<T, 64, AS>(copies, a, p, blocks, stream)
+            : D == 128 ? launch<T, 128, AS>(copies, a, p, blocks, stream)
+                       : launch<T, 256, AS>(copies, a, p, blocks, stream);
+    return true;
+}
+
+} // namespace
+
+bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, const cuda_args &a,
+                      const decode_plan &p, int64_t blocks, cudaError_t *code)
+{
+    const attn_problem &problem = *of->problem;
+    const attn_dims &d = a.g.dims;
+    const bool float8 = decode_has_float8_form(of), bf16 = problem.q.dtype == ATTN_BF16;
+    tma_tensor K, V;
+    if (chip->major != 9 || chip->minor != 0 || chip->copies_by_threads || (has_options(of) && !float8)) return false;
+    if (problem.k.dtype != problem.v.dtype || (!float8 && problem.k.dtype != problem.q.dtype)) return false;
+    if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
+        !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
+        return false;
+    if (float8)
+        return bf16 ? launch_for<__nv_bfloat16, KEYS_AS_FLOAT8>(K, V, a, p, blocks, stream, code)
+                    : launch_for<__half, KEYS_AS_FLOAT8>(K, V, a, p, blocks, stream, code);
+    return bf16 ? launch_for<__nv_bfloat16, KEYS_AS_T>(K, V, a, p, blocks, stream, code)
+                : launch_for<__half, KEYS_AS_T>(K, V, a, p, blocks, stream, code);
+}

@@ -1,0 +1,870 @@
+/* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
+ *
+ * forward.cu's shape: one block per multiprocessor, tiles of work handed out by a warp, a warp that lets the copy
+ * engine fill a ring of K and V tiles, C consumers of 64 rows that take turns with their products, each with its
+ * softmax under its own and the others' products. What is different is what e4m3 products want (FlashAttention-3,
+ * arXiv:2407.08608, 3.3):
+ *
+ *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have
+ *            nothing else to do write it to scratch, once a run, ahead of those that read it (transpose_v.cuh).
+ *   P        a thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand wants 4 neighbours. P stays
+ *            where it is and V^T's keys are in the order that makes it right.
+ *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
+ *            the key that weighs most is not rounded. (With forward.cu's m, which stays behind by up to a limit, it
+ *            would be, and errors of out reach 4.3e-2 where 4e-2 is allowed.) The factor leaves with the division by l,
+ *            the sum of P (not yet rounded, but where products count it).
+ *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal
+ *            keys would stop counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the
+ *            next product begins anew. At D = 128 l is a product's too, and loses what O loses: see counted().
+ *   scores   for the same reason a score is off by about 2^-13 of its largest product, and lse by 1e-4 where scores are
+ *            around 1: more than lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where
+ *            lse is wanted, q and k are therefore widened to bfloat16, which holds them exactly, and only P V is a
+ *            product of e4m3.
+ *
+ * begin_run(), a kernel before, sets marks and counters to 0; both kernels of a run, and the first of the next, are
+ * made ready while the one before runs, and wait for its end.
+ *
+ * The rows of tiles of work whose V had a NaN (V^T has zeros there), and those whose result is not finite, are
+ * looked at once more when their block has no more work (repair_own_rows), and what they really see is computed. So are
+ * rows whose scores are so large that P would leave its range.
+ *
+ * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and
+ * whether lse is wanted. */
+#include "kernels/cuda/sm90/layer/epilogue.cuh"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/sm90/forward/kv_pipeline.cuh"
+#include "kernels/cuda/sm90/layer/masks.cuh"
+#include "kernels/cuda/sm90/layer/products.cuh"
+#include "kernels/cuda/sm90/layer/score_mods.cuh"
+#include "kernels/cuda/sm90/forward/transpose_v.cuh"
+#include "kernels/cuda/sm90/forward/widen.cuh"
+
+namespace {
+
+typedef __nv_bfloat16 bf16;
+
+/* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
+
+/* Keys from one promotion to the next, at most; the second where products count l. Between two a sum may lose that many
+ * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were
+ * found. */
+enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
+
+/* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
+ * and k are multiplied in; SHORT_ENDS. */
+template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
+    typedef T_ T;
+    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made
+     * shorter: the scores of the first tile of keys are those that some row sees, and the softmax ends under the last
+     * product. */
+    static const bool SHORT_ENDS = SHORT_ENDS_;
+    static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
+    static const bool WIDE = sizeof(T) == 2;
+    static const bool HELPS = SHORT_ENDS && D == 256; /* see help_to_transpose */
+    /* Order of work under a mask, see ending_order: bytes of K and V of a section. Few, for V^T of what all blocks
+     * begin with to be made soon; more where consumers help. */
+    static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
+    /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
+    static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
+    static const bool LARGE = D == 256 || BN == 224; /* a consumer's thread needs all registers that there are */
+    static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
+    /* The products count l: O has 8 columns more, see counted(). */
+    static const bool COUNTS = D == 128 && !WIDE;
+    static const int COLUMNS = D + (COUNTS ? 8 : 0);
+    static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN; /* tiles from one promotion to the next */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
+    static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
+    static const bool BY_BITS = D < 256; /* maxima by bits; elsewhere there are no registers for it */
+    /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
+    static const bool ZEROS = BN == 224;
+    /* Of which the second row's maximum is made, if EARLY: of as many keys one is long. */
+    static const int CHAINS = BN == 224 ? 2 : 1;
+    static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
+    /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
+    static const bool FLOAT_SUMS = D <= 128;
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* of 4 numbers */
+};
+
+/* A tile of work: rows [i0, i0 + BM) of head h of batch row b against tiles of keys [first, last). */
+struct __align__(16) work_tile
+{
+    int b, h, i0, first;
+    int last, index, negative; /* scores are to change their sign */
+    float c, v_scale, sink;    /* log2(e) * what scores are multiplied by, > 0; base 2, -inf without */
+    int unused[2];
+};
+
+enum { STOP = -1 }; /* in i0: the end */
+
+/* Of a warp, in the end its 16 rows of out. */
+template <class X> struct sum_words {
+    uint32_t O[X::D / 8][32 * X::SUM_WORDS];
+    float4 rows[X::COUNTS ? 8 : 1]; /* of a quad's two rows l, then the maximum that the sums are relative to */
+};
+
+template <class X> struct shared {
+    alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
+    alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
+    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V]; /* rows are head dims, in a row are keys */
+    alignas(128) sum_words<X> sums[X::C * 4];
+    transpose_memory<X::STEPS> transpose;
+    work_tile work;
+    warpgroup_tile parts[X::C];
+    kv_barriers<X::C, X::STAGES> bars;
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose */
+    int newest[X::C * 4]; /* of a warp's tiles of work that are to be repaired; -1: there is none */
+};
+
+/* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
+
+/* What a warp of 16 rows leaves for the end of its block, see repair_own_rows. In rows bit 4 i is row i's, bit 4 i + 1
+ * row i + 8's: its scores are huge. */
+struct repair_note {
+    uint32_t rows; /* and what else was seen */
+    int before;    /* the warp's note before it: that of this tile of work, or -1 */
+};
+enum { LOOK = 4 };  /* a result was not finite: rows that see a NaN are to be found */
+enum { V_NAN = 8 }; /* V^T of some keys, maybe not of those that the rows see, has zeros for NaN */
+
+struct plan {
+    ending_order order;
+    int H, group, Sq;
+    key_band band;
+    float c; /* log2(e) * scale */
+    input_scales scales;
+    results to;
+    transpose_plan transpose;
+    repair_note *notes; /* one per warp and tile, of those alone where something is to be repaired */
+    int *counter;       /* next tile less gridDim.x */
+};
+
+/* Tile t, but for its factors. */
+template <class X> DEVICE work_tile work_tile_of(const plan &p, int t)
+{
+    work_tile x = {};
+    x.index = t;
+    const head_tile place = head_tile_of(p.order, t);
+    x.b = place.head / p.H;
+    x.h = place.head - x.b * p.H;
+    x.i0 = (p.order.per_head - 1 - place.tile) * X::BM;
+    const key_tiles keys = key_tiles_of<X::BN>(p.band, x.i0, min(x.i0 + X::BM, p.Sq));
+    x.first = keys.first, x.last = keys.last;
+    return x;
+}
+
+DEVICE void add_factors(const plan &p, work_tile &x)
+{
+    const int hk = x.h / p.group;
+    const float scale = input_scale(p.scales, SCALE_Q, x.b, hk) * input_scale(p.scales, SCALE_K, x.b, hk);
+    x.negative = scale < 0;
+    x.c = fmaxf(p.c * fabsf(scale), LEAST_C);
+    x.v_scale = input_scale(p.scales, SCALE_V, x.b, hk);
+    x.sink = sink_log2(p.to, x.h);
+}
+
+/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* A warp hands out work; its first lane is the one that tells. */
+template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
+{
+    const bool scheduler = threadIdx.x % 32 == 0;
+    ring<1> at;
+    for (int t = first_tile(p.order); t < p.order.end; t = claim_tile(p.order, t, p.counter, scheduler)) {
+        if (scheduler) {
+            work_tile &x = sm.work;
+            x = work_tile_of<X>(p, t);
+            add_factors(p, x);
+#pragma unroll 1
+            for (int n = 0; n < X::C; n++)
+                sm.parts[n] = warpgroup_tile_of<X::BN>(p.band, x.i0 + n * 64, p.Sq, x.first, x.last);
+            announce_work(sm);
+        }
+        await_readers(sm, at);
+    }
+    if (scheduler) {
+        sm.work.i0 = STOP;
+        announce_work(sm);
+    }
+}
+
+/* A warp keeps the rings full: lane 0 loads, all look whether V^T is there. */
+template <class X> struct tile_loader {
+    static const int BN = X::BN;
+    const plan &p;
+    shared<X> &sm;
+    const kv_maps &maps;
+    const bool loader = threadIdx.x == 0;
+    ring<X::STAGES> k, v;
+    ring<1> q, at;
+
+    DEVICE void load_K(int j, int hk, int b)
+    {
+        if (loader) {
+            sleep_until_empty(sm.bars.K, k);
+            fill_stage<BN, X::CHUNKS, 128>(sm.bars.K, k, smem_addr(sm.K[k.stage]), &maps.K, { 0, j * BN, hk, b });
+        }
+        k.next();
+    }
+
+    /* ready: V^T is known to be there from this block of keys on. */
+    DEVICE void load_V(int j, int hk, int b, int &ready)
+    {
+        if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
+        if (loader) {
+            sleep_until_empty(sm.bars.V, v);
+            fill_stage<X::D, X::CHUNKS_V, 128, X::COLUMNS>(sm.bars.V, v, smem_addr(sm.V[v.stage]), &maps.V,
+                                                           { j * BN, 0, hk, b });
+        }
+        v.next();
+    }
+
+    DEVICE void run()
+    {
+        for (;; at.next()) {
+            const auto &x = await_work(sm, at);
+            const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
+            __syncwarp(); /* all have read it */
+            if (i0 == STOP) break;
+            /* The next work is claimed when all but the last tiles are asked for. */
+            const bool late = first + 1 < last;
+            if (loader && !late) release_work(sm);
+            if (first >= last) continue;
+            int ready = key_blocks_below(p.transpose, last * BN);
+            load_K(last - 1, hk, b);
+            if (loader) load_Q<X::C, X::CHUNKS, 128>(sm, &maps.Q, i0, h, b, q);
+#pragma unroll 1
+            for (int j = last - 2; j >= first; j--) {
+                if (loader && late && j == first) release_work(sm);
+                load_K(j, hk, b);
+                load_V(j + 1, hk, b, ready);
+            }
+            load_V(first, hk, b, ready);
+        }
+    }
+};
+
+/* ---- Sums of more than PROMOTED keys ----------------------------------------------------------------------------- */
+
+DEVICE float low_bf16(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+DEVICE float high_bf16(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000);
+}
+
+/* l of the thread's two rows, where products count it: the 8 columns of V behind its channels are 1 and 1.75 by turns,
+ * of which the thread has two. What a product loses of a small P beside a large one it so loses of O and of l, and out,
+ * which is O / l, loses less. By how much depends on the number that P is multiplied by: of those that were tried, the
+ * mean of these two leaves least (kernels/MEASUREMENTS.md, the float8 ladder, rung 25). */
+enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* of e4m3 */
+DEVICE float2 counted(const float *sums)
+{
+    return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
+}
+
+/* Those of a warp, in shared memory. What lies there from the tile of work before is multiplied by 0: it has to be
+ * finite. */
+template <class X> struct promoted_sums {
+    typedef sum_words<X> words;
+    float left[2] = { 0, 0 }; /* what is left of them after the rescaling since the last promotion */
+
+    DEVICE static void clear(words &sums, int lane)
+    {
+#pragma unroll
+        for (int n = 0; n < X::D / 8; n++)
+            if constexpr (X::FLOAT_SUMS) ((float4 *)sums.O[n])[lane] = make_float4(0, 0, 0, 0);
+            else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
+    }
+
+    /* Where products count, for a tile of work that promotes. */
+    DEVICE static void begin(words &sums, int lane)
+    {
+        if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
+        __syncwarp();
+    }
+
+    DEVICE void rescale(const float (&factor)[2])
+    {
+        if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
+    }
+
+    /* Before they are used; l of them. Where products count, registers are short, and `left` is known from maxima. */
+    DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
+    {
+        if (!X::COUNTS) return {};
+        const float4 x = sums.rows[lane / 4];
+        left[0] = x.z == -CUDART_INF_F ? 0 : exp2_fast((x.z - state.m[0]) * c);
+        left[1] = x.w == -CUDART_INF_F ? 0 : exp2_fast((x.w - state.m[1]) * c);
+        return { x.x, x.y };
+    }
+
+    /* O joins them. ZEROS: and becomes 0, for it is finite, or its row's sums are NaN already. (Of a constant ptxas
+     * makes two registers for each two numbers, and moves them.) Else its next product begins anew. */
+    DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
+    {
+        const float2 l = find_left(sums, state, c, lane);
+#pragma unroll
+        for (int n = 0; n < X::D / 8; n++) {
+            float *const o = O + n * 4;
+            if constexpr (X::FLOAT_SUMS) {
+                float4 &at = ((float4 *)sums.O[n])[lane];
+                const float4 x = at;
+                at = make_float4(fmaf(x.x, left[0], o[0]), fmaf(x.y, left[0], o[1]), fmaf(x.z, left[1], o[2]),
+                                 fmaf(x.w, left[1], o[3]));
+            } else {
+                uint2 &at = ((uint2 *)sums.O[n])[lane];
+                const uint2 x = at;
+                at = make_uint2(pack<bf16>(fmaf(low_bf16(x.x), left[0], o[0]), fmaf(high_bf16(x.x), left[0], o[1])),
+                                pack<bf16>(fmaf(low_bf16(x.y), left[1], o[2]), fmaf(high_bf16(x.y), left[1], o[3])));
+            }
+        }
+        if constexpr (X::COUNTS) {
+            const float2 more = counted(O + X::D / 2);
+            const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
+            const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
+            __syncwarp(); /* all have read theirs */
+            ((float *)sums.rows)[lane] = mine;
+            __syncwarp();
+        }
+#pragma unroll
+        for (int i = 0; i < X::COLUMNS / 2; i++)
+            if (X::ZEROS) O[i] *= 0;
+        left[0] = left[1] = 1;
+    }
+
+    /* They join O, and l. */
+    DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
+                       int lane)
+    {
+        const float2 before = find_left(sums, state, c, lane);
+#pragma unroll
+        for (int n = 0; n < X::D / 8; n++) {
+            float x[4];
+            if constexpr (X::FLOAT_SUMS) {
+                *(float4 *)x = ((const float4 *)sums.O[n])[lane];
+            } else {
+                const uint2 pairs = ((const uint2 *)sums.O[n])[lane];
+                x[0] = low_bf16(pairs.x), x[1] = high_bf16(pairs.x);
+                x[2] = low_bf16(pairs.y), x[3] = high_bf16(pairs.y);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) O[n * 4 + e] = fmaf(x[e], left[e / 2], O[n * 4 + e]);
+        }
+        if (X::COUNTS) l[0] = fmaf(before.x, left[0], l[0]), l[1] = fmaf(before.y, left[1], l[1]);
+    }
+};
+
+/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+
+const float BASE_MOST = 1 << 23; /* beyond it m c is rounded so much that P may pass 448 */
+
+/* How a tile of work ends: what the thread's rows of O are multiplied by; what is known of its repair_note::rows; are
+ * the sums finite. */
+struct tile_end {
+    float factor[2];
+    uint32_t rows;
+    bool finite;
+};
+
+template <class X> struct attention {
+    static const int D = X::D, BN = X::BN;
+    const plan &p;
+    shared<X> &sm;
+    kv_consumer<shared<X>, X::C, X::STAGES> me;
+    const k_major_described<64> Q;
+
+    DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
+
+    /* The stages that are next. */
+    DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
+    DEVICE k_major_described<X::COLUMNS> V() const
+    {
+        return k_major_described<X::COLUMNS>(smem_addr(sm.V[me.v.stage]));
+    }
+
+    DEVICE int warp_index() const { return me.w * 4 + me.warp; }
+    /* The first of the thread's rows; the other is 8 further. */
+    DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
+
+    /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY:
+     * see softmax_step_early. SHORT_ENDS: a mask of the right side alone is shorter, and of more than 128 keys that
+     * some row sees all rows see 64. */
+    template <int N, bool CAREFUL, bool BY_BITS, class F>
+    DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
+                            softmax &state, float (&rescale)[2], F midway)
+    {
+        if (CAREFUL && x.negative)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) S[i] = -S[i];
+        if (CAREFUL && X::SHORT_ENDS) {
+            const int seen_by_all = min(x.i0 + me.w * 64 + p.band.hi, p.band.Sk) - j * BN;
+            if (j < y.free_first) mask<N>(S, p.band, i0, j * BN, me.lane);
+            else if (seen_by_all < N) mask<N, true, (N > 128) ? 64 : 0>(S, p.band, i0, j * BN, me.lane);
+        } else if (CAREFUL && (j < y.free_first || j >= y.free_last)) {
+            mask<N>(S, p.band, i0, j * BN, me.lane);
+        }
+        const shifted_reference<SHIFT> reference = { x.c };
+        if (X::EARLY)
+            softmax_step_early<N, CAREFUL, X::CHAINS, BY_BITS, !X::COUNTS>(S, state, rescale, reference, midway);
+        else softmax_step<N, BY_BITS>(S, state, rescale, reference);
+    }
+
+    /* P of the first tile of keys that these rows see, or of its first N keys. */
+    template <int N>
+    DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
+    {
+        const int j = y.last_visible - 1;
+        float S[N / 2], rescale[2];
+        me.await_turn();
+        multiply<typename X::T, N, X::ROW_BYTES / 32>(S, Q, K());
+        me.next_turn();
+        retire<0>(S);
+        me.release_K(j == x.first);
+        scores_to_P<N, true, false>(S, x, y, row_of(x), j, state, rescale, [](float) {});
+        to_operand_8<N>(P, S);
+    }
+
+    /* As in forward.cu: the wait for O is where K is given back, in the softmax. The condition always holds, but ptxas
+     * cannot know it. */
+    DEVICE void release_K_late(float sum, float c)
+    {
+        if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
+        me.k.next();
+    }
+
+    DEVICE void retire_O(float (&O)[X::COLUMNS / 2])
+    {
+        retire<0>(O);
+        me.release_V();
+    }
+
+    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where
+     * SHORT_ENDS. */
+    DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
+                       tile_end &end)
+    {
+        const int first = x.first, i0 = row_of(x);
+        auto &sums = sm.sums[warp_index()];
+        promoted_sums<X> promoted;
+        float S[BN / 2], rescale[2];
+        uint32_t P[BN / 32][4];
+
+        /* Is O promoted with tile j; with any (of wide tiles there mostly is one)? With the last tile there is no O
+         * yet. */
+        const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
+        const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
+        if (many) promoted.begin(sums, me.lane);
+        me.await_Q();
+        me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
+        me.await_K();
+        /* Keys of the first tile that some row sees. */
+        const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
+        if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
+        else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
+        else first_tile<BN>(P, x, y, state);
+        me.template pass_V<X::MOST_PASSED>(x.last - y.last_visible);
+
+        const auto step = [&](int j, auto careful, auto by_bits) {
+            me.await_K();
+            me.await_turn();
+            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
+            me.await_V();
+            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* of the tile above */
+            me.next_turn();
+            retire<1>(S);
+            me.template release_K<X::EARLY>(j == first);
+            scores_to_P<BN, careful.value, by_bits.value>(S, x, y, i0, j, state, rescale, [&](float sum) {
+                release_K_late(sum, x.c);
+                retire_O(O);
+            });
+            if (X::EARLY) {
+                multiply_rows(O, rescale); /* by 1 too: a vote would wait for the last exponentials */
+                promoted.rescale(rescale);
+            } else {
+                compute_before_wait(state.l[0] + state.l[1]);
+                retire_O(O);
+                if (rescale_rows(O, rescale)) promoted.rescale(rescale);
+            }
+            to_operand_8<BN>(P, S);
+            if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
+        };
+        const bool none_free = x.negative || y.free_first > first; /* free: neither masked nor of another sign */
+        walk_down<X::EARLY, X::BY_BITS>(
+            y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
+            [&] { return me.meet_all(is_high(state, shifted_reference<SHIFT>{ x.c })); });
+        me.await_V();
+        multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(first));
+        if (X::SHORT_ENDS) end.rows = rows_to_repair(state, x);
+        if (X::SHORT_ENDS && !X::COUNTS) end_softmax(end, state, x);
+        retire<0>(O);
+        me.release_V();
+        if constexpr (X::COUNTS) {
+            const float2 l = counted(O + D / 2);
+            state.l[0] = l.x, state.l[1] = l.y;
+        }
+        if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
+    }
+
+    /* What is known of repair_note::rows before O is. */
+    DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
+    {
+        const shifted_reference<SHIFT> reference = { x.c };
+        uint32_t rows = had_any_nan(p.transpose) ? V_NAN : 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float base = reference.base(state.m[half]);
+            const bool huge = base != -CUDART_INF_F && !(fabsf(base) < BASE_MOST);
+            rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
+        }
+        return rows;
+    }
+
+    /* lse = ln of 2^base l. It needs no O but where products count l. */
+    DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
+    {
+        const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
+        store_lse(p.to, x.b, x.h, 0, row_of(x), p.Sq, state, ends, me.lane);
+        y.factor[0] = ends.factor[0], y.factor[1] = ends.factor[1];
+        y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
+    }
+
+    /* out = O / l, and a note of what is to be repaired. */
+    DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
+    {
+        const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
+        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* without the columns that count */
+        const bool finite = finish_rows(out, end.factor) && end.finite;
+        const bool any = __any_sync(0xffffffff, !finite);
+        const uint32_t rows = end.rows | (any ? LOOK : 0);
+        if (rows && me.lane == 0) {
+            p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
+            sm.newest[warp_index()] = x.index;
+        }
+        __syncwarp(); /* the warp's sums are read */
+        if (p.to.out) {
+            store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
+                                (uint16_t *)sm.sums[warp_index()].O, me.lane);
+            __syncwarp();
+        }
+        if (any) promoted_sums<X>::clear(sm.sums[warp_index()], me.lane);
+    }
+
+    DEVICE void run()
+    {
+        promoted_sums<X>::clear(sm.sums[warp_index()], me.lane);
+        me.begin_turns();
+        for (;;) {
+            work_tile x;
+            warpgroup_tile y;
+            me.take([&](const work_tile &work, const warpgroup_tile &part) {
+                x = work, y = part;
+                return true;
+            });
+            if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* by a vote: see repair_own_rows */
+            float O[X::COLUMNS / 2];
+            softmax state;
+#pragma unroll
+            for (int i = 0; i < X::COLUMNS / 2; i++) O[i] = 0;
+            tile_end end;
+            const bool attends = x.first < y.last_visible;
+            if (attends) attend(O, state, x, y, end);
+            else if (x.first < x.last) me.pass_work(x.first, x.last);
+            if (!X::SHORT_ENDS || !attends) end.rows = rows_to_repair(state, x);
+            if (!X::SHORT_ENDS || X::COUNTS || !attends) end_softmax(end, state, x);
+            finish(O, end, x);
+        }
+        me.end_turns();
+    }
+};
+
+/* ---- Repair ------------------------------------------------------------------------------------------------------ */
+
+/* Of the warp's tiles of work that have a note, the rows that forward_tiles cannot compute, one by one: those of huge
+ * scores, and where there was a NaN those that see one. A function of its own, behind a loop over work that ends by a
+ * vote: in line, or where ptxas does not see that a warp ends as a whole, the loop over keys keeps its descriptors in
+ * registers of each thread. */
+template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
+{
+    const int warp = threadIdx.x / 32 - 4;
+    repair_note note;
+    for (int t = block_memory<shared<X>>().newest[warp]; t >= 0; t = note.before) {
+        const work_tile w = work_tile_of<X>(p, t);
+        const head_args x = head_args_of(a, w.b, w.h);
+        note = p.notes[t * (4 * X::C) + warp];
+        const bool look = note.rows & LOOK ||
+                          (note.rows & V_NAN && had_nan(p.transpose, w.b * (int64_t)p.transpose.Hk + w.h / p.group,
+                                                        w.first * X::BN, w.last * X::BN));
+        for (int r = 0; r < 16; r++) {
+            const int i = w.i0 + warp * 16 + r;
+            const bool huge = note.rows >> (r % 8 * 4 + r / 8) & 1;
+            if (i < p.Sq && (huge || look))
+                forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, huge ? EVERY_ROW : UNSOUND_ROWS);
+        }
+    }
+}
+
+/* Where blocks begin with different heads (under a mask), more of V^T may be wanted at once than its warps make, at
+ * head dim 256, where a unit takes them long: each of the consumers' then makes a unit first, V in the memory of the
+ * warp's sums. */
+template <class X> struct helper_memory {
+    shared<X> &sm;
+    static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
+    DEVICE uint32_t own_staging() const { return smem_addr(sm.sums[index()].O); }
+    DEVICE unit &own_unit(int) { return sm.helped_units[index()]; }
+};
+template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
+{
+    helper_memory<X> memory = { sm };
+    static_assert(!X::HELPS || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
+    transposer<X::STEPS, helper_memory<X>>{ p.transpose, memory }.make_one();
+}
+
+/* ---- The kernels ------------------------------------------------------------------------------------------------- */
+
+template <class X>
+__global__ void __launch_bounds__(X::THREADS, 1)
+    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps,
+                  const __grid_constant__ cuda_args a)
+{
+    static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
+    shared<X> &sm = block_memory<shared<X>>();
+    const int wg = warpgroup_index();
+
+    if (threadIdx.x == 0) {
+        prefetch_maps(maps);
+        sm.bars.init();
+        fence_mbarrier_init();
+    }
+    if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
+    if (X::COUNTS) { /* the columns that count, which are rows of V^T, 32 words each of a chunk */
+        for (int i = threadIdx.x; i < X::STAGES * X::CHUNKS_V * 256; i += X::THREADS) {
+            uint8_t *const chunk = sm.V[0] + i / 256 * (X::COLUMNS * 128);
+            ((uint32_t *)(chunk + X::D * 128))[i % 256] = i / 32 % 2 ? SEVEN_QUARTERS : ONES;
+        }
+        fence_proxy_async_shared();
+    }
+    begin_block();
+
+    if (wg == 0) {
+        setmaxnreg_dec<X::PRODUCER>();
+        const int role = threadIdx.x / 32;
+        if (role == 0) tile_loader<X>{ p, sm, maps }.run();
+        else if (role == 1) hand_out_work(p, sm);
+        else transposer<X::STEPS, transpose_memory<X::STEPS>>{ p.transpose, sm.transpose }.run();
+    } else {
+        if (X::HELPS && p.transpose.in_haste) help_to_transpose(p, sm);
+        setmaxnreg_inc<X::CONSUMER>();
+        attention<X>(p, sm, wg - 1).run();
+        __syncwarp();
+        if (__any_sync(0xffffffff, sm.newest[threadIdx.x / 32 - 4] >= 0)) repair_own_rows<X>(p, a);
+    }
+}
+
+/* Before it: sets the counters and marks to 0, 16 bytes a thread. */
+__global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
+{
+    launch_dependents();      /* forward_tiles may be made ready: it waits for our end */
+    wait_for_prerequisites(); /* the run before may have the same scratch */
+    const int64_t n = blockIdx.x * (int64_t)256 + threadIdx.x;
+    if (n < count) words[n] = make_uint4(0, 0, 0, 0);
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+/* Scratch begins with the counters. */
+struct run_counters {
+    int tile, unit; /* see plan */
+    uint32_t any_nan;
+    int unused[29];
+};
+
+/* And goes on with the marks; a note per warp and tile; V^T; q and k as bfloat16. */
+struct layout {
+    int64_t notes, V, wide[2], bytes; /* where they begin */
+};
+
+layout layout_of(const attn_dims &d, bool wide)
+{
+    const auto lines = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
+    layout x;
+    x.notes = sizeof(run_counters) + lines(transpose_units(d) * (int64_t)sizeof(uint32_t));
+    x.V = x.notes + lines(d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 * (int64_t)sizeof(repair_note));
+    x.wide[0] = x.V + d.B * d.Hk * d.Dv * attn_tiles(d.Sk, KEYS) * KEYS;
+    x.wide[1] = x.wide[0] + (wide ? lines(d.B * d.Sq * d.H * d.D * 2) : 0);
+    x.bytes = x.wide[1] + (wide ? lines(d.B * d.Sk * d.Hk * d.D * 2) : 0);
+    return x;
+}
+
+struct f8_job {
+    const cuda_chip *chip;
+    cudaStream_t stream;
+    cuda_args given;
+    char *memory;
+    layout place;
+};
+
+/* Units are made for as many heads as those that the first tiles of work want. */
+transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
+{
+    const attn_geometry &g = job.given.g;
+    const attn_dims &d = g.dims;
+    const attn_view &v = g.view[ATTN_T_v];
+    run_counters *const counters = (run_counters *)job.memory;
+    transpose_plan x;
+    x.V = (const uint8_t *)v.data, x.batch = v.batch, x.head = v.head, x.row = v.row, x.sweep = sweep_rows * v.row;
+    x.pitch = attn_tiles(d.Sk, KEYS) * KEYS;
+    x.to = (uint8_t *)job.memory + job.place.V, x.to_head = d.Dv * x.pitch;
+    x.marks = (uint32_t *)(counters + 1);
+    x.Hk = (int)d.Hk, x.Sk = (int)d.Sk, x.Dv = (int)d.Dv;
+    x.key_blocks = (int)attn_tiles(d.Sk, KEYS), x.channel_blocks = (int)attn_tiles(d.Dv, CHANNELS_V);
+    x.units = (int)transpose_units(d);
+    x.order = tile_order_of(x.key_blocks, d.B * d.Hk, 0, false);
+    x.order.section = (int)attn_max64(attn_min64(section, job.chip->multiprocessors) / g.group, 1);
+    x.in_haste = x.order.section * x.key_blocks * x.channel_blocks > TRANSPOSERS * job.chip->multiprocessors;
+    x.next_unit = &counters->unit, x.any_nan = &counters->any_nan;
+    return x;
+}
+
+plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t section)
+{
+    const attn_geometry &g = job.given.g;
+    const attn_dims &d = g.dims;
+    plan p;
+    const bool uneven = g.right < d.Sk || g.left < d.Sq;
+    p.order = forward_order_of(g, attn_tiles(d.Sq, BM), d.B * d.H, d.Sk, row_bytes + d.Dv, BM, uneven, section);
+    p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq;
+    p.band = key_band_of(g.top_left ? 0 : (int)(d.Sk - d.Sq), (int)attn_min64(g.left, FAR),
+                         (int)attn_min64(g.right, FAR), (int)d.Sk);
+    p.c = (float)g.scale * LOG2E;
+    p.scales = input_scales_of(g);
+    p.to = results_of(g);
+    p.transpose = make_transpose_plan(job, p.order.section, sweep_rows);
+    p.notes = (repair_note *)(job.memory + job.place.notes);
+    p.counter = &((run_counters *)job.memory)->tile;
+    take_share(job.chip, p.order);
+    return p;
+}
+
+/* Maps of q and k, widened where the shape wants it, and V^T. */
+template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
+{
+    const attn_geometry &g = job.given.g;
+    const attn_dims &d = g.dims;
+    attn_view q = g.view[ATTN_T_q], k = g.view[ATTN_T_k];
+    if (X::WIDE) {
+        const int chips = job.chip->multiprocessors;
+        cudaError_t code = widen_view<16>(q, d.B, d.H, d.Sq, d.D, d.D, job.memory + job.place.wide[0], chips,
+                                          job.stream);
+        if (code == cudaSuccess)
+            code = widen_view<16>(k, d.B, d.Hk, d.Sk, d.D, d.D, job.memory + job.place.wide[1], chips, job.stream);
+        if (code != cudaSuccess) return code;
+    }
+    const int64_t w = (int64_t)sizeof(typename X::T);
+    const auto rows = [&](const attn_view &x, int64_t H, int64_t S) {
+        return tma_bytes_of(x.data, d.B, H, S, d.D * w, x.batch * w, x.head * w, x.row * w);
+    };
+    const transpose_plan &t = p.transpose;
+    const tma_tensor values = tma_bytes_of(t.to, d.B, d.Hk, d.Dv, t.pitch, d.Hk * t.to_head, t.to_head, t.pitch);
+    const bool made = tma_map(&maps.Q, rows(q, d.H, d.Sq), 64) && tma_map(&maps.K, rows(k, d.Hk, d.Sk), X::BN) &&
+                      tma_map(&maps.V, values, X::D);
+    return made ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <class X> cudaError_t launch(const f8_job &job)
+{
+    const plan p = make_plan(job, X::BM, (int)job.given.g.dims.D * (int)sizeof(typename X::T),
+                             transpose_step_shape<X::STEPS>::SWEEP, X::SECTION);
+    kv_maps maps;
+    cudaError_t code = make_maps<X>(job, p, maps);
+    if (code == cudaSuccess) code = allow_shared<forward_tiles<X>>(sizeof(shared<X>));
+    if (code != cudaSuccess) return code;
+    const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
+    code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
+    if (code != cudaSuccess) return code;
+    /* Blocks without a tile of work transpose V for those that have one. */
+    const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
+    return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
+                            sizeof(shared<X>), job.stream, p, maps, job.given);
+}
+
+/* The shapes. A problem takes the first that is wide enough and meant for as many keys, without a mask or with one,
+ * with q and k widened where lse is wanted. */
+struct shape_row {
+    int D;
+    bool wide;
+    int least_Sk, least_masked_Sk;
+    cudaError_t (*launch)(const f8_job &);
+};
+template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
+{
+    return { X::D, X::WIDE, least_Sk, least_masked_Sk, launch<X> };
+}
+const int NEVER = FAR;
+/* clang-format off */
+const shape_row shapes[] = {
+    /*        D    C  BN stages q and k, short   from so many keys; with a mask */
+    row<shape<64,  3, 160, 3>>                  (4096, 4096),
+    row<shape<64,  3, 128, 4>>                  (0, 0),
+    row<shape<64,  3, 128, 4, bf16>>            (0, 0),
+    row<shape<128, 2, 224, 2, e4m3, true>>      (1024, 4096),
+    row<shape<128, 3, 96,  3>>                  (NEVER, 2048),
+    row<shape<128, 2, 128, 3>>                  (0, NEVER),
+    row<shape<128, 2, 128, 3, e4m3, true>>      (NEVER, 0),
+    row<shape<128, 2, 128, 2, bf16>>            (0, 0),
+    row<shape<256, 2, 128, 2>>                  (0, 2048),
+    row<shape<256, 2, 128, 2, e4m3, true>>      (NEVER, 0),
+};
+/* clang-format on */
+
+/* NULL: none. */
+const shape_row *shape_of(const attn_problem *p, bool masked)
+{
+    const attn_dims d = attn_dims_of(p);
+    for (const shape_row &x : shapes)
+        if (x.D >= d.D && x.D >= d.Dv && x.wide == (p->lse.rank != 0) &&
+            d.Sk >= (masked ? x.least_masked_Sk : x.least_Sk))
+            return &x;
+    return nullptr;
+}
+
+bool plan_forward(const cuda_chip *, attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
+    if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
+    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
+        return false; /* tiles are counted in 32 bits, and units of V^T */
+    if (transpose_units(d) >= INT32_MAX) return false;
+    if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
+    plan->form = x;
+    plan->workspace_bytes = (size_t)layout_of(d, x->wide).bytes;
+    return tma_walkable(g.view[ATTN_T_q], d.B, d.H, d.Sq, d.D, 16) &&
+           tma_walkable(g.view[ATTN_T_k], d.B, d.Hk, d.Sk, d.D, 16) &&
+           tma_walkable(g.view[ATTN_T_v], d.B, d.Hk, d.Sk, d.Dv, 16);
+}
+
+cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
+{
+    const shape_row *const x = (const shape_row *)plan->form;
+    f8_job job;
+    job.chip = chip, job.stream = stream, job.memory = (char *)memory;
+    job.given = cuda_args_of(chip, plan);
+    job.place = layout_of(job.given.g.dims, x->wide);
+    return x->launch(job);
+}
+
+} // namespace
+
+extern const cuda_kernel sm90_f8_forward = {
+    { "sm90_f8", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F8E4M3), TILE_HEAD_DIM,
+      BASIC_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) | ATTN_TENSOR_BIT(v_scale) },
+    90,
+    90,
+    plan_forward,
+    launch_forward,
+    true,
+};

@@ -1,0 +1,203 @@
+/* forward_plan.cuh: a problem as forward.cu has it: its plan in 32 bits, its tiles of work, its scratch, and which
+ * problems it takes. */
+#ifndef ATTN_SM90_FORWARD_PLAN_CUH
+#define ATTN_SM90_FORWARD_PLAN_CUH
+
+#include "kernels/cuda/sm90/layer/epilogue.cuh"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/sm90/layer/masks.cuh"
+#include "kernels/cuda/sm90/layer/score_mods.cuh"
+#include "kernels/cuda/sm90/layer/tma.cuh"
+
+namespace {
+
+const int LEAST_BN = 64; /* keys of a tile, of all shapes */
+
+/* Order of work where tiles differ in length: sections of FEW_KEYS_SECTION bytes of K and V, so that memory is read
+ * evenly, not all of the L2's share by blocks that all begin with other heads; from MANY_KEYS on, where less is read in
+ * a given time, of SECTION. */
+const int MANY_KEYS = 2048;
+const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
+
+/* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
+
+struct plan {
+    ending_order order; /* packed: some of its tiles have no rows */
+    int B, H, group, Sq, Sk;
+    int left, right; /* window, at most FAR */
+    int top_left;
+    lazy_reference reference; /* c = log2(e) * what scores are multiplied by, scale or softcap, > 0 */
+    const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
+    bool ends_of_queries; /* see cuda_args */
+    input_scales scales;
+    score_mods mods;
+    flash_mask mask;
+    results to;
+    uint8_t *nonfinite;    /* a byte per warp and tile: was its result not finite? */
+    int32_t *before;       /* of each tile: the one that its block had before it, or -1 */
+    int least_Sk, most_Sk; /* packed, or seqlens_k: only sequences of such lengths, see launch_shapes */
+    int decode_rows;       /* packed: only sequences of more rows than this, see cuda_chip */
+    int *counter;          /* see cuda_chip */
+};
+
+/* ---- Tiles of work ----------------------------------------------------------------------------------------------- */
+
+/* A tile of work: rows [i0, i0 + BM) of head h of sequence b against key tiles [first, last). */
+struct __align__(16) work_tile
+{
+    int b, h, i0, first;
+    int last, Sq, Sk, align;
+    int q_start, k_start, index, nonfinite_to_zero; /* the last: the second time, V without infinities and NaN */
+    int list, unused[3];                            /* FlashMask: which of the two lists of tiles */
+};
+
+/* In i0: say when all before is written; the end; not a tile of this launch. */
+enum { REPORT = -1, STOP = -2, SKIP = -3 };
+
+DEVICE key_band band_of(const plan &p, const work_tile &x)
+{
+    return key_band_of(x.align, p.left, p.right, x.Sk);
+}
+
+/* Tile t of the order. Packed, sequence b owns the tiles from cu_q[b] / BM + b on. */
+template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
+{
+    work_tile x;
+    x.index = t;
+    x.nonfinite_to_zero = x.list = 0;
+    const head_tile place = head_tile_of(p.order, t);
+    int tile = p.order.per_head - 1 - place.tile, first = 0;
+    x.b = place.head / p.H;
+    x.h = place.head - x.b * p.H;
+    x.q_start = x.k_start = 0;
+    x.Sq = p.Sq;
+    x.Sk = p.Sk;
+    if (p.cu_q) {
+        int low = 0, high = p.B;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (p.cu_q[middle] / BM + middle <= tile) low = middle;
+            else high = middle;
+        }
+        x.b = low;
+        x.q_start = p.cu_q[low];
+        x.k_start = p.cu_k[low];
+        x.Sq = p.cu_q[low + 1] - x.q_start;
+        x.Sk = p.cu_k[low + 1] - x.k_start;
+        first = x.q_start / BM + low;
+    }
+    if (p.seqlens_q) x.Sq = p.seqlens_q[x.b];
+    if (p.seqlens_k) x.Sk = p.seqlens_k[x.b];
+    x.align = p.top_left ? 0 : x.Sk - x.Sq;
+    x.i0 = (tile - first) * BM;
+    const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0, min(x.i0 + BM, x.Sq));
+    x.first = keys.first;
+    x.last = x.i0 < x.Sq ? keys.last : keys.first;
+    if (x.i0 >= x.Sq || x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows) x.i0 = SKIP;
+    return x;
+}
+
+/* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
+
+/* Of rows of D elements of 16 bits that TMA is to read: whole pieces of 16 bytes. */
+int64_t pitch_of(int64_t D)
+{
+    return (D + 7) / 8 * 8;
+}
+
+/* Tiles of rows of a head. */
+int64_t per_head_of(const attn_dims &d, int BM)
+{
+    return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
+}
+
+const int MOST_WARPS = 16;             /* of a tile of work, of all shapes */
+const int TILE_BYTES = 4 + MOST_WARPS; /* of scratch per tile of work: the tile before it, and a flag per warp */
+
+/* Scratch: of all tiles of work the one before (plan::before), then the flags of their warps; for
+ * FlashMask the extremes of each tile of keys; of float8, q, k and v as bfloat16. */
+struct layout {
+    int64_t extremes, wide[3], bytes; /* where they begin */
+};
+
+layout layout_of(const attn_problem *p, const attn_dims &d)
+{
+    const extent e = extent_of(d);
+    const bool narrow = p->q.dtype == ATTN_F8E4M3;
+    const int64_t wide[3] = { e.rows_q * d.H * pitch_of(d.D), e.rows_k * d.Hk * pitch_of(d.D),
+                              e.rows_k * d.Hk * pitch_of(d.Dv) };
+    layout x;
+    x.extremes = (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES + 127) / 128 * 128;
+    x.bytes = x.extremes;
+    if (p->mask_startend_rows.rank)
+        x.bytes += (e.B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
+    for (int n = 0; n < 3; n++) {
+        x.wide[n] = x.bytes;
+        if (narrow) x.bytes += (e.B * wide[n] * 2 + 127) / 128 * 128;
+    }
+    return x;
+}
+
+/* ---- Host: which problems ---------------------------------------------------------------------------------------- */
+
+bool plan_forward(const cuda_chip *, attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
+    if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
+        return false; /* tiles are counted in 32 bits */
+    if (!mods_fit(p, g)) return false;
+    if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
+    if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
+    if (p->q.dtype != ATTN_F8E4M3 && !(tma_walkable(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D, 8) &&
+                                       tma_walkable(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D, 8) &&
+                                       tma_walkable(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv, 8)))
+        return false;
+    plan->workspace_bytes = (size_t)layout_of(p, d).bytes;
+    return true;
+}
+
+/* ---- Host: the plan of a run ------------------------------------------------------------------------------------- */
+
+/* A run. `read` is `given` with q, k and v as forward_tiles is to read them. */
+struct forward_job {
+    const cuda_chip *chip;
+    cudaStream_t stream;
+    cuda_args given, read;
+    char *memory;
+    layout place;
+};
+
+/* All of the plan but what depends on the launch. */
+void make_plan(const forward_job &job, int BM, int BN, plan &p)
+{
+    const attn_geometry &g = job.read.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || job.read.ends_of_queries || job.read.ends_of_keys ||
+                        g.view[ATTN_T_mask_startend_rows].data;
+    p.order = forward_order_of(g, per_head_of(d, BM), e.B * d.H, e.rows_k, (d.D + d.Dv) * 2, BM, uneven,
+                               e.rows_k < MANY_KEYS ? FEW_KEYS_SECTION : SECTION);
+    p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk;
+    p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
+    p.top_left = g.top_left;
+    const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale); /* of the scores that softmax_step sees */
+    p.reference.c = unit * LOG2E, p.reference.slack = 8 / p.reference.c;
+    p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_q = g.seqlens_q, p.seqlens_k = g.seqlens_k;
+    p.ends_of_queries = job.read.ends_of_queries;
+    p.scales = input_scales_of(g);
+    p.mods = score_mods_of(g, unit);
+    p.mask = flash_mask_of(g, BN, job.memory + job.place.extremes);
+    p.to = results_of(g);
+    p.decode_rows = job.read.decode_rows;
+    p.before = (int32_t *)job.memory;
+    p.nonfinite = (uint8_t *)(p.before + p.order.tiles);
+    p.counter = job.chip->counter;
+}
+
+} // namespace
+
+#endif

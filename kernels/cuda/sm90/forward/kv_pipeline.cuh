@@ -1,0 +1,214 @@
+/* kv_pipeline.cuh: the forward kernels' block: what its warps hand each other, and in which order.
+ *
+ *   work  a tile of work and each consumer's part of it, from the warp that hands out work to all others
+ *   Q     64 rows for each consumer, given back when the last keys are multiplied
+ *   K, V  a ring each, which run on from one tile of work to the next. K is asked for a tile of keys ahead of V, for
+ *         a consumer issues S = Q K^T of a tile before O += P V of the tile above it.
+ *
+ * SM is the block's shared memory: tiles Q[C], K[STAGES], V[STAGES], `bars`, `work` and parts[C]. */
+#ifndef ATTN_SM90_KV_PIPELINE_CUH
+#define ATTN_SM90_KV_PIPELINE_CUH
+
+#include <type_traits>
+
+#include "kernels/cuda/sm90/layer/pipeline.cuh"
+#include "kernels/cuda/sm90/layer/scheduler.cuh"
+
+/* ---- The block --------------------------------------------------------------------------------------------------- */
+
+struct kv_maps {
+    CUtensorMap Q, K, V;
+};
+
+template <int C, int STAGES> struct kv_barriers {
+    barrier_pairs<C> Q;
+    barrier_pairs<STAGES> K, V;
+    barrier_pairs<1> work;
+
+    /* By a thread; fence_mbarrier_init() follows. */
+    DEVICE void init()
+    {
+        init_pairs(Q, 1);
+        init_pairs(K, C);
+        init_pairs(V, C);
+        init_pairs(work, C * 4 + 1); /* the consumers' warps and the loader */
+    }
+};
+
+DEVICE void prefetch_maps(const kv_maps &maps)
+{
+    prefetch_tensormap(&maps.Q);
+    prefetch_tensormap(&maps.K);
+    prefetch_tensormap(&maps.V);
+}
+
+/* All threads, when one has initialised the barriers. The next kernel of the stream may then be made ready: it waits
+ * for our end, as we do here for that of the one before, which may have written what we read. */
+DEVICE void begin_block()
+{
+    __syncthreads();
+    launch_dependents();
+    wait_for_prerequisites();
+}
+
+/* ---- The warp that hands out work -------------------------------------------------------------------------------- */
+
+/* Its lane that tells the others; sm.work and sm.parts are written. */
+template <class SM> DEVICE void announce_work(SM &sm)
+{
+    mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
+}
+
+/* The whole warp: until all have read it, and the next is wanted. */
+template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
+{
+    mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
+    __syncwarp(); /* nobody may fall a phase behind */
+    at.next();
+}
+
+/* ---- The loader -------------------------------------------------------------------------------------------------- */
+
+/* The next work, or the end, when it is there. */
+template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
+{
+    mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
+    return sm.work;
+}
+
+/* The thread that loads has read sm.work, and wants the next. */
+template <class SM> DEVICE void release_work(SM &sm)
+{
+    mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
+}
+
+/* Q of all consumers, from `row` on. */
+template <int C, int CHUNKS, int COLUMNS, class SM>
+DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1> &at)
+{
+#pragma unroll 1
+    for (int n = 0; n < C; n++) {
+        mbarrier_sleep(smem_addr(&sm.bars.Q.empty[n]), at.phase ^ 1);
+        load_tile<64, CHUNKS, COLUMNS>(smem_addr(sm.Q[n]), map, { 0, row + n * 64, h, b },
+                                       smem_addr(&sm.bars.Q.full[n]));
+    }
+    at.next();
+}
+
+/* ---- A consumer -------------------------------------------------------------------------------------------------- */
+
+template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
+    SM &sm;
+    ring<STAGES> k, v;
+    ring<1> q, at;
+
+    DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
+
+    /* The next tile of work. read(x, y) takes what is wanted from it and from what this consumer makes of it, and says
+     * whether the next may be handed out; else release_work() does, later. */
+    template <class F> DEVICE void take(F read)
+    {
+        await_full(sm.bars.work, at);
+        const bool done = read(sm.work, sm.parts[this->w]);
+        at.next();
+        if (done) release_work();
+    }
+    DEVICE void release_work()
+    {
+        __syncwarp();
+        if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
+    }
+
+    /* Until it is there; it will be awaited again. */
+    DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
+    DEVICE void await_Q()
+    {
+        look_for_Q();
+        q.next();
+    }
+    DEVICE void await_K() { await_full(sm.bars.K, k); }
+    DEVICE void await_V() { await_full(sm.bars.V, v); }
+
+    /* K has been multiplied; Q too, for the last time in this tile of work. */
+    DEVICE void release_K(bool last)
+    {
+        this->release(sm.bars.K, k);
+        if (last) release_Q();
+        k.next();
+    }
+    /* LATE: Q alone; the caller gives K back later, and goes on to the next itself. */
+    template <bool LATE> DEVICE void release_K(bool last)
+    {
+        if (!LATE) release_K(last);
+        else if (last) release_Q();
+    }
+    DEVICE void release_Q() { this->release(sm.bars.Q.empty[this->w]); }
+    DEVICE void release_V()
+    {
+        this->release(sm.bars.V, v);
+        v.next();
+    }
+
+    /* Tiles that this warpgroup does not multiply. */
+    DEVICE void pass_K()
+    {
+        this->pass_turn();
+        this->pass(sm.bars.K, k);
+    }
+    DEVICE void pass_V() { this->pass(sm.bars.V, v); }
+
+    /* The first `count` tiles of a tile of work, MOST at most. Not a loop: behind one whose end is a number from
+     * memory ptxas takes nothing for the same in all the warp, and keeps stages, and descriptors with them, in
+     * registers of each thread (2 to 4 %). */
+    template <int MOST> DEVICE void pass_K(int count)
+    {
+#pragma unroll
+        for (int n = 0; n < MOST; n++)
+            if (n < count) pass_K();
+    }
+    template <int MOST> DEVICE void pass_V(int count)
+    {
+#pragma unroll
+        for (int n = 0; n < MOST; n++)
+            if (n < count) pass_V();
+    }
+
+    /* All of a tile of work, whose keys are tiles [first, last). */
+    DEVICE void pass_work(int first, int last)
+    {
+        await_Q();
+        this->meet();
+        this->release(sm.bars.Q.empty[this->w]);
+#pragma unroll 1
+        for (int j = last - 1; j >= first; j--) {
+            pass_K();
+            if (j < last - 1) pass_V();
+        }
+        pass_V();
+    }
+};
+
+/* step(j, MASKED, BY_BITS) for tiles j, below(j) and so on to `first`. MASKED, a type: some keys may be hidden; with
+ * FREE_LOOP not of tiles below `free`. BY_BITS, a type: all rows of the warpgroup have seen so high a score that maxima
+ * may be found by bits. HIGH_LOOP: is that of use? high() tells, and is asked until it holds, for it then stays so.
+ * Each of them has a loop of its own. */
+template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
+DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
+{
+    typedef std::integral_constant<bool, !FREE_LOOP> later;
+    if (FREE_LOOP)
+#pragma unroll 1
+        for (; j >= max(first, free); j = below(j)) step(j, std::true_type(), std::false_type());
+    if (j < first) return;
+    bool by_bits = HIGH_LOOP && high();
+#pragma unroll 1
+    for (; j >= first && !by_bits; j = below(j)) {
+        step(j, later(), std::false_type());
+        if (HIGH_LOOP) by_bits = high();
+    }
+    if (HIGH_LOOP)
+#pragma unroll 1
+        for (; j >= first; j = below(j)) step(j, later(), std::true_type());
+}
+
+#endif

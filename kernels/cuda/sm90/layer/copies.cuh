@@ -1,0 +1,149 @@
+/* copies.cuh: the instructions of the copy engine and of the barriers that say what has arrived (mbarrier), one per
+ * wrapper.
+ *
+ * Of the folder sm90's ptx.cuh, which has the rest; by itself it stands beside the one of sm80/ too. */
+#ifndef ATTN_SM90_COPIES_CUH
+#define ATTN_SM90_COPIES_CUH
+
+#include <cuda.h>
+#include <stdint.h>
+
+#include "kernels/cuda/common/args.cuh"
+
+/* ---- mbarrier, 9.7.13.15 ----------------------------------------------------------------------------------------- */
+
+DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine. */
+DEVICE void fence_mbarrier_init()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* One arrival that also announces `bytes` of asynchronous copies for the current phase. */
+DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+DEVICE void mbarrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+/* Wait until phase `parity` of the barrier has completed; what it tracks is then visible. */
+DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* The same, asleep until the phase completes, or 10 ms: without that hint a wait asks again and again, by the shared
+ * memory that wgmma reads. For who has nothing else to do; a consumer's loop was not faster with it. */
+DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
+                 "@!done bra again;\n}" ::"r"(bar),
+                 "r"(parity), "r"(10000000)
+                 : "memory");
+}
+
+/* ---- TMA, 9.7.9.27 ----------------------------------------------------------------------------------------------- */
+
+DEVICE void prefetch_tensormap(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Box at coordinates (c0..c3) to shared memory; completes the bytes of the box on the barrier, those out of bounds
+ * (zeros) included. */
+DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+                 "{%2,%3,%4,%5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
+                 : "memory");
+}
+/* The L2 is asked for it. 9.7.9.27.1.4. */
+DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
+                 "r"(c2), "r"(c3)
+                 : "memory");
+}
+
+/* The same with a policy for the L2 (createpolicy, 9.7.9.16). */
+DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
+                        uint64_t policy)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+        "{%2,%3,%4,%5}], [%6], %7;" ::"r"(to),
+        "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar), "l"(policy)
+        : "memory");
+}
+
+/* Box from shared memory to the tensor; elements outside it are dropped. Member of the thread's bulk group. */
+DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
+                 "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
+                 : "memory");
+}
+/* Bytes from global to shared memory, whole pieces of 16, which complete on the barrier. 9.7.9.25.4.1. */
+DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+/* The same bytes the other way. Member of the thread's bulk group. */
+DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+/* Floats in shared memory are added to those in global memory, each add by itself. Member of the thread's bulk group.
+ * 9.7.9.25.4.2. */
+DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+DEVICE void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* All but the newest N groups of this thread have read their shared memory, which may then be overwritten. */
+template <int N> DEVICE void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+/* All but the newest N groups are done: their writes too are visible to this thread. */
+template <int N> DEVICE void bulk_wait()
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Orders this thread's ordinary accesses to shared memory before later ones of the asynchronous proxy (wgmma, TMA). */
+DEVICE void fence_proxy_async_shared()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/* The same of global memory, either kind of access first. */
+DEVICE void fence_proxy_async_global()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+/* A line that the L2 will be asked for. 9.7.9.16. */
+DEVICE void prefetch_L2(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+#endif

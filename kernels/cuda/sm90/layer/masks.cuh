@@ -1,0 +1,135 @@
+/* masks.cuh: which scores of a tile are -inf: causal, window and lengths (a band of keys a row), and FlashMask.
+ *
+ * FlashMask: tile_extremes looks at the bounds of each tile of keys first; the warp that hands out work makes of
+ * them a list of the tiles that its rows see, and the others are neither loaded nor multiplied. */
+#ifndef ATTN_SM90_MASKS_CUH
+#define ATTN_SM90_MASKS_CUH
+
+#include "kernels/cuda/sm90/layer/scheduler.cuh"
+
+/* ---- A band of keys ---------------------------------------------------------------------------------------------- */
+
+/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 + FIRST .. (those before are
+ * seen). RIGHT_ONLY: the band hides no first keys. */
+template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
+DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = i0 + half * 8, column = j0 + lane % 4 * 2;
+        const int lo = i + band.lo - column, hi = min(i + band.hi, band.Sk) - column;
+#pragma unroll
+        for (int n = FIRST / 8; n < N / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                if ((!RIGHT_ONLY && n * 8 + e < lo) || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
+    }
+}
+
+/* ---- FlashMask --------------------------------------------------------------------------------------------------- */
+
+/* Of a problem. Without a mask, bounds is NULL. */
+struct flash_mask {
+    const int32_t *bounds; /* n a key, for groups of `group` heads */
+    int64_t batch, head, row;
+    const attn_mask_extremes *extremes; /* of each tile's bounds */
+    int n, group, key_tiles;
+    bool causal;
+};
+
+static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *extremes)
+{
+    const attn_view &bounds = g.view[ATTN_T_mask_startend_rows];
+    flash_mask x;
+    x.bounds = (const int32_t *)bounds.data;
+    x.batch = bounds.batch, x.head = bounds.head, x.row = bounds.row;
+    x.extremes = (const attn_mask_extremes *)extremes;
+    x.n = g.mask_bounds, x.group = (int)g.mask_group, x.key_tiles = (int)attn_tiles(g.dims.Sk, BN);
+    x.causal = g.causal;
+    return x;
+}
+
+/* Of the tiles of keys of a tile of work, a bit each: is it seen; is it seen in part. */
+enum { MOST_KEY_TILES = 4096 };
+struct tile_bits {
+    uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
+};
+
+/* Which tiles of keys the mask leaves rows [begin, end): fills `seen`, narrows `tiles`. A warp does it. */
+DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
+                               tile_bits &seen)
+{
+    const attn_mask_extremes *const extremes = mask.extremes +
+                                               ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
+    const int lane = threadIdx.x % 32;
+    int first = tiles.last, last = tiles.first;
+    for (int n = tiles.first / 32; n * 32 < tiles.last; n++) {
+        const int j = n * 32 + lane;
+        attn_tile_kind kind = ATTN_TILE_HIDDEN;
+        if (j >= tiles.first && j < tiles.last) kind = attn_mask_classify(&extremes[j], begin, end);
+        const uint32_t some = __ballot_sync(0xffffffff, kind != ATTN_TILE_HIDDEN),
+                       part = __ballot_sync(0xffffffff, kind == ATTN_TILE_PARTIAL);
+        if (some) first = min(first, n * 32 + __ffs(some) - 1), last = n * 32 + 32 - __clz(some);
+        if (lane == 0) seen.some[n] = some, seen.part[n] = part;
+    }
+    tiles.last = max(last, tiles.first);
+    tiles.first = min(first, tiles.last);
+    __syncwarp();
+}
+
+/* The next tile below j in the list, or first - 1; first itself is one, and j > first. */
+DEVICE int listed_tile_below(const tile_bits *seen, int j)
+{
+    int n = (j - 1) / 32;
+    uint32_t bits = seen->some[n] & (0xffffffff >> (31 - (j - 1) % 32));
+    while (!bits) bits = seen->some[--n];
+    return n * 32 + 31 - __clz(bits);
+}
+
+/* -inf where the bounds of keys j0 .. hide them from the thread's rows i0 and i0 + 8; x: the tile of work, of which
+ * b, h, Sq and Sk are read. */
+template <int N, class WORK>
+DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
+{
+    static_assert(N <= 128, "hidden has 32 bits");
+    const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
+    const int column = j0 + lane % 4 * 2;
+    uint32_t hidden[2] = { 0, 0 }; /* a bit per score: a rolled loop, for there are no registers for all the bounds */
+#pragma unroll 1
+    for (int n = 0; n < N / 4; n++) {
+        const attn_mask m = attn_mask_of(bounds + min(column + n / 2 * 8 + n % 2, x.Sk - 1) * mask.row, mask.n,
+                                         mask.causal, x.Sq);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int i = i0 + half * 8;
+            hidden[half] |= (uint32_t)((i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute)) << n;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (hidden[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) S[i] = -CUDART_INF_F;
+}
+
+/* The extremes of the bounds of each tile of BN keys, by a warp. */
+template <int BN>
+__global__ void __launch_bounds__(128)
+    tile_extremes(const __grid_constant__ flash_mask mask, int B, int H, int Sq, int Sk, attn_mask_extremes *extremes)
+{
+    const int heads = H / mask.group, lane = threadIdx.x % 32;
+    for (int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32; at < (int64_t)B * heads * mask.key_tiles;
+         at += (int64_t)gridDim.x * 4) {
+        const int tile = (int)(at % mask.key_tiles), head = (int)(at / mask.key_tiles);
+        const int32_t *const bounds = mask.bounds + head / heads * mask.batch + head % heads * mask.head;
+        attn_mask_extremes e = attn_mask_extremes_init();
+        for (int j = tile * BN + lane; j < min(tile * BN + BN, Sk); j += 32)
+            attn_mask_extremes_add(&e, attn_mask_of(bounds + j * mask.row, mask.n, mask.causal, Sq));
+        attn_mask_extremes all;
+        all.min.lts = __reduce_min_sync(0xffffffff, e.min.lts), all.max.lts = __reduce_max_sync(0xffffffff, e.max.lts);
+        all.min.lte = __reduce_min_sync(0xffffffff, e.min.lte), all.max.lte = __reduce_max_sync(0xffffffff, e.max.lte);
+        all.min.uts = __reduce_min_sync(0xffffffff, e.min.uts), all.max.uts = __reduce_max_sync(0xffffffff, e.max.uts);
+        all.min.ute = __reduce_min_sync(0xffffffff, e.min.ute), all.max.ute = __reduce_max_sync(0xffffffff, e.max.ute);
+        if (lane == 0) extremes[at] = all;
+    }
+}
+
+#endif

@@ -1,0 +1,128 @@
+/* pipeline.cuh: how the warps of a block hand tiles to each other: rings of stages, pairs of barriers, turns.
+ *
+ *   ring          stages of shared memory that are filled one after the other, round and round. A stage has a pair of
+ *                 barriers: `full` completes when its tile has arrived, `empty` when all readers have given it back.
+ *   turns         the consumer warpgroups issue their products one after the other (named barriers), so that one's
+ *                 softmax runs under another's products. One that has no product passes its turn.
+ *   a stage that  the warpgroup meets at a barrier before it gives it back: a warp that still waited could miss the
+ *   nobody reads  phase once the stage is filled anew. Where there is a product no barrier is needed: one thread of a
+ *                 warpgroup arrives when the product has retired, for then all four warps have waited for the stage. */
+#ifndef ATTN_SM90_PIPELINE_CUH
+#define ATTN_SM90_PIPELINE_CUH
+
+#include "kernels/cuda/sm90/layer/ptx.cuh"
+#include "kernels/cuda/sm90/layer/tma.cuh"
+
+/* ---- Barriers ---------------------------------------------------------------------------------------------------- */
+
+/* Those of STAGES stages, in shared memory. */
+template <int STAGES> struct barrier_pairs {
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+/* A thread makes them ready, for stages that `readers` arrivals give back. fence_mbarrier_init() follows, and a
+ * barrier of the block. */
+template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int readers)
+{
+    for (int s = 0; s < STAGES; s++) {
+        mbarrier_init(smem_addr(&pairs.full[s]), 1);
+        mbarrier_init(smem_addr(&pairs.empty[s]), readers);
+    }
+}
+
+/* ---- Rings ------------------------------------------------------------------------------------------------------- */
+
+/* A place in a ring: stage and phase. Who fills and who reads each walk with their own. */
+template <int STAGES> struct ring {
+    int stage = 0;
+    uint32_t phase = 0;
+    DEVICE void next()
+    {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+    DEVICE void back()
+    {
+        if (--stage < 0) stage = STAGES - 1, phase ^= 1;
+    }
+};
+
+/* The filler's: until the stage is free. */
+template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
+{
+    mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
+}
+template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
+{
+    mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
+}
+/* The reader's: until the stage is filled. */
+template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
+{
+    mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
+}
+
+/* A stage is filled with a tile, once it is free: it completes on its own barrier `full`, or on another. */
+template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
+DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
+                       const tma_place &from, uint64_t *other = nullptr)
+{
+    await_empty(pairs, at);
+    load_tile<ROWS, CHUNKS, COLUMNS, PITCH>(to, map, from, smem_addr(other ? other : &pairs.full[at.stage]));
+}
+
+/* ---- Consumers --------------------------------------------------------------------------------------------------- */
+
+enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 }; /* named barriers, from each on one per consumer */
+
+/* A thread's part in the C consumer warpgroups of a block. */
+template <int C> struct consumer {
+    int w, warp, lane; /* warpgroup among the consumers, warp in it */
+    bool leader;       /* arrives for its warpgroup */
+
+    DEVICE explicit consumer(int w_)
+        : w(w_), warp(threadIdx.x % 128 / 32), lane(threadIdx.x % 32), leader(threadIdx.x % 128 == 0)
+    {
+    }
+
+    DEVICE void await_turn() const { named_barrier_sync(ORDER_BARRIER + w, 256); }
+    DEVICE void next_turn() const { named_barrier_arrive(ORDER_BARRIER + (w + 1 == C ? 0 : w + 1), 256); }
+    DEVICE void pass_turn() const
+    {
+        await_turn();
+        next_turn();
+    }
+    /* Before the first turn, which is consumer 0's; after the last, so that no arrival is left over. */
+    DEVICE void begin_turns() const
+    {
+        if (w == C - 1) next_turn();
+    }
+    DEVICE void end_turns() const
+    {
+        if (w == 0) await_turn();
+    }
+
+    /* All four warps of the warpgroup. */
+    DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
+    /* And whether all their threads say so; by a vote, or ptxas takes what is behind a branch for each thread's own. */
+    DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
+
+    DEVICE void release(uint64_t &empty) const
+    {
+        if (leader) mbarrier_arrive(smem_addr(&empty));
+    }
+    template <int STAGES> DEVICE void release(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at) const
+    {
+        release(pairs.empty[at.stage]);
+    }
+
+    /* A stage that no product reads. */
+    template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
+    {
+        await_full(pairs, at);
+        meet();
+        release(pairs, at);
+        at.next();
+    }
+};
+
+#endif

@@ -1,0 +1,119 @@
+/* products.cuh: products of tiles by a warpgroup: operands in shared memory, step by step, and P as an operand.
+ *
+ * An operand says where its step k is: 32 bytes of k for a K-major one, 16 rows for an MN-major one. Products are
+ * issued and committed; who reads their sums retires them first. */
+#ifndef ATTN_SM90_PRODUCTS_CUH
+#define ATTN_SM90_PRODUCTS_CUH
+
+#include "kernels/cuda/sm90/layer/ptx.cuh"
+
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+
+/* K-major, ROWS rows per chunk. Its descriptors are made from the address at each step, which takes fewer registers. */
+template <int ROWS> struct k_major {
+    uint32_t address;
+    DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
+};
+
+/* The same, its first descriptor made once; each step is an addition. */
+template <int ROWS> struct k_major_described {
+    uint64_t first;
+    DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
+    DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
+};
+
+/* MN-major, ROWS rows per chunk: k runs down the rows. */
+template <int ROWS> struct mn_major {
+    uint32_t address;
+    DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
+};
+
+/* The two by the low words of their descriptors, whose high word is the same for all: a step, or another stage of a
+ * ring, is one addition. Made anew from an address a descriptor takes four operations, in line between two products. */
+DEVICE uint64_t descriptor_of(uint32_t low)
+{
+    return wgmma_descriptor(0, 0, 1024) | low;
+}
+template <int ROWS> struct k_major_low {
+    uint32_t low;
+    DEVICE explicit k_major_low(uint32_t address) : low((uint32_t)wgmma_descriptor(address, 16, 1024)) {}
+    DEVICE uint64_t step(int k) const { return descriptor_of(low + ((k / 4 * ROWS * 128 + k % 4 * 32) >> 4)); }
+};
+template <int ROWS> struct mn_major_low {
+    uint32_t low;
+    DEVICE explicit mn_major_low(uint32_t address) : low((uint32_t)wgmma_descriptor(address, ROWS * 128, 1024)) {}
+    DEVICE uint64_t step(int k) const { return descriptor_of(low + (k * 2048 >> 4)); }
+};
+
+/* Stage n of a ring whose stages are BYTES apart. */
+template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n)
+{
+    first.low += (uint32_t)n * (BYTES >> 4);
+    return first;
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+/* d[64 x N] = A B over STEPS of k. */
+template <typename T, int N, int STEPS, class A, class B>
+DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) wgmma<T, N>::ss(d, a.step(k), b.step(k), k > 0);
+    wgmma_commit();
+}
+
+/* The same, B MN-major. */
+template <typename T, int N, int STEPS, class A, class B>
+DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) wgmma_mn<T, N, 0, 1>::ss(d, a.step(k), b.step(k), k > 0);
+    wgmma_commit();
+}
+
+/* d[64 x N] += A B over STEPS of k, A in registers. add == 0: d begins anew. */
+template <typename T, int N, int STEPS, class B>
+DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const B &b, int add = 1)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) wgmma<T, N>::rs(d, A[k], b.step(k), k > 0 ? 1 : add);
+    wgmma_commit();
+}
+
+/* Waits until all but the newest LEFT products are complete: d's sums may then be read. */
+template <int LEFT, int N> DEVICE void retire(float (&d)[N])
+{
+    wgmma_wait<LEFT>();
+    pin(d);
+}
+
+/* ---- P as the next product's operand ----------------------------------------------------------------------------- */
+
+/* In 16 bits. */
+template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
+}
+
+/* In float8_e4m3: of each 32 keys, 4 registers of 4; 0 past N. The order of V^T's keys is transpose_step's. */
+template <int N, int M> DEVICE void to_operand_8(uint32_t (&P)[M][4], const float (&S)[N / 2])
+{
+#pragma unroll
+    for (int k = 0; k < M; k++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            if (k >= N / 32) {
+                P[k][r] = 0;
+                continue;
+            }
+            const float *const s = S + k * 16 + r / 2 * 8 + r % 2 * 2;
+            P[k][r] = pack_e4m3(s[0], s[1], s[4], s[5]);
+        }
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* scheduler.cuh: which tiles of work there are, in what order they are handed out, and which tiles of keys their
+ * rows see.
+ *
+ * The grid is one block per multiprocessor; each works through tiles of BM queries of one head, claimed from a
+ * counter. Without a mask they are walked head after head. With one they differ in length: the longest first, over
+ * as many heads as the L2 holds (a section), so that the last to end are short. */
+#ifndef ATTN_SM90_SCHEDULER_CUH
+#define ATTN_SM90_SCHEDULER_CUH
+
+#include "kernels/cuda/sm90/layer/ptx.cuh"
+
+const int FAR = 1 << 29;           /* lengths are below it, windows at most */
+const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
+const int LEAST_BM = 128;          /* queries of a tile of work, of all shapes */
+const int LAST_TILES = 264;        /* of an ending_order: two per multiprocessor */
+
+/* ---- The order --------------------------------------------------------------------------------------------------- */
+
+struct tile_order {
+    int tiles;      /* all of them */
+    int per_head;   /* tiles of rows of a head */
+    int heads;      /* of the batch */
+    int section;    /* heads that are walked together */
+    int first, end; /* tiles [first, end) are those of a launch: all, but for a share of a long problem */
+};
+
+/* Its plan. head_bytes: K and V that a query head reads; uneven: tiles differ in length; share: bytes of a section. */
+static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
+                                       int64_t share = L2_SHARE)
+{
+    tile_order x;
+    x.per_head = (int)per_head;
+    x.heads = (int)heads;
+    x.tiles = x.end = x.per_head * x.heads;
+    x.first = 0;
+    x.section = 1;
+    if (uneven)
+        while (x.section < x.heads && x.section * 2 * head_bytes <= share) x.section *= 2;
+    return x;
+}
+
+static inline void take_share(const cuda_chip *chip, tile_order &x)
+{
+    const tile_range tiles = share_of(chip, x.tiles);
+    x.first = (int)tiles.first, x.end = (int)tiles.end;
+}
+
+struct head_tile {
+    int head, tile; /* the tile counted from the head's last */
+};
+
+/* Tile t: sections of heads; in each the last rows, which see most under a causal mask, first; heads fastest. */
+DEVICE head_tile head_tile_of(const tile_order &x, int t)
+{
+    const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
+    const int heads = min(x.section, x.heads - s * x.section), tile = r / heads;
+    return { s * x.section + r - tile * heads, tile };
+}
+
+/* The same, but the last tiles of all are short ones: those of the last heads, walked together. */
+struct ending_order : tile_order {
+    int last_heads;  /* these are the heads from this one on */
+    int short_tiles; /* so many of each are left to the end */
+};
+
+/* Its plan. head_bytes, share: as above. short_tiles: of a head's tiles, those that are shorter than others; 0: all are
+ * alike. The end is at_end of them, of as many heads as that takes, unless the L2 does not hold so many, but of a
+ * section at least. */
+static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
+                                           int at_end, int64_t share)
+{
+    const bool uneven = short_tiles > 0;
+    ending_order x;
+    (tile_order &)x = tile_order_of(per_head, heads, head_bytes, uneven, share);
+    x.last_heads = x.heads, x.short_tiles = (int)attn_min64(short_tiles, per_head);
+    if (!uneven) return x;
+    const int64_t held = L2_SHARE / attn_max64(head_bytes, 1),
+                  most = attn_max64(attn_min64(attn_tiles(at_end, x.short_tiles), held), x.section);
+    x.last_heads = (int)(x.heads - attn_min64(most, x.heads)) / x.section * x.section;
+    return x;
+}
+
+DEVICE head_tile head_tile_of(const ending_order &x, int t)
+{
+    tile_order part = x;    /* the heads before the last; of those, tiles that are not left to the end; or the others */
+    int head = 0, tile = 0; /* its first */
+    part.heads = x.last_heads;
+    if (t >= part.heads * part.per_head) {
+        t -= part.heads * part.per_head, head = x.last_heads;
+        part.heads = x.heads - x.last_heads, part.per_head -= x.short_tiles;
+        if (t >= part.heads * part.per_head) {
+            t -= part.heads * part.per_head, tile = part.per_head;
+            part.per_head = x.short_tiles, part.section = part.heads;
+        }
+    }
+    const head_tile at = head_tile_of(part, t);
+    return { head + at.head, tile + at.tile };
+}
+
+/* That plan for a forward in tiles of BM queries over `rows` keys per head, of which K and V take row_bytes each.
+ * uneven: tiles differ in length. A head reads as many keys as a tile of queries sees at most, all or those in a
+ * window; and so many rows below the first, or above the last, see less, for the sequence ends there. */
+static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
+                                            int64_t row_bytes, int BM, bool uneven, int64_t share)
+{
+    const int64_t seen = attn_min64(rows, attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + BM);
+    return ending_order_of(per_head, heads, seen * row_bytes / g.group, uneven ? attn_tiles(seen, BM) : 0, LAST_TILES,
+                           share);
+}
+
+/* first_tile() is the block's first tile of work. claim_tile() claims the warp's next one from the counter, which does
+ * not count the blocks' first tiles. */
+DEVICE int first_tile(const tile_order &x)
+{
+    return x.first + (int)blockIdx.x;
+}
+DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
+{
+    if (scheduler) t = x.first + (int)gridDim.x + atomicAdd(counter, 1);
+    return __shfl_sync(0xffffffff, t, 0);
+}
+
+/* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
+
+/* Row i sees keys [i + lo, min(i + hi, Sk)). */
+struct key_band {
+    int lo, hi, Sk;
+};
+
+/* align: what is added to i before it is compared with a key. */
+ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
+{
+    return { align - left, align + right + 1, Sk };
+}
+
+struct key_tiles {
+    int first, last; /* [first, last) */
+};
+
+/* Tiles of BN keys that some of rows [begin, end) sees. */
+template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
+{
+    const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);
+    const int first = lo / BN;
+    return { first, hi > lo ? (hi + BN - 1) / BN : first };
+}
+
+/* What one consumer makes of a tile of work, whose keys are tiles [first, last). Tiles [free_first, free_last) are
+ * open to all its rows; those from last_visible on hold nothing for them; few_keys: nor do the keys of tile
+ * last_visible - 1 but its first FEW. Where there are no such rows, or no tiles, last_visible is first. */
+struct __align__(16) warpgroup_tile
+{
+    int free_first, free_last, last_visible, few_keys;
+};
+
+/* Rows from row0 on, of Sq. */
+template <int BN, int FEW = BN>
+DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
+{
+    const int end = max(min(row0 + 63 + band.hi, band.Sk), 1);
+    warpgroup_tile y;
+    y.free_first = (max(row0 + 63 + band.lo, 0) + BN - 1) / BN;
+    y.free_last = max(min(row0 + band.hi, band.Sk), 0) / BN;
+    y.last_visible = max(min((end + BN - 1) / BN, last), first + 1);
+    if (row0 >= Sq || first >= last) y.last_visible = first;
+    y.few_keys = end - (y.last_visible - 1) * BN <= FEW;
+    return y;
+}
+
+/* ---- Counters ---------------------------------------------------------------------------------------------------- */
+
+namespace {
+
+/* A counter of tiles is two words: the number of tiles that were claimed, and the number of blocks that have ended.
+ * Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter (cuda_chip.counter),
+ * because kernels that run at once must not share one. */
+
+/* A block has ended: the last leaves the counter as the stream's next kernel wants it. */
+DEVICE void leave_counter(int *counter)
+{
+    if (atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) counter[0] = counter[1] = 0;
+}
+
+} // namespace
+
+#endif

@@ -1,0 +1,154 @@
+/* score_mods.cuh: what is made of scores before the softmax: float8's scales, softcap, ALiBi. */
+#ifndef ATTN_SM90_SCORE_MODS_CUH
+#define ATTN_SM90_SCORE_MODS_CUH
+
+#include "kernels/cuda/sm90/layer/softmax.cuh"
+#include "kernels/cuda/sm90/layer/tma.cuh"
+
+/* ---- float8's scales --------------------------------------------------------------------------------------------- */
+
+enum { SCALE_Q, SCALE_K, SCALE_V };
+
+/* Of q, k and v, by batch row and key/value head; NULL: 1. */
+struct input_scales {
+    const float *data[3];
+    int64_t batch[3], head[3];
+};
+
+static inline input_scales input_scales_of(const attn_geometry &g)
+{
+    static const attn_tensor_id tensors[3] = { ATTN_T_q_scale, ATTN_T_k_scale, ATTN_T_v_scale };
+    input_scales x;
+    for (int n = 0; n < 3; n++) {
+        const attn_view &view = g.view[tensors[n]];
+        x.data[n] = (const float *)view.data, x.batch[n] = view.batch, x.head[n] = view.head;
+    }
+    return x;
+}
+
+DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
+{
+    return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
+}
+
+/* What scores are multiplied by is not less, for -inf times 0 would be NaN. (Where it is 0 all scores are equal.) */
+const float LEAST_C = 1e-30f;
+
+/* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
+
+const double MOST_SOFTCAP = 64; /* 1 - 2 / (1 + e^2x) is good to 1.2e-7 of the cap, and lse is to be to 2e-5 */
+const int EXACT = 1 << 24;      /* floats count exactly so far: distances of ALiBi */
+
+struct score_mods {
+    float cap;           /* softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0 without */
+    const float *slopes; /* ALiBi; NULL without */
+    int64_t slope_batch, slope_head;
+    float per_slope; /* 1 / (what a score is multiplied by) */
+};
+
+/* Are softcap and ALiBi such that these functions are exact enough? */
+static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
+{
+    const extent e = extent_of(g.dims);
+    if (p->softcap > 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30)) return false;
+    return !p->alibi_slopes.rank || (e.rows_q < EXACT && e.rows_k < EXACT);
+}
+
+/* unit: of the scores that softmax_step sees. */
+static inline score_mods score_mods_of(const attn_geometry &g, float unit)
+{
+    const attn_view &slopes = g.view[ATTN_T_alibi_slopes];
+    score_mods x;
+    x.cap = g.softcap > 0 ? (float)(2 * g.scale / g.softcap) * LOG2E : 0;
+    x.slopes = (const float *)slopes.data, x.slope_batch = slopes.batch, x.slope_head = slopes.head;
+    x.per_slope = 1 / unit;
+    return x;
+}
+
+/* What they make of a head. */
+struct head_mods {
+    float cap, slope; /* as in score_mods; in units of scores */
+    float factor;     /* what scores are multiplied by first */
+};
+
+/* Changes the reference too, where q and k have scales, whose product `scale` may be 0, negative or tiny. It joins
+ * c where it can; scores that change their sign, or meet a slope, which divided by it might be infinite, are
+ * multiplied. */
+DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
+{
+    head_mods y;
+    y.cap = mods.cap * scale;
+    y.factor = 1;
+    y.slope = mods.slopes ? mods.slopes[b * mods.slope_batch + h * mods.slope_head] * mods.per_slope : 0;
+    if (mods.cap == 0 && scaled) {
+        if (scale < 0 || y.slope != 0) y.factor = scale;
+        else reference.c = fmaxf(reference.c * scale, LEAST_C), reference.slack = 8 / reference.c;
+    }
+    return y;
+}
+
+/* Four times tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) by one division, for divisions and powers are what a softcap costs.
+ * Above 30 a tanh is 1 to the last bit, and four factors stay finite. A NaN becomes 1, and so does not become the other
+ * three's: who may meet one has it in another operand as well (lse). Good to 3e-7. */
+DEVICE void tanh_of_four(float (&x)[4])
+{
+    float d[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) d[e] = 1 + exp2_fast(fminf(x[e], 30));
+    const float first = d[0] * d[1], last = d[2] * d[3], each = __fdividef(2, first * last);
+    const float of_first = each * last, of_last = each * first;
+    x[0] = fmaf(-of_first, d[1], 1);
+    x[1] = fmaf(-of_first, d[0], 1);
+    x[2] = fmaf(-of_last, d[3], 1);
+    x[3] = fmaf(-of_last, d[2], 1);
+}
+
+/* The same of s cap where it is near 0, by a series in s whose last term is bent to the range: good to 5.5e-7 of
+ * itself. */
+struct near_tanh {
+    float most; /* |s| is at most this: a tanh of 0.46 */
+    float a[4];
+};
+static inline near_tanh near_tanh_of(float cap)
+{
+    const double x = cap;
+    near_tanh y;
+    y.most = (float)fmin(1.4426950 / fabs(x), 1e18);
+    y.a[0] = (float)(0.346573402 * x);
+    y.a[1] = (float)(-1.3873107e-02 * x * x * x);
+    y.a[2] = (float)(6.59526067e-04 * x * x * x * x * x);
+    y.a[3] = (float)(-2.66669262e-05 * x * x * x * x * x * x * x);
+    return y;
+}
+DEVICE float tanh_near_0(const near_tanh &by, float s)
+{
+    const float y = s * s;
+    return s * fmaf(fmaf(fmaf(by.a[3], y, by.a[2]), y, by.a[1]), y, by.a[0]);
+}
+
+/* For the thread's rows i0 and i0 + 8 against keys j0 .. ; x: the tile of work, of which Sq and Sk are read. */
+template <int N, class WORK>
+DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
+                          int j0, int lane)
+{
+    if (head.factor != 1)
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) S[i] *= head.factor;
+    if (mods.cap != 0)
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) S[i] = 1 - __fdividef(2, 1 + exp2_fast(S[i] * head.cap));
+    if (head.slope != 0)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float behind = (float)(i0 + half * 8 + x.Sk - x.Sq - (j0 + lane % 4 * 2));
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float &s = S[n * 4 + half * 2 + e];
+                    s = fmaf(-head.slope, fabsf(behind - (float)(n * 8 + e)), s);
+                }
+        }
+}
+
+#endif

@@ -1,0 +1,329 @@
+/* body.c: the body of a request.
+ *
+ *   body_admit    a slot in the queue, memory, a decoder: before the first byte
+ *   body_piece    each piece goes through the decoder; a compressed one is unpacked before, a turn at a time
+ *   body_done     the end: checked, then computed in this thread, or suspended and posted to the loop, or refused */
+#include "server/http/body.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/clock.h"
+#include "server/base/flow.h"
+#include "server/base/limits.h"
+#include "server/base/metrics.h"
+#include "server/base/staging.h"
+#include "server/base/unpack.h"
+#include "server/device/devices.h"
+#include "server/http/answer.h"
+#include "server/http/connections.h"
+#include "server/http/http_threads.h"
+#include "server/http/own_answers.h"
+#include "server/intake/check.h"
+#include "server/regions/regions.h"
+#include "server/routes/routes.h"
+#include "server/sched/loop.h"
+#include "server/work/contexts.h"
+#include "server/work/server.h"
+#include "server/work/steps.h"
+
+enum {
+    FIRST_STEP = 64 << 10, /* staging memory leased at first where none was leased ahead */
+    EXPECTED_TENSORS = 16, /* of a body, for its size in memory; more of them make it grow */
+};
+
+/* ---- Before the first byte --------------------------------------------------------------------------------------- */
+
+/* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is
+ * no room for that it grows by what is needed. */
+static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
+{
+    struct request *request = context;
+    struct staging_pool *staging = request->server->staging;
+    size_t ample = request->block ? 2 * request->block->bytes : FIRST_STEP;
+    attn_status status = request->block && bytes <= request->block->bytes ? ATTN_OK : ATTN_BUSY;
+    if (request->expected_bytes > 0 && ample > request->expected_bytes) ample = request->expected_bytes;
+    for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
+        const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
+        attn_error *const why = attempt == 0 ? NULL : err; /* of the first there is nothing to tell */
+        if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
+        else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
+    }
+    if (status == ATTN_OK) *base = request->block->memory;
+    return status;
+}
+
+/* A place, memory and a decoder: everything that a body needs, before its first byte. Memory is leased ahead for what
+ * the inputs need and as much again as is usual for outputs (a third of the inputs), as long as not too much is leased
+ * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the decoder's first
+ * value leases the first of it. */
+void body_admit(struct request *request, const struct http_head *f)
+{
+    struct server *server = request->server;
+    const int phase = atomic_load(&server->phase);
+    attn_error err = { 0 };
+
+    if (phase == SERVER_FAILED || phase == SERVER_STARTING || !devices_usable(server->devices)) {
+        request_fail(request, PROTO_E_UNAVAILABLE, NULL, "no device is usable");
+        return;
+    }
+    if (queue_look(&server->queue, CALLER_WAITING, request->caller, &err) != ATTN_OK ||
+        request_enter(request, CALLER_RECEIVING, &err) != ATTN_OK) {
+        request_fail_status(request, &err);
+        return;
+    }
+    if (request->coding != UNPACK_NOTHING) {
+        request->unpacker = unpack_new(request->coding, (uint64_t)server->config->max_body_bytes);
+        if (request->unpacker == NULL) {
+            request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
+            return;
+        }
+    } else if (f->has_length && f->length > 0) { /* what a compressed body unpacks to, its length does not say */
+        const size_t inputs = proto_memory_for(request->body->format, f->length, EXPECTED_TENSORS);
+        request->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
+        (void)staging_lease_ahead(server->staging, request->caller, request->expected_bytes, &request->block);
+    }
+    const proto_memory memory = { on_grow, request };
+    request->decoder = proto_decoder_new(request->body->format, request->route->op, &server->limits, &memory);
+    if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
+    else if (request->model) proto_decoder_kserve(request->decoder, request->model, request->json_bytes);
+}
+
+/* ---- Pieces ------------------------------------------------------------------------------------------------------ */
+
+/* A body that is refused: what is left of it is dropped. */
+static void refuse_body(struct request *request, const attn_error *why)
+{
+    request_fail_status(request, why);
+    request_drop_body(request);
+    request->step = STEP_DISCARD;
+}
+
+static attn_status decode(struct request *request, const char *bytes, size_t count, attn_error *err)
+{
+    attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
+    request->decoded_bytes += count;
+    if (status == ATTN_OK) status = request_count_bytes(request, proto_decoder_held_bytes(request->decoder), err);
+    if (request->block && request->decoded_bytes > request->block->bytes / 2)
+        staging_arrived(request->server->staging, request->block);
+    return status;
+}
+
+/* As much as makes a turn; *count becomes what is left. */
+static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
+{
+    const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
+    attn_status status;
+    const char *piece;
+    size_t size;
+    do {
+        status = unpack_next(request->unpacker, &bytes, count, &piece, &size, err);
+        if (status == ATTN_OK && size > 0) status = decode(request, piece, size, err);
+    } while (status == ATTN_OK && size > 0 && !(*count > 0 && request->decoded_bytes >= turn_ends));
+    return status;
+}
+
+/* Of a route whose handler reads its body. */
+static void keep_body(struct request *request, const char *bytes, size_t count)
+{
+    if (request->failed || request->route == NULL || !request->route->keeps_body) return;
+    if (count > HTTP_KEPT_BODY_BYTES - request->text_bytes) {
+        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %d bytes, the limit of this path",
+                     HTTP_KEPT_BODY_BYTES);
+        return;
+    }
+    if (request->text == NULL && (request->text = malloc(HTTP_KEPT_BODY_BYTES)) == NULL) {
+        request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the body");
+        return;
+    }
+    memcpy(request->text + request->text_bytes, bytes, count);
+    request->text_bytes += count;
+}
+
+/* Of a body whose content type was refused, what it seems to be. */
+static void look_at_body(struct request *request, const char *bytes, size_t count)
+{
+    if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA || request->coding != UNPACK_NOTHING ||
+        !proto_is_safetensors(bytes, count))
+        return;
+    snprintf(request->why.text, sizeof request->why.text,
+             "the body begins like a safetensors file, but its Content-Type is another one; send it with Content-Type: "
+             "application/x-safetensors");
+}
+
+/* Returns how much of the piece is left for another call. */
+size_t body_piece(struct request *request, const char *bytes, size_t count)
+{
+    const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
+    size_t left = 0;
+    if (request->received_bytes + count > limit) { /* only a chunked body gets here */
+        request->received_bytes += count;
+        request->failed = false; /* whatever else is wrong, for this the connection ends */
+        request_fail(request, PROTO_E_TOO_LARGE, NULL,
+                     "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
+                     (unsigned long long)limit);
+        request_drop_body(request);
+        own_answers_refuse(request);
+        return 0;
+    }
+    if (request->step == STEP_DECODE) {
+        attn_error err = { 0 };
+        const int64_t began = clock_ns();
+        attn_status status;
+        if (request->unpacker) {
+            left = count;
+            status = unpack_and_decode(request, bytes, &left, &err);
+        } else status = decode(request, bytes, count, &err);
+        request->times.decode_ns += clock_ns() - began;
+        if (status != ATTN_OK) {
+            refuse_body(request, &err);
+            left = 0;
+        }
+    } else {
+        if (request->received_bytes == 0) look_at_body(request, bytes, count);
+        keep_body(request, bytes, count);
+    }
+    request->received_bytes += count - left;
+    /* A client is as fast as its bytes weigh. */
+    connection_progress(request->connection, request->decoded_bytes > request->received_bytes
+                                                 ? request->decoded_bytes
+                                                 : request->received_bytes);
+    return left;
+}
+
+/* Is what goes into shared memory so little that this thread can write it? */
+static bool shares_little(const struct job *job)
+{
+    return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
+}
+
+static void write_shared(struct request *request)
+{
+    const int64_t began = clock_ns();
+    attn_error err = { 0 };
+    bool done;
+    if (request->job->shared == NULL) return;
+    if (region_uses_write(request->job->shared, INT64_MAX, &done, &err) != ATTN_OK) request_fail_in_job(request, &err);
+    request->times.encode_ns += clock_ns() - began;
+}
+
+/* Of a step that began in this thread: its caches are as they were, or longer.
+ * Steps that came meanwhile may have found it there. */
+static void end_step(struct request *request)
+{
+    if (request->job == NULL || request->job->step == NULL) return;
+    step_end(request->job, !request->failed);
+    if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
+}
+
+/* Gives the request the flow of its token, or of its connection. A connection without memory for a flow has none, and
+ * shares the queue's flow for such jobs. */
+static void join_flow(struct request *request)
+{
+    struct connection *const connection = request->connection;
+    struct flow *flow = request->caller->flow;
+    if (flow == NULL && connection->flow == NULL) connection->flow = flow_new("everybody");
+    if (flow == NULL) flow = connection->flow;
+    request->flow = flow_hold(flow);
+}
+
+/* Nothing of the body is to come any more: its decoder and unpacker have all of it. False: the request has failed. */
+static bool end_body(struct request *request)
+{
+    attn_error err = { 0 };
+    request->times.received_ns = clock_ns();
+    request->times.recv_ns = request->times.received_ns - request->times.began_ns - request->times.decode_ns;
+    metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)request->received_bytes);
+    if (request->unpacker && unpack_finish(request->unpacker, &err) != ATTN_OK) refuse_body(request, &err);
+    if (request->step == STEP_DISCARD) return false;
+    unpack_free(request->unpacker);
+    request->unpacker = NULL;
+    return true;
+}
+
+/* A body that is quick to check gets its job here, the loop has the others checked in pieces. False: the request has
+ * its answer, because it failed, because every item was refused, or because a handler answers. */
+static bool check_here(struct request *request)
+{
+    struct check_result result;
+    if (!check_shared(request)) return false;
+    if (check_takes_long(request)) return true;
+    check_body(request, &result);
+    check_apply(request, &result);
+    if (request->failed) return false;
+    if (request->job->runnable > 0) return true;
+    contexts_finish_job(request->job, false);
+    return false;
+}
+
+static enum run_here run_here(struct request *request)
+{
+    if (request->job == NULL) return RUN_HERE_NOT; /* it is still to be checked */
+    request_move(request, REQUEST_COMPUTING);
+    return shares_little(request->job) ? devices_run_here(request->server->devices, request->job) : RUN_HERE_NOT;
+}
+
+/* The job is over, in this thread. */
+static enum MHD_Result answer_done(struct request *request)
+{
+    struct server *const server = request->server;
+    if (!request->job->ran) request_fail_in_job(request, &request->job->error);
+    else write_shared(request);
+    end_step(request);
+    if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
+    return answer_now(request, false);
+}
+
+/* The loop gets the request: to have its body checked, to queue its job, or (`late`) to wait for what runs. */
+static enum MHD_Result hand_over(struct request *request, bool late)
+{
+    struct server *const server = request->server;
+    attn_error err = { 0 };
+    /* What runs already waits for no device and needs no place; nor may this thread wait for its end. */
+    if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
+        request_fail_status(request, &err);
+        end_step(request);
+        return answer_now(request, false);
+    }
+
+    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop
+     * sets the flag and then reads the count: one of the two sees the other. */
+    atomic_fetch_add(&server->suspended, 1);
+    if (atomic_load(&server->stopping)) {
+        atomic_fetch_sub(&server->suspended, 1);
+        if (late) devices_settle(request->job);
+        request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
+        end_step(request);
+        return answer_now(request, true);
+    }
+    request->step = STEP_WAIT;
+    if (request->job) request->job->request = request;
+    else request->deadline.at_ns = check_deadline(request, NULL);
+    request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
+    MHD_suspend_connection(request->mhd);
+    if (!devices_near(server->devices)) http_threads_await(1, &server->suspended);
+    loop_post(server->loop, request); /* the loop's from here on: touch nothing */
+    return MHD_YES;
+}
+
+/* The body is complete. */
+enum MHD_Result body_done(struct request *request)
+{
+    if (!end_body(request)) return answer_now(request, false);
+    join_flow(request);
+    if (!check_here(request)) return answer_now(request, false);
+    flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
+    if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
+        if (request->job) contexts_finish_job(request->job, false);
+        return MHD_NO;
+    }
+    switch (run_here(request)) {
+    case RUN_HERE_DONE: return answer_done(request);
+    case RUN_HERE_LATE: return hand_over(request, true);
+    case RUN_HERE_NOT:
+    case RUN_HERE_BEGAN:
+    case RUN_HERE_LOST: break; /* to be queued: steps.h knows whether its step began, and job->home the lost device */
+    }
+    return hand_over(request, false);
+}

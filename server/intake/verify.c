@@ -1,0 +1,70 @@
+/* verify.c: bounds for attn_verifier and attn_check_lse(), which do the work (kernels/cpu/reference.c,
+ * kernels/verify_lse.c). */
+#include "server/intake/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/regions/regions.h"
+
+attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
+{
+    const attn_problem *p = &item->problem;
+    if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
+        return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
+    const attn_dims d = attn_dims_of(p);
+    const int64_t total = attn_rows_that_exist(p);
+    const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
+    const int64_t heads = d.B * d.H; /* each head that has such a row is made ready once, at the price of a row */
+    int64_t head, work;
+    if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
+        return attn_fail(err, ATTN_UNSUPPORTED, "/verify",
+                         "verify: Sk * (D + Dv) is %lld, at most %lld can be verified", (long long)d.Sk * (d.D + d.Dv),
+                         (long long)VERIFY_MAX_HEAD_ELEMENTS);
+    if (__builtin_mul_overflow(rows, head, &work) || work > VERIFY_MAX_MULTIPLY_ADDS)
+        return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: at most %lld of the %lld rows can be verified here",
+                         (long long)(VERIFY_MAX_MULTIPLY_ADDS / head), (long long)total);
+    work += (rows < heads ? rows : heads) * head; /* fits: both are at most 2^30 */
+    if (work > *left && *left < VERIFY_MAX_MULTIPLY_ADDS)
+        return attn_fail(
+            err, ATTN_UNSUPPORTED, "/verify",
+            "verify: takes %lld multiply-adds, and the problems before it leave %lld of the %lld of a body",
+            (long long)work, (long long)*left, (long long)VERIFY_MAX_MULTIPLY_ADDS);
+    *left = work > *left ? 0 : *left - work;
+    return ATTN_OK;
+}
+
+/* Is the tensor in a GPU's memory, or in shared memory that only a GPU may copy? A client could truncate such an
+ * object, and reading its mapping would then end the process. */
+static bool only_devices_read(const struct job *job, attn_tensor_id id)
+{
+    for (int i = 0; job->shared && i < job->shared->count; i++) {
+        const struct region_use *const use = &job->shared->list[i];
+        if (use->id == id && !use->output) return use->in_place || use->pinned;
+    }
+    return false;
+}
+
+attn_status verify_lse(struct job *job, int index, attn_error *err)
+{
+    const proto_item *const item = &job->call->items[index];
+    const attn_problem *const p = &item->problem;
+    const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
+    const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
+    if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK; /* a context's is our own */
+    if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
+        return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);
+    job->lse = malloc(sizeof *job->lse);
+    if (job->lse == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    attn_lse_choose(p, share, job->lse);
+    if (job->lse->count > 0) return ATTN_OK;
+    free(job->lse);
+    job->lse = NULL;
+    return ATTN_OK;
+}
+
+attn_status verify_found_lse(const struct job *job, attn_error *err)
+{
+    memcpy(job->lse->found, job->lse_found, sizeof job->lse->found);
+    return attn_lse_judge(&job->call->items[0].problem, job->lse, err);
+}

@@ -1,0 +1,57 @@
+/* page.c: the pages at / and /docs, for browsers.
+ *
+ * They are index.html and docs.html, which the assembler puts into the program, with the version in the place of a
+ * mark: no external asset, nothing that a client sent. Their scripts fetch /v1/info every two seconds, and
+ * /openapi.json once, and write texts (never HTML) into the page. Style and script run by their SHA-256 in the
+ * Content-Security-Policy; after an edit the failing test says the new hashes. */
+#include "server/routes/page.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* (The Makefile knows that this file depends on the two.) */
+__asm__(".pushsection .rodata\n"
+        "page_index: .incbin \"server/routes/index.html\"\n"
+        ".byte 0\n"
+        "page_docs: .incbin \"server/routes/docs.html\"\n"
+        ".byte 0\n"
+        ".popsection\n");
+extern const char page_index[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char page_docs[] __attribute__((visibility("hidden")));
+
+static const char mark[] = "@VERSION@";
+
+/* Nothing but the page's own style and script, and what this server answers. */
+#define CSP(style, script)                \
+    "default-src 'none'; "                \
+    "style-src 'sha256-" style "'; "      \
+    "script-src 'sha256-" script "'; "    \
+    "connect-src 'self'; img-src data:; " \
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+static const struct {
+    const char *text, *csp;
+} pages[PAGE_COUNT] = {
+    [PAGE_INDEX] = { page_index, CSP("G0H3/YdeeOivcsoilZ/DvN7gW158erniP49o3x0v494=",
+                                     "Vm0VVsLya5VhyoPrBbExbGEvyMOgLVNhSCE/+eMD55c=") },
+    [PAGE_DOCS] = { page_docs, CSP("DS1Iy+P31rYfzppZFWYAyOVo9UmPdMCfMQ+V6HX+3yc=",
+                                   "4GeM39mKb6qRjXwy16u9ZGF8A94cpFQIe+fV+eK64PE=") },
+};
+
+char *page_write(enum page page, size_t *length)
+{
+    const char *text = pages[page].text, *rest = strstr(text, mark);
+    assert(rest != NULL);
+    const size_t before = (size_t)(rest - text);
+    char *written = malloc(strlen(text) + sizeof ATTND_VERSION);
+    if (written == NULL) return NULL;
+    memcpy(written, text, before);
+    *length = (size_t)(stpcpy(stpcpy(written + before, ATTND_VERSION), rest + sizeof mark - 1) - written);
+    return written;
+}
+
+const char *page_csp(enum page page)
+{
+    return pages[page].csp;
+}
