@@ -240,8 +240,8 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
 }
 
 /* Of a job that an inline slot is ready for. */
-static enum run_here run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
-                         const attn_plan *plan)
+static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
+                               const attn_plan *plan)
 {
     struct device *const device = inline_slot->device;
     struct batch batch = { .device = device, .count = 1, .flops = job->flops }; /* started when queued: both 0 */
@@ -255,29 +255,29 @@ static enum run_here run(struct devices *devices, struct inline_slot *inline_slo
     count_on_device(device, -1);
     if (!done) {
         job->part.late = inline_slot;
-        return RUN_HERE_LATE;
+        return INLINE_LATE;
     }
     if (!device->info.unified) batch.launch_us = (double)(inline_slot->slot.launched_ns - began_ns) / 1e3;
     give_inline_slot_back(inline_slot);
     if (status == ATTN_DEVICE_LOST) {
         job->part.device = device->number;
-        return RUN_HERE_LOST;
+        return INLINE_LOST;
     }
     note_end(devices, job, &batch, took_ns, status, &err);
-    return RUN_HERE_DONE;
+    return INLINE_DONE;
 }
 
-enum run_here inline_run(struct devices *devices, struct job *job)
+enum inline_outcome inline_run(struct devices *devices, struct job *job)
 {
     struct inline_slot *inline_slot;
     if (devices->inline_count == 0 || !fits_inline(job) || (inline_near(devices) && !fits_processor(job)) ||
         (inline_slot = take_inline_slot(devices, job->part.device)) == NULL)
-        return RUN_HERE_NOT;
+        return INLINE_NOT;
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
     give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
-    return step_has_begun(job) ? RUN_HERE_BEGAN : RUN_HERE_NOT;
+    return step_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }
 
 void inline_settle(struct job *job)

@@ -263,11 +263,11 @@ static bool check_here(struct request *request)
     return false;
 }
 
-static enum run_here run_here(struct request *request)
+static enum inline_outcome run_here(struct request *request)
 {
-    if (request->job == NULL) return RUN_HERE_NOT; /* it is still to be checked */
+    if (request->job == NULL) return INLINE_NOT; /* it is still to be checked */
     request_move(request, REQUEST_COMPUTING);
-    return shares_little(request->job) ? inline_run(request->server->devices, request->job) : RUN_HERE_NOT;
+    return shares_little(request->job) ? inline_run(request->server->devices, request->job) : INLINE_NOT;
 }
 
 /* The job is over, in this thread. */
@@ -327,11 +327,11 @@ enum MHD_Result body_done(struct request *request)
         return MHD_NO;
     }
     switch (run_here(request)) {
-    case RUN_HERE_DONE: return answer_done(request);
-    case RUN_HERE_LATE: return hand_over(request, true);
-    case RUN_HERE_NOT:
-    case RUN_HERE_BEGAN:
-    case RUN_HERE_LOST:
+    case INLINE_DONE: return answer_done(request);
+    case INLINE_LATE: return hand_over(request, true);
+    case INLINE_NOT:
+    case INLINE_BEGAN:
+    case INLINE_LOST:
         break; /* to be queued: steps.h knows whether its step began, and job->part.device is the lost one */
     }
     return hand_over(request, false);

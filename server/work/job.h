@@ -58,7 +58,7 @@ struct job_part {
     /* The loop's. */
     struct batch *batch;      /* the batch that it runs in, while somebody waits for the job; NULL: none */
     bool left;                /* it left in a batch, and leaves no second time */
-    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (RUN_HERE_LATE) */
+    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (INLINE_LATE) */
 
     /* The device's (or the HTTP thread's that computes it); the loop reads them when the batch has come back. */
     bool ran;         /* the kernels ran and did not fail: contexts in use are used up */

@@ -753,13 +753,13 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     static const struct {
         int rows;
         const char *extra;
-        enum run_here here;
+        enum inline_outcome here;
     } cases[] = {
-        { 5, "", RUN_HERE_DONE },
-        { 5, "\"verify\": 1", RUN_HERE_NOT },
-        { 5, "\"save\": true", RUN_HERE_NOT },
-        { 1500, "", RUN_HERE_NOT }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than an inline slot takes */
-        { 5000, "\"encoding\": \"array\"", RUN_HERE_NOT },
+        { 5, "", INLINE_DONE },
+        { 5, "\"verify\": 1", INLINE_NOT },
+        { 5, "\"save\": true", INLINE_NOT },
+        { 1500, "", INLINE_NOT }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than an inline slot takes */
+        { 5000, "\"encoding\": \"array\"", INLINE_NOT },
     };
     struct bench b;
     double seconds;
@@ -770,8 +770,8 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 4, cases[c].extra));
         assert_int_equal(inline_run(b.server.devices, job), cases[c].here);
-        assert_int_equal(job->part.ran, cases[c].here == RUN_HERE_DONE);
-        if (cases[c].here == RUN_HERE_DONE) assert_computed(job, 0);
+        assert_int_equal(job->part.ran, cases[c].here == INLINE_DONE);
+        if (cases[c].here == INLINE_DONE) assert_computed(job, 0);
         contexts_finish_job(job, false);
         job_release(job);
     }
@@ -787,7 +787,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     open_bench(&b, 1, "");
     struct job *job = ready_forward(&b, 5);
     assert_false(inline_near(b.server.devices));
-    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT);
+    assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
     assert_null(job->part.late);
     job_release(job);
     close_bench(&b);
@@ -811,9 +811,9 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     open_readers(&b, 1, "copy.err=700", NULL); /* nothing is copied */
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
-    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_DONE);
+    assert_int_equal(inline_run(b.server.devices, job), INLINE_DONE);
     assert_computed(job, 0);
-    assert_int_equal(inline_run(b.server.devices, large), RUN_HERE_NOT);
+    assert_int_equal(inline_run(b.server.devices, large), INLINE_NOT);
     assert_null(large->part.late);
     job_release(job);
     job_release(large);
@@ -900,12 +900,12 @@ static void test_no_thread_waits_behind_a_batch(void **state)
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT);
+    assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
     assert_null(job->part.late);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     forget(batch);
-    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_DONE);
+    assert_int_equal(inline_run(b.server.devices, job), INLINE_DONE);
     job_release(job);
     close_bench(&b);
 }
@@ -917,10 +917,10 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     struct gate gate;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5), *other = ready_forward(&b, 6);
-    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
+    assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.late);
     assert_false(late->part.ran);
-    assert_int_equal(inline_run(b.server.devices, other), RUN_HERE_DONE); /* there is another inline slot */
+    assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE); /* there is another inline slot */
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
@@ -931,7 +931,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
     for (int n = 0; n < 8; n++)
-        assert_int_equal(inline_run(b.server.devices, other), RUN_HERE_DONE); /* both slots are free again */
+        assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE); /* both slots are free again */
     job_release(other);
     close_bench(&b);
 }
@@ -947,7 +947,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
     open_gated(&b, 1, "hold=GATE@1", &gate);
     unsetenv("ATTN_FAKE_READS_STAGING");
     struct job *late = ready_forward(&b, 5);
-    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
+    assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
     struct device *overdue;
@@ -956,7 +956,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT); /* it is not used any more */
+    assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT); /* it is not used any more */
     assert_null(job->part.late);
     job_release(job);
     gate_open(&gate);
@@ -980,7 +980,7 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     pthread_t opens;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5);
-    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
+    assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.late);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
@@ -1002,9 +1002,9 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     int lost = -1;
     for (int n = 0; n < 4 && lost < 0; n++) { /* the slots of two devices take turns */
         jobs[n] = ready_forward(&b, 5);
-        const enum run_here here = inline_run(b.server.devices, jobs[n]);
-        assert_true(here == RUN_HERE_DONE || here == RUN_HERE_LOST);
-        if (here == RUN_HERE_LOST) lost = n;
+        const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
+        assert_true(here == INLINE_DONE || here == INLINE_LOST);
+        if (here == INLINE_LOST) lost = n;
     }
     if (lost >= 0) { /* this thread's core may only ever meet the other device */
         assert_int_equal(jobs[lost]->part.device, 0);
