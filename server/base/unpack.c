@@ -77,11 +77,6 @@ void unpack_free(struct unpacker *u)
     free(u);
 }
 
-uint64_t unpack_bytes(const struct unpacker *u)
-{
-    return u->out_bytes;
-}
-
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */
 
 static const char *name_of(const struct unpacker *u)

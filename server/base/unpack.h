@@ -40,6 +40,4 @@ attn_status unpack_next(struct unpacker *unpacker, const char **bytes, size_t *c
 /* Errors: INVALID (the stream goes on). An empty body is none of this file's business. */
 attn_status unpack_finish(struct unpacker *unpacker, attn_error *err);
 
-uint64_t unpack_bytes(const struct unpacker *unpacker); /* unpacked so far */
-
 #endif

@@ -407,15 +407,3 @@ bool connections_make_room(struct connections *connections, const _Atomic int *t
     pthread_mutex_unlock(&connections->lock);
     return done;
 }
-
-void connections_cut_all(struct connections *connections)
-{
-    pthread_mutex_lock(&connections->lock);
-    for (struct connection *connection = connections->first; connection; connection = connection->next) {
-        if (inode_of(connection->fd) != connection->inode)
-            continue; /* invariant 4: the number is not its own any more */
-        atomic_store(&connection->phase, CONNECTION_CUT);
-        shutdown(connection->fd, SHUT_RDWR);
-    }
-    pthread_mutex_unlock(&connections->lock);
-}

@@ -141,8 +141,6 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
  * can go. *leaving counts the connection until it is removed. */
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
-/* Cuts all, whatever they do. */
-void connections_cut_all(struct connections *connections);
 
 /* Writes the problem document of `error` to the socket, past the web server, and shuts it down. For what libmicrohttpd
  * cannot answer: 408 and 413 in the middle of a body; and for what it answers badly. request_id: NULL makes one. */

@@ -46,10 +46,6 @@ const char *request_state_label(enum request_state state)
 {
     return states[state].label;
 }
-enum role request_state_owner(enum request_state state)
-{
-    return states[state].owner;
-}
 int request_count(enum request_state state)
 {
     return atomic_load_explicit(&counts[state], memory_order_relaxed);

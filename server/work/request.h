@@ -58,7 +58,6 @@ void request_set_role(enum role role);
 enum role request_role(void);
 
 const char *request_state_label(enum request_state state);
-enum role request_state_owner(enum request_state state);
 bool request_may_move(enum request_state from, enum request_state to);
 int request_count(enum request_state state); /* requests for tensors in that state now; probes and pages do not count */
 

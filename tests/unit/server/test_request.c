@@ -28,11 +28,6 @@ static void test_the_owner_table(void **state)
     for (int from = 0; from < REQUEST_STATE_COUNT; from++)
         for (int to = 0; to < REQUEST_STATE_COUNT; to++)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
-    assert_int_equal(request_state_owner(REQUEST_COMPUTING), ROLE_HTTP);
-    assert_int_equal(request_state_owner(REQUEST_RECEIVING), ROLE_HTTP);
-    assert_int_equal(request_state_owner(REQUEST_QUEUED), ROLE_LOOP);
-    assert_int_equal(request_state_owner(REQUEST_RUNNING), ROLE_LOOP);
-    assert_int_equal(request_state_owner(REQUEST_ANSWERING), ROLE_HTTP);
 }
 
 /* A server of which nothing but the queue's places exists, for two requests each. */
