@@ -647,6 +647,36 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
  * call. On an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
+/* ---- Merging: attention to parts of the keys ----------------------------------------------------------------------
+ *
+ * The results of the same queries over several parts of the keys become the result over all keys:
+ *
+ *     lse = log(sum of exp(lse_p))        out = sum of exp(lse_p - lse) * out_p
+ *
+ * All is computed in float32, part after part in the order given, and each result is rounded once to its dtype.
+ *
+ *   A part whose lse is -inf is empty: it adds nothing, and its out is not read.
+ *   Where all parts are empty, out is 0 and lse is -inf.
+ *   Where an lse is NaN or +inf, out and lse are NaN: the quotient of two infinities is not known.
+ *   NaN in the out of a part that is not empty makes that number of out NaN, however little the part weighs.
+ *   Where one part is not empty, the result equals it; -0 becomes 0.
+ *
+ * out of a part is [B, Sq, H, Dv] and lse [B, H, Sq]; packed, they are [total_q, H, Dv] and [H, total_q]. Layout bhsd
+ * is a view with the axes 1 and 2 of out swapped. All parts have the same shapes, strides and dtype of out (float32,
+ * float16 or bfloat16). The result has their shape; its out may have another of these dtypes and other strides. Rank 0
+ * in the result: not wanted. The result must not overlap the parts. */
+enum { ATTN_MERGE_PARTS = 64 }; /* at most */
+
+typedef struct attn_result {
+    attn_tensor out, lse;
+} attn_result;
+
+/* Queues the merge on the stream, as attn_run() does; pointers are device memory. `parts` and `whole` may go when this
+ * returns, their memory when the stream is done. INVALID where shapes, strides or dtypes disagree, or memory is
+ * missing; err->member is "/parts/3/lse", or "/out" of the result. */
+attn_status attn_merge(attn_stream *stream, const attn_result *parts, int count, const attn_result *whole,
+                       attn_error *err);
+
 /* The second of the three steps at attn_lse_look: queues the sums on the stream, behind the copies of q and k. The
  * problem has the device's addresses. `found` is device memory of the size of look->found; the caller copies it there
  * afterwards. UNSUPPORTED where the device is unified. */

@@ -8,6 +8,7 @@
 #define ATTN_BACKEND_H
 
 #include "attention.h"
+#include "merge.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,6 +63,7 @@ struct attn_backend {
                         attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
+    attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err); /* has rows */
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);

@@ -1,7 +1,7 @@
 """layers.py [BUILD]: do the folders of the program depend on each other only as they may, and on nothing in a circle?
 
 Two graphs are looked at. The includes of every source: each folder of LAYERS may include those that stand after it on
-its line, and nothing else of the project. Where BUILD has object files (build/ after `make`), also what these take from
+its line, and nothing else of the project. What LIBRARIES names is included by its own room alone. Where BUILD has object files (build/ after `make`), also what these take from
 each other, which shows what an include does not: two files that call each other through headers of a lower layer. An
 object that is older than its source says nothing, and is left out. Nothing is compiled here.
 
@@ -29,6 +29,11 @@ LAYERS = {
 for above, folder in (("server/device", "server/intake"), ("server/intake", "server/sched"), ("server/sched", "server/routes"),
                       ("server/routes", "server/http"), ("server/http", "server")):
     LAYERS[folder] = [above] + LAYERS[above]
+# Headers of libraries that one room hides from the others, and the beginnings of the paths that may include them.
+LIBRARIES = {
+    "microhttpd.h": ("server/http/",),
+    "uv.h": ("server/sched/", "server/base/mailbox."),
+}
 # Circles that are one design in several files: the reason stands beside each.
 ALLOWED_CIRCLES = [
 ]
@@ -64,6 +69,14 @@ def includes(path):
                 if os.path.exists(found):
                     yield found
                     break
+
+
+def libraries(path):
+    """The headers outside the project that a source includes."""
+    for line in open(path, encoding="utf-8"):
+        match = re.match(r"\s*#\s*include\s+<([^>]+)>", line)
+        if match:
+            yield match[1]
 
 
 def circles(graph):
@@ -147,6 +160,9 @@ def main():
                 graph[path].add(header)
             if other != own and other not in LAYERS[own]:
                 faults.append(f"{path} includes {header}: {own} may not use {other}")
+        for header in libraries(path):
+            if header in LIBRARIES and not path.startswith(LIBRARIES[header]):
+                faults.append(f"{path} includes <{header}>: only {' and '.join(LIBRARIES[header])} may")
     shown = [("include", graph)]
     if len(sys.argv) > 1:
         objects, looked_at, old = object_graph(sys.argv[1])

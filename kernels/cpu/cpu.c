@@ -269,6 +269,28 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
+enum { MERGED_ROWS = 64 }; /* in an item */
+
+static void merge_item(void *context, int worker, int64_t item)
+{
+    const attn_merge_plan *plan = context;
+    const int64_t first = item * MERGED_ROWS;
+    (void)worker;
+    attn_merge_rows(plan, first, attn_min64(first + MERGED_ROWS, attn_merge_count(plan)));
+}
+
+static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
+{
+    struct cpu_device *device = (struct cpu_device *)stream->device;
+    struct pool_part part;
+    attn_merge_plan copy_of_plan = *plan; /* a task's context is not const */
+    (void)err;
+    pool_begin(device->pool, &part, stream->owner, stream->cancel);
+    pool_run(device->pool, attn_tiles(attn_merge_count(plan), MERGED_ROWS), merge_item, &copy_of_plan);
+    stream->spent_ns += pool_end(device->pool, &part);
+    return ATTN_OK;
+}
+
 static attn_status mark(attn_stream *base, int slot, attn_error *err)
 {
     (void)err;
@@ -313,6 +335,7 @@ const attn_backend attn_backend_cpu = {
     .copy = copy,
     .moves = moves,
     .run = run,
+    .merge = merge,
     .mark = mark,
     .elapsed_us = elapsed_us,
     .done = done,

@@ -32,6 +32,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
+#include "kernels/merge.h"
 
 /* ---- Scratch ----------------------------------------------------------------------------------------------------- */
 
@@ -277,8 +278,7 @@ void flash_merge_item(const struct flash *f, char *memory, int64_t item)
     for (int r = 0; r < t.rows; r++) {
         float *O = scratch.O + r * scratch.ldo, m = -INFINITY, l = 0;
         for (int64_t split = 0; split < seq->splits; split++) {
-            const float part = f->part_m[flash_part_row(&t, split) + r];
-            m = part > m || part != part ? part : m;
+            m = attn_merge_top(m, f->part_m[flash_part_row(&t, split) + r]);
         }
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
@@ -286,9 +286,9 @@ void flash_merge_item(const struct flash *f, char *memory, int64_t item)
             /* A span of which the row sees nothing has m = -inf and weighs nothing. A NaN anywhere makes the row
              * NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
-            const float weight = exp2f(f->part_m[row] - m), *part = f->part_O + row * Dv;
+            const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];
-            for (int64_t d = 0; d < Dv; d++) O[d] += weight * part[d];
+            attn_merge_add(O, weight, f->part_O + row * Dv, Dv);
         }
         scratch.m[r] = m;
         scratch.l[r] = l;

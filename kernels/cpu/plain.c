@@ -170,6 +170,13 @@ static attn_status moves(attn_stream *stream, const attn_move *list, int64_t cou
     return ATTN_OK;
 }
 
+static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
+{
+    (void)stream, (void)err;
+    attn_merge_rows(plan, 0, attn_merge_count(plan));
+    return ATTN_OK;
+}
+
 static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *memory, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -214,8 +221,8 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
         .device_alloc = allocate, .device_free = release, .staging_alloc = allocate, .staging_free = release_staging, \
         .kernel = kernel, .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream,           \
-        .copy = copy, .moves = moves, .run = run, .mark = mark, .elapsed_us = elapsed_us, .done = done,               \
-        .wait = wait_stream,                                                                                          \
+        .copy = copy, .moves = moves, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us,             \
+        .done = done, .wait = wait_stream,                                                                            \
     }
 /* clang-format on */
 

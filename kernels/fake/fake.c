@@ -146,7 +146,7 @@ struct fake_device {
     int lost;                     /* the sticky error that was seen, 0: none */
 };
 
-enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAND_MARK };
+enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAND_MERGE, COMMAND_MARK };
 
 /* What was put on a stream. */
 struct command {
@@ -157,7 +157,8 @@ struct command {
     attn_direction direction;
     attn_problem *problems; /* RUN, LSE: copies, owned, and their plans */
     attn_plan *plans;
-    attn_lse_look *look; /* LSE: a copy, owned; the sums go to `to` */
+    attn_lse_look *look;    /* LSE: a copy, owned; the sums go to `to` */
+    attn_merge_plan *merge; /* MERGE: a copy, owned */
     int count;
     void *workspace;
     bool nan, left;
@@ -600,6 +601,7 @@ static void command_clear(struct command *c)
     free(c->problems);
     free(c->plans);
     free(c->look);
+    free(c->merge);
 }
 
 static void forget_commands(struct fake_stream *stream)
@@ -726,6 +728,22 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     return status;
 }
 
+static attn_status merge(attn_stream *base, const attn_merge_plan *plan, attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    struct command command = { .kind = COMMAND_MERGE };
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "merge", err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    command.merge = malloc(sizeof *command.merge);
+    if (!command.merge) return attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for a merge");
+    *command.merge = *plan;
+    status = append(stream_of(base), command, err);
+    if (status != ATTN_OK) command_clear(&command);
+    return status;
+}
+
 static attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err)
 {
@@ -816,6 +834,15 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
     return true;
 }
 
+/* Are the parts and results of a merge in this device's memory? Looks at where each begins. With the lock held. */
+static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
+{
+    bool here = (!m->out.data || owns(device, m->out.data, 1)) && (!m->lse.data || owns(device, m->lse.data, 1));
+    for (int p = 0; p < m->count && here; p++)
+        here = owns(device, m->part_lse[p], 1) && (m->Dv == 0 || owns(device, m->part_out[p], 1));
+    return here;
+}
+
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
     bool sane = true;
@@ -829,6 +856,7 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
             sane = device->reads_staging || problem_is_here(device, &c->problems[i]);
         sane = sane && (!c->workspace || owns(device, c->workspace, 1));
     }
+    if (c->kind == COMMAND_MERGE) sane = device->reads_staging || merge_is_here(device, c->merge);
     if (c->kind == COMMAND_LSE)
         sane = device->reads_staging ||
                (problem_is_here(device, c->problems) && owns(device, c->to, sizeof c->look->found));
@@ -850,6 +878,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
+        if (c->kind == COMMAND_MERGE) attn_merge_rows(c->merge, 0, attn_merge_count(c->merge));
         if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
         if (c->kind == COMMAND_RUN &&
             attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK)
@@ -931,6 +960,7 @@ const attn_backend attn_backend_fake = {
     .copy = copy,
     .moves = moves,
     .run = run,
+    .merge = merge,
     .mark = mark,
     .elapsed_us = elapsed_us,
     .done = done,

@@ -32,12 +32,12 @@ void batch_name_backend(proto_result *result, const struct device *device, const
     at[length] = '\0';
 }
 
-void batch_count(const struct batch *batch, const struct job *first)
+void batch_count(const struct batch *batch, const struct job_part *first)
 {
     const char *device = batch->device->info.name;
     metrics_add(METRIC_DEVICE_BATCHES, device, NULL, 1);
     if (first->ran) {
-        const char *op = proto_operations[first->call->op].name;
+        const char *op = proto_operations[first->job->call->op].name;
         metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         return;

@@ -39,7 +39,7 @@ static void device_free(struct device *device)
     assert(device->outstanding == 0 && device->batches == NULL && device->first == NULL && device->held == NULL);
     for (int s = 0; s < device->slot_count; s++) {
         assert(device->slots[s].batch == NULL && device->slots[s].mirror_count == 0);
-        slot_close(device->handle, &device->slots[s]);
+        memory_close_slot(device->handle, &device->slots[s]);
     }
     if (device->handle) attn_device_free(device->handle, device->cache_memory);
     attn_device_close(device->handle);
@@ -438,7 +438,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch)
 {
     batch->adopted = true;
-    devices_submit(devices, batch, batch->jobs[0]->late->device);
+    devices_submit(devices, batch, batch->parts[0]->late->device);
 }
 
 void devices_collect(struct devices *devices, struct batch *batch)
@@ -448,7 +448,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     assert(batch->previous ? batch->previous->next == batch
                            : device->batches == batch); /* it has not come back before */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
-    for (int i = 0; i < batch->count; i++) assert(batch->jobs[i]->ran == (batch->jobs[i]->error.status == ATTN_OK));
+    for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;

@@ -1,6 +1,5 @@
 /* devices.h: one thread per GPU, that alone talks to it: copy in, run, copy out, report; and a thread per stream of the
- * CPU, which computes. And inline slots: small problems, which the thread that received them computes itself,
- * or puts on a GPU.
+ * CPU, which computes.
  *
  * The loop hands over batches and gets them back through its mailbox. Everything on a GPU's stream is asynchronous:
  * while the kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a
@@ -30,8 +29,8 @@
 
 struct device;
 
-/* Jobs that run together. The loop makes it, a thread of the device owns it from devices_submit() until it arrives in
- * the mailbox. */
+/* Parts of jobs that run together. The loop makes a batch. A thread of the device owns it from devices_submit() until
+ * it arrives in the mailbox. */
 struct batch {
     struct message message;
     struct device *device;
@@ -46,12 +45,17 @@ struct batch {
     bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;   /* of compute_us: until the kernels were on the stream */
-    struct job *jobs[]; /* a reference each */
+    double launch_us;         /* of compute_us: until the kernels were on the stream */
+    struct job_part *parts[]; /* with a reference to the job of each */
 };
 
-/* Metrics and the log, for a batch that came back; `first` is one of its jobs. When one fails, all do. */
-void batch_count(const struct batch *batch, const struct job *first);
+static inline struct job *batch_job(const struct batch *batch, int part)
+{
+    return batch->parts[part]->job;
+}
+
+/* Metrics and the log, for a batch that came back; `first` is one of its parts. When one fails, all do. */
+void batch_count(const struct batch *batch, const struct job_part *first);
 /* The times of a job that ran in it, for its answer and the metrics. */
 void batch_note_times(const struct batch *batch, struct job *job);
 
@@ -99,34 +103,6 @@ attn_device *devices_of_index(const struct devices *devices, int64_t index, int 
 bool devices_is_usable(const struct devices *devices, int number); /* it has not failed; any thread */
 /* A call on its handle said DEVICE_LOST. The loop hears of it by devices_to_disable(). Any thread. */
 void devices_note_lost(struct devices *devices, int number);
-
-/* ---- The HTTP threads' side -------------------------------------------------------------------------------------- */
-
-/* What devices_run_here() did with a job, which fields of the job it set, and what the caller does next. A step on
- * caches that has begun is ended with step_end(), whatever becomes of the job. */
-enum run_here {
-    RUN_HERE_NOT,   /* Nothing happened. The job is to be queued. */
-    RUN_HERE_BEGAN, /* The job's step on caches has begun, and nothing runs. The job is to be queued. */
-    RUN_HERE_DONE,  /* The job is over: job->ran, or job->error says why not. Its times and metrics are noted. */
-    RUN_HERE_LATE,  /* The job runs on in job->late. It goes to the loop, which calls devices_submit_late(). A caller
-                     * that cannot hand the job over calls devices_settle(). */
-    RUN_HERE_LOST,  /* The device was lost, and job->home is its number. The job is to be queued: it meets the same
-                     * error on that device, and so the loop learns of the loss. */
-};
-
-/* Computes a small job in the calling thread, or puts it on a GPU that has nothing else to do and looks for its end.
- * On this machine's own processor the tensors are in this core's cache and nothing is handed over
- * (tests/load/README.md, rung 3). A kernel on a GPU reads and writes tensors where they are: in staging memory, or in
- * the client's region of the GPU's memory. A job that is large, that verifies, or that uses or makes a context is never
- * taken. The function never waits for another thread, nor longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS). */
-enum run_here devices_run_here(struct devices *devices, struct job *job);
-/* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's.
- * Others: nothing. */
-void devices_settle(struct job *job);
-bool devices_near(
-    const struct devices *devices); /* the processor itself computes inline: threads belong near their clients */
-/* How many jobs were computed so since the last call, and the processor time they took. Any thread. */
-int devices_learn(struct devices *devices, double *seconds);
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
 

@@ -24,6 +24,7 @@
  *    is adopted or settled.
  * 2. A late job is referred to until its kernel has ended, whoever stops waiting for it: by its request on the way to
  *    the loop, and then by its batch. */
+#include "server/device/inline.h"
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -72,7 +73,7 @@ void inline_close(struct devices *devices)
 {
     for (int i = 0; i < devices->inline_count; i++) {
         struct inline_slot *inline_slot = &devices->inline_slots[i];
-        slot_close(inline_slot->handle, &inline_slot->slot);
+        memory_close_slot(inline_slot->handle, &inline_slot->slot);
         if (inline_slot->device->info.unified) attn_device_close(inline_slot->handle);
     }
     free(devices->inline_slots);
@@ -80,12 +81,12 @@ void inline_close(struct devices *devices)
 
 /* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has
  * its own. Of the device that alone can compute it, if there is one. */
-static struct inline_slot *take_inline_slot(struct devices *devices, int home)
+static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
     for (int i = 0; i < devices->inline_count; i++) {
         struct inline_slot *inline_slot = &devices->inline_slots[(first + i) % devices->inline_count];
-        if (home >= 0 && inline_slot->device->number != home) continue;
+        if (only >= 0 && inline_slot->device->number != only) continue;
         if (!atomic_flag_test_and_set_explicit(&inline_slot->taken, memory_order_acquire)) return inline_slot;
     }
     return NULL;
@@ -93,9 +94,9 @@ static struct inline_slot *take_inline_slot(struct devices *devices, int home)
 
 static void give_inline_slot_back(struct inline_slot *inline_slot)
 {
-    device_drop_mirrors(inline_slot->device, &inline_slot->slot);
+    memory_drop_mirrors(inline_slot->device, &inline_slot->slot);
     if (inline_slot->slot.workspace_bytes > INLINE_KEEP)
-        device_drop_workspace(inline_slot->handle, &inline_slot->slot.workspace, &inline_slot->slot.workspace_bytes);
+        memory_drop_workspace(inline_slot->handle, &inline_slot->slot.workspace, &inline_slot->slot.workspace_bytes);
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
@@ -135,7 +136,7 @@ static bool fits_gpu(const struct device *device, const struct job *job, const a
            is_free_for(device, job);
 }
 
-bool devices_near(const struct devices *devices)
+bool inline_near(const struct devices *devices)
 {
     return devices->inline_count > 0 && devices->device[0]->info.unified;
 }
@@ -167,10 +168,10 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     attn_error ignored; /* the loop meets it too, and says so */
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || step_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
-        device_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
+        memory_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
         return false;
     *placed = *job_problem(job, 0);
-    device_place(&inline_slot->slot, placed);
+    memory_place(&inline_slot->slot, placed);
     return true;
 }
 
@@ -188,7 +189,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&
            (device->info.unified || fits_gpu(device, job, plan)) &&
            attn_workspace(handle, plan, 1, &bytes, &ignored) == ATTN_OK &&
-           device_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
+           memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
 /* The processor time of this thread, or the time that passes on a GPU. There are more HTTP threads than cores: while a
@@ -206,7 +207,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     struct slot *slot = &inline_slot->slot;
     const int64_t until_ns = clock_ns() + (job->step ? INLINE_STEP_WAIT_NS : INLINE_WAIT_NS);
     attn_error other;
-    attn_status status = job->step ? device_move_in(slot, job, err) : ATTN_OK;
+    attn_status status = job->step ? memory_move_in(slot, job, err) : ATTN_OK;
     *done = true;
     if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;
@@ -229,13 +230,13 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
 {
     atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
-    job->ran = status == ATTN_OK;
+    job->part.ran = status == ATTN_OK;
     flow_charge(job->flow, FLOW_DEVICE, took_ns);
     batch->compute_us = (double)took_ns / 1e3;
-    if (job->ran) batch_note_times(batch, job);
-    else job->error = *err;
+    if (job->part.ran) batch_note_times(batch, job);
+    else job->part.error = *err;
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
-    batch_count(batch, job);
+    batch_count(batch, &job->part);
 }
 
 /* Of a job that an inline slot is ready for. */
@@ -253,24 +254,24 @@ static enum run_here run(struct devices *devices, struct inline_slot *inline_slo
     const int64_t took_ns = work_clock_ns(device) - began_ns;
     count_on_device(device, -1);
     if (!done) {
-        job->late = inline_slot;
+        job->part.late = inline_slot;
         return RUN_HERE_LATE;
     }
     if (!device->info.unified) batch.launch_us = (double)(inline_slot->slot.launched_ns - began_ns) / 1e3;
     give_inline_slot_back(inline_slot);
     if (status == ATTN_DEVICE_LOST) {
-        job->home = device->number;
+        job->part.device = device->number;
         return RUN_HERE_LOST;
     }
     note_end(devices, job, &batch, took_ns, status, &err);
     return RUN_HERE_DONE;
 }
 
-enum run_here devices_run_here(struct devices *devices, struct job *job)
+enum run_here inline_run(struct devices *devices, struct job *job)
 {
     struct inline_slot *inline_slot;
-    if (devices->inline_count == 0 || !fits_inline(job) || (devices_near(devices) && !fits_processor(job)) ||
-        (inline_slot = take_inline_slot(devices, job->home)) == NULL)
+    if (devices->inline_count == 0 || !fits_inline(job) || (inline_near(devices) && !fits_processor(job)) ||
+        (inline_slot = take_inline_slot(devices, job->part.device)) == NULL)
         return RUN_HERE_NOT;
     attn_problem placed;
     attn_plan plan;
@@ -279,18 +280,20 @@ enum run_here devices_run_here(struct devices *devices, struct job *job)
     return step_has_begun(job) ? RUN_HERE_BEGAN : RUN_HERE_NOT;
 }
 
-void devices_settle(struct job *job)
+void inline_settle(struct job *job)
 {
     attn_error ignored;
-    if (job->late == NULL) return;
-    (void)attn_stream_wait(job->late->slot.stream, &ignored);
-    give_inline_slot_back(job->late);
-    job->late = NULL;
+    for (struct job_part *part = &job->part; part; part = part->next) {
+        if (part->late == NULL) continue;
+        (void)attn_stream_wait(part->late->slot.stream, &ignored);
+        give_inline_slot_back(part->late);
+        part->late = NULL;
+    }
 }
 
-void inline_adopt(struct slot *slot, struct job *job)
+void inline_adopt(struct slot *slot, struct job_part *part)
 {
-    struct inline_slot *inline_slot = job->late;
+    struct inline_slot *inline_slot = part->late;
     struct slot idle = *slot;
     *slot = inline_slot->slot;
     slot->batch = idle.batch;
@@ -299,11 +302,11 @@ void inline_adopt(struct slot *slot, struct job *job)
     slot->count = slot->launched = 1;
     idle.batch = NULL;
     inline_slot->slot = idle;
-    job->late = NULL;
+    part->late = NULL;
     give_inline_slot_back(inline_slot);
 }
 
-int devices_learn(struct devices *devices, double *seconds)
+int inline_learn(struct devices *devices, double *seconds)
 {
     *seconds = (double)atomic_exchange_explicit(&devices->inline_ns, 0, memory_order_relaxed) / 1e9;
     return atomic_exchange_explicit(&devices->inline_jobs, 0, memory_order_relaxed);

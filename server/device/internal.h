@@ -112,7 +112,7 @@ struct devices {
     struct device *device[CONFIG_MAX_DEVICES];
     int inline_count; /* 0: the devices are neither this machine's processor nor read staging memory */
     struct inline_slot *inline_slots;
-    _Atomic int inline_jobs;   /* since devices_learn() last took them, */
+    _Atomic int inline_jobs;   /* since inline_learn() last took them, */
     _Atomic int64_t inline_ns; /* and what they took */
 };
 
@@ -125,31 +125,31 @@ void *device_main(void *argument);
 /* ---- memory.c: on a device's thread, or that which has taken an inline slot ------------------------------------- */
 
 /* Device memory for everything that a job's problems read and write. A region that has a mirror already keeps it. */
-attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-void device_drop_mirrors(struct device *device, struct slot *slot);
-/* Device memory until device_drop_mirrors(). */
-attn_status device_take_memory(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
+attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
+void memory_drop_mirrors(struct device *device, struct slot *slot);
+/* Device memory until memory_drop_mirrors(). */
+attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
-/* The addresses of a job's tensors that lie in pinned memory of a client, after device_take_mirrors(). */
-void device_place_pinned(const struct job *job, attn_problem *problem);
+/* The addresses of a job's tensors that lie in pinned memory of a client, after memory_take_mirrors(). */
+void memory_place_pinned(const struct job *job, attn_problem *problem);
 /* A host address inside a mirrored region, as the device knows it; and all of a problem's. */
-void *device_address(const struct slot *slot, void *address);
-void device_place(const struct slot *slot, attn_problem *problem);
+void *memory_address(const struct slot *slot, void *address);
+void memory_place(const struct slot *slot, attn_problem *problem);
 /* Put the copies of the slot's mirrors, and of a job's outputs, on the slot's stream. */
-attn_status device_copy_in(struct slot *slot, attn_error *err);
-attn_status device_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
+attn_status memory_copy_in(struct slot *slot, attn_error *err);
+attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts the moves of a job's step on the slot's stream: its new keys and values go to their pages. */
-attn_status device_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
+attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* The copies of the slot's mirrors and the moves of a job's step as one, for a device that reads staging memory. */
-attn_status device_move_in(struct slot *slot, const struct job *job, attn_error *err);
+attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
 /* Room for so many moves in all. */
-attn_status device_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
+attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Scratch memory of at least `bytes`; what it held is lost when it grows. */
-attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
+attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);
-void device_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
+void memory_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
 /* Gives back all that a slot of this device has. */
-void slot_close(attn_device *handle, struct slot *slot);
+void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- merge.c: on a device's thread ----------------------------------------------------------------------------- */
 
@@ -169,7 +169,7 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
 /* On a device's thread: what an inline slot left on its stream is from here on the slot's. */
-void inline_adopt(struct slot *slot, struct job *job);
+void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */
 

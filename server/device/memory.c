@@ -17,7 +17,7 @@
 #include "server/regions/regions.h"
 #include "server/work/steps.h"
 
-void device_drop_mirrors(struct device *device, struct slot *slot)
+void memory_drop_mirrors(struct device *device, struct slot *slot)
 {
     for (int i = 0; i < slot->mirror_count; i++) attn_device_free(device->handle, slot->mirrors[i].device);
     slot->mirror_count = slot->region_count = 0;
@@ -82,13 +82,13 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
     return ATTN_OK;
 }
 
-attn_status device_take_memory(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
+attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err); /* of nothing */
 }
 
 /* A host address inside a mirrored region, as the device knows it. */
-void *device_address(const struct slot *slot, void *address)
+void *memory_address(const struct slot *slot, void *address)
 {
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
@@ -97,11 +97,11 @@ void *device_address(const struct slot *slot, void *address)
     return address;
 }
 
-void device_place(const struct slot *slot, attn_problem *problem)
+void memory_place(const struct slot *slot, attn_problem *problem)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (problem->tensor[id].rank > 0) problem->tensor[id].data = device_address(slot, problem->tensor[id].data);
-    if (problem->prefix_keys) problem->prefix_keys = device_address(slot, (void *)problem->prefix_keys);
+        if (problem->tensor[id].rank > 0) problem->tensor[id].data = memory_address(slot, problem->tensor[id].data);
+    if (problem->prefix_keys) problem->prefix_keys = memory_address(slot, (void *)problem->prefix_keys);
 }
 
 static attn_status take_pinned(struct device *device, struct slot *slot, struct region_uses *uses, attn_error *err)
@@ -116,7 +116,7 @@ static attn_status take_pinned(struct device *device, struct slot *slot, struct 
     return status;
 }
 
-void device_place_pinned(const struct job *job, attn_problem *problem)
+void memory_place_pinned(const struct job *job, attn_problem *problem)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {
         const struct region_use *const use = &job->shared->list[i];
@@ -124,7 +124,7 @@ void device_place_pinned(const struct job *job, attn_problem *problem)
     }
 }
 
-attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err)
+attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err)
 {
     attn_status status = ATTN_OK;
     if (job->inputs)
@@ -142,7 +142,7 @@ attn_status device_take_mirrors(struct device *device, struct slot *slot, struct
     return status == ATTN_OK ? mirror(device, slot, job->outputs, false, err) : status;
 }
 
-attn_status device_copy_in(struct slot *slot, attn_error *err)
+attn_status memory_copy_in(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
     for (int i = 0; i < slot->mirror_count && status == ATTN_OK; i++) {
@@ -152,7 +152,7 @@ attn_status device_copy_in(struct slot *slot, attn_error *err)
     return status;
 }
 
-attn_status device_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err)
+attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err)
 {
     (void)device;
     attn_status status = ATTN_OK;
@@ -162,11 +162,11 @@ attn_status device_copy_out(struct device *device, struct slot *slot, struct job
             status = attn_copy(slot->stream, use->pinned, use->mirror, (size_t)use->bytes, ATTN_FROM_DEVICE, err);
     }
     if (status != ATTN_OK || job->outputs.bytes == 0) return status;
-    return attn_copy(slot->stream, job->outputs.memory, device_address(slot, job->outputs.memory), job->outputs.bytes,
+    return attn_copy(slot->stream, job->outputs.memory, memory_address(slot, job->outputs.memory), job->outputs.bytes,
                      ATTN_FROM_DEVICE, err);
 }
 
-attn_status device_reserve_moves(struct slot *slot, int64_t count, attn_error *err)
+attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err)
 {
     if (count <= slot->move_room) return ATTN_OK;
     const int64_t room = 2 * count;
@@ -177,26 +177,26 @@ attn_status device_reserve_moves(struct slot *slot, int64_t count, attn_error *e
     return ATTN_OK;
 }
 
-attn_status device_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err)
+attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err)
 {
     const attn_move *moves;
     const int64_t count = step_moves(job, &moves);
     if (device->info.unified) return attn_moves(slot->stream, moves, count, err);
-    const attn_status status = device_reserve_moves(slot, count, err);
+    const attn_status status = memory_reserve_moves(slot, count, err);
     if (status != ATTN_OK) return status;
     for (int64_t i = 0; i < count; i++) {
         slot->moves[i] = moves[i];
-        if (moves[i].from) slot->moves[i].from = device_address(slot, (void *)moves[i].from);
+        if (moves[i].from) slot->moves[i].from = memory_address(slot, (void *)moves[i].from);
     }
     return attn_moves(slot->stream, slot->moves, count, err);
 }
 
-attn_status device_move_in(struct slot *slot, const struct job *job, attn_error *err)
+attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err)
 {
     const attn_move *of_step;
     const int64_t steps = step_moves(job, &of_step);
     int64_t count = 0;
-    const attn_status status = device_reserve_moves(slot, steps + slot->mirror_count, err);
+    const attn_status status = memory_reserve_moves(slot, steps + slot->mirror_count, err);
     if (status != ATTN_OK) return status;
     for (int i = 0; i < slot->mirror_count; i++) {
         const struct mirror *m = &slot->mirrors[i];
@@ -206,7 +206,7 @@ attn_status device_move_in(struct slot *slot, const struct job *job, attn_error 
     return attn_moves(slot->stream, slot->moves, count, err);
 }
 
-void device_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes)
+void memory_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes)
 {
     attn_device_free(handle, *workspace);
     *workspace = NULL;
@@ -214,17 +214,17 @@ void device_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
 }
 
 /* At least `bytes` of workspace; what it held is lost when it grows. */
-attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
+attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err)
 {
     if (bytes <= *workspace_bytes) return ATTN_OK;
-    device_drop_workspace(handle, workspace, workspace_bytes);
+    memory_drop_workspace(handle, workspace, workspace_bytes);
     const attn_status status = attn_device_alloc(handle, bytes, workspace, err);
     if (status == ATTN_OK) *workspace_bytes = bytes;
     return status;
 }
 
-void slot_close(attn_device *handle, struct slot *slot)
+void memory_close_slot(attn_device *handle, struct slot *slot)
 {
     attn_device_free(handle, slot->workspace);
     attn_stream_close(slot->stream);

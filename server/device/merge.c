@@ -103,12 +103,14 @@ static bool equal(const struct job *one, const struct job *other)
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
-    const bool paged = batch->jobs[leader]->step != NULL;
-    attn_problem wide = *job_problem(batch->jobs[leader], 0);
+    const bool paged = batch_job(batch, leader)->step != NULL;
+    attn_problem wide = *job_problem(batch_job(batch, leader), 0);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (wide.tensor[id].rank > 0 && !(paged && is_of(POOL, id))) wide.tensor[id].shape[0] *= slot->members[leader];
     for (int j = leader; j < batch->count && paged; j++) {
-        const int64_t pages = job_problem(batch->jobs[j], 0) ? job_problem(batch->jobs[j], 0)->page_table.shape[1] : 0;
+        const int64_t pages = job_problem(batch_job(batch, j), 0)
+                                  ? job_problem(batch_job(batch, j), 0)->page_table.shape[1]
+                                  : 0;
         if (slot->leader[j] == leader && pages > wide.page_table.shape[1]) wide.page_table.shape[1] = pages;
     }
     if (paged) wide.page_table.stride[0] = wide.page_table.shape[1];
@@ -121,7 +123,8 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
     const attn_problem wide = widened(slot, leader); /* MERGE_BYTES and CONFIG_MAX_BATCH keep its sizes small */
     attn_plan alone, together;
     attn_error ignored;
-    return attn_plan_make(device->handle, job_problem(slot->batch->jobs[leader], 0), &alone, &ignored) == ATTN_OK &&
+    return attn_plan_make(device->handle, job_problem(batch_job(slot->batch, leader), 0), &alone, &ignored) ==
+               ATTN_OK &&
            attn_plan_make(device->handle, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
@@ -145,14 +148,14 @@ void merge_find(const struct device *device, struct slot *slot)
         slot->leader[j] = (int16_t)j;
         slot->members[j] = 1;
         slot->place[j] = 0;
-        slot->moved[j] = able && fits(batch->jobs[j]);
+        slot->moved[j] = able && fits(batch_job(batch, j));
     }
     for (int j = 0; j < batch->count; j++) {
         if (slot->leader[j] != j || !slot->moved[j]) continue;
         for (int k = j + 1; k < batch->count; k++)
-            if (slot->leader[k] == k && slot->moved[k] && equal(batch->jobs[j], batch->jobs[k]))
+            if (slot->leader[k] == k && slot->moved[k] && equal(batch_job(batch, j), batch_job(batch, k)))
                 slot->leader[k] = (int16_t)j, slot->place[k] = slot->members[j]++;
-        if (slot->members[j] == 1) slot->moved[j] = batch->jobs[j]->step != NULL;
+        if (slot->members[j] == 1) slot->moved[j] = batch_job(batch, j)->step != NULL;
         else if (!same_kernel(device, slot, j)) part(slot, j);
     }
 }
@@ -164,13 +167,13 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    const uint64_t there = slot->batch->jobs[leader]->step ? POOL : 0; /* it needs no memory */
+    const uint64_t there = batch_job(slot->batch, leader)->step ? POOL : 0; /* it needs no memory */
     size_t bytes = 0;
     void *memory;
     *wide = widened(slot, leader);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (wide->tensor[id].rank > 0 && !is_of(there, id)) bytes += aligned((size_t)bytes_of(&wide->tensor[id]));
-    const attn_status status = device_take_memory(device, slot, bytes, &memory, err);
+    const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -198,11 +201,11 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
 /* Puts the moves of a job behind `count`. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
-    const struct job *const job = slot->batch->jobs[j];
+    const struct job *const job = batch_job(slot->batch, j);
     const attn_problem *const p = job_problem(job, 0), *const wide = &slot->problems[slot->problem[j]];
     const attn_move *of_step;
     const int64_t steps = out ? 0 : step_moves(job, &of_step), rows = job->step ? p->page_table.shape[0] : 0;
-    const attn_status status = device_reserve_moves(slot, *count + steps + ATTN_TENSOR_COUNT + rows, err);
+    const attn_status status = memory_reserve_moves(slot, *count + steps + ATTN_TENSOR_COUNT + rows, err);
     if (status != ATTN_OK) return status;
     for (int64_t i = 0; i < steps; i++) slot->moves[(*count)++] = of_step[i];
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {

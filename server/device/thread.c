@@ -26,7 +26,7 @@
 static int64_t worst_ns(const struct batch *batch)
 {
     double flops = 0;
-    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch->jobs[j]);
+    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch_job(batch, j));
     const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
@@ -86,7 +86,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
     }
-    return device_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
+    return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
 /* The batch's problems, with the addresses that the device knows. *gathered: how many. */
@@ -94,7 +94,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
 {
     int count = 0;
     for (int j = 0; j < slot->batch->count; j++) {
-        const struct job *job = slot->batch->jobs[j];
+        const struct job *job = batch_job(slot->batch, j);
         slot->problem[j] = count;
         if (slot->leader[j] != j) {
             slot->problem[j] = slot->problem[slot->leader[j]]; /* which stands before it */
@@ -109,8 +109,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             if (job_problem(job, i) == NULL) continue;
             attn_problem *p = &slot->problems[count++];
             *p = *job_problem(job, i);
-            if (!device->info.unified) device_place(slot, p);
-            if (!device->info.unified) device_place_pinned(job, p);
+            if (!device->info.unified) memory_place(slot, p);
+            if (!device->info.unified) memory_place_pinned(job, p);
         }
     }
     *gathered = count;
@@ -122,7 +122,7 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
 {
     int n = 0;
     for (int j = 0; j < slot->batch->count; j++) {
-        const struct job *job = slot->batch->jobs[j];
+        const struct job *job = batch_job(slot->batch, j);
         if (slot->leader[j] != j) {
             batch_name_backend(&job->results[0], device, slot->plans[slot->problem[j]].kernel->name);
             continue;
@@ -169,7 +169,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     status = attn_stream_mark(slot->stream, 2, err);
     if (status == ATTN_OK) status = merge_move(slot, true, err);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = device_copy_out(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -178,10 +178,10 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
     for (int j = 0; j < slot->batch->count && status == ATTN_OK; j++) {
-        const struct job *job = slot->batch->jobs[j];
+        const struct job *job = batch_job(slot->batch, j);
         if (job->lse)
             status = attn_lse_start(slot->stream, &slot->problems[slot->problem[j]], job->lse,
-                                    device_address(slot, job->lse_found), err);
+                                    memory_address(slot, job->lse_found), err);
     }
     return status;
 }
@@ -194,11 +194,11 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     attn_status status = ATTN_OK;
     int count = 0;
 
-    for (int j = 0; j < batch->count; j++) count += batch->jobs[j]->runnable;
+    for (int j = 0; j < batch->count; j++) count += batch_job(batch, j)->runnable;
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
     merge_find(device, slot);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = device_take_mirrors(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = memory_take_mirrors(device, slot, batch_job(batch, j), err);
     if (status != ATTN_OK) return status;
     if ((status = gather(device, slot, &count, err)) != ATTN_OK) return status;
     if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
@@ -206,11 +206,11 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 
     if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
     slot->began_ns = clock_ns();
-    if ((status = device_copy_in(slot, err)) != ATTN_OK || (status = merge_move(slot, false, err)) != ATTN_OK)
+    if ((status = memory_copy_in(slot, err)) != ATTN_OK || (status = merge_move(slot, false, err)) != ATTN_OK)
         return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)
-        if (!slot->moved[j] && (status = device_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
+        if (!slot->moved[j] && (status = memory_move(device, slot, batch_job(batch, j), err)) != ATTN_OK) return status;
     if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
@@ -251,12 +251,12 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     if (batch->charged_ns == 0 && status == ATTN_OK) batch->charged_ns = (int64_t)(batch->compute_us * 1e3);
     if (batch->charged_ns == 0) batch->charged_ns = batch->ended_ns - batch->started_ns;
     for (int j = 0; j < batch->count; j++) {
-        batch->jobs[j]->ran = status == ATTN_OK;
-        if (status != ATTN_OK) batch->jobs[j]->error = *err;
+        batch->parts[j]->ran = status == ATTN_OK;
+        if (status != ATTN_OK) batch->parts[j]->error = *err;
     }
-    device_drop_mirrors(device, slot);
+    memory_drop_mirrors(device, slot);
     if (slot->workspace_bytes > DEVICE_WORKSPACE_KEEP)
-        device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+        memory_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
     attn_stream_heed(slot->stream, NULL);
     pthread_mutex_lock(&device->lock);
     slot->batch = NULL;
@@ -276,7 +276,7 @@ static bool give_back_workspaces(struct device *device)
     for (int s = 0; s < device->slot_count; s++) {
         struct slot *slot = &device->slots[s];
         if (slot->batch || slot->workspace == NULL) continue;
-        device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+        memory_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
         any = true;
     }
     pthread_mutex_unlock(&device->lock);
@@ -301,7 +301,7 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
         status = ATTN_DEVICE_LOST;
         *err = late;
     }
-    device_drop_mirrors(device, slot);
+    memory_drop_mirrors(device, slot);
     return status;
 }
 
@@ -338,7 +338,7 @@ static void start(struct device *device, struct slot *slot)
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
     if (batch->adopted) { /* it runs already */
-        inline_adopt(slot, batch->jobs[0]);
+        inline_adopt(slot, batch->parts[0]);
         return;
     }
     do {

@@ -1,5 +1,6 @@
 /* access_log.c: see access_log.h. */
 #include "server/http/access_log.h"
+#include "server/http/exchange.h"
 
 #include <assert.h>
 #include <string.h>
@@ -83,29 +84,30 @@ static void put_quoted(struct text *t, const char *name, const char *value, size
  * token="team-a" code=invalid-request pointer="/k/shape/2" */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
+    struct exchange *const exchange = exchange_of(request);
     enum { METHOD_BYTES = 16 };
     char pairs[LOG_PAIRS_BYTES], shown[PATH_BYTES];
     struct text t = text_in(pairs, sizeof pairs);
-    const char *method = request->method ? request->method : "-";
+    const char *method = exchange->method ? exchange->method : "-";
     text_put_string(&t, "method=");
     text_put(&t, method, strnlen(method, METHOD_BYTES));
-    put_quoted(&t, "path", without_secrets(shown, request->path ? request->path : "-"), PATH_MOST);
+    put_quoted(&t, "path", without_secrets(shown, exchange->path ? exchange->path : "-"), PATH_MOST);
     text_put_string(&t, " status=");
     text_put_three(&t, (unsigned)status);
     text_put_string(&t, " ms=");
     text_put_ms(&t, ns);
     text_put_string(&t, " bytes_in=");
-    text_put_number(&t, request->received_bytes);
+    text_put_number(&t, exchange->received_bytes);
     text_put_string(&t, " bytes_out=");
-    text_put_number(&t, request->sent_bytes);
+    text_put_number(&t, exchange->sent_bytes);
     text_put_string(&t, " peer=");
-    text_put_string(&t, request->peer);
+    text_put_string(&t, exchange->peer);
     if (request->caller && request->caller->flow) put_quoted(&t, "token", request->caller->flow->name, TOKEN_MOST);
-    if (request->trace_id[0]) {
+    if (exchange->trace_id[0]) {
         text_put_string(&t, " trace_id=");
-        text_put_string(&t, request->trace_id);
+        text_put_string(&t, exchange->trace_id);
         text_put_string(&t, " span_id=");
-        text_put_string(&t, request->span_id);
+        text_put_string(&t, exchange->span_id);
     }
     const proto_error refusal = request->failed ? request->error : refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) {
@@ -120,17 +122,18 @@ static void log_request(const struct request *request, enum log_level level, int
 
 void access_log_request(struct request *request, enum MHD_RequestTerminationCode how)
 {
+    struct exchange *const exchange = exchange_of(request);
     const struct request_times *t = &request->times;
     const int64_t now = clock_ns();
     const char *endpoint = request->route ? request->route->endpoint : "none";
     const double seconds = (double)(now - t->began_ns) / 1e9;
-    int status = request->http_status;
+    int status = exchange->http_status;
     char label[4];
     struct text status_text = text_in(label, sizeof label);
 
     if (request->gone || status == 0 ||
         (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
-        const bool cut = atomic_load(&request->connection->phase) == CONNECTION_CUT;
+        const bool cut = atomic_load(&exchange->connection->phase) == CONNECTION_CUT;
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
@@ -145,7 +148,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
     text_put_three(&status_text, (unsigned)status);
     metrics_add(METRIC_REQUESTS, endpoint, label, 1);
     metrics_observe(METRIC_REQUEST_SECONDS, endpoint, seconds);
-    if (status < 400 || status == 499) metrics_add(METRIC_BODY_BYTES_OUT, NULL, NULL, (double)request->sent_bytes);
+    if (status < 400 || status == 499) metrics_add(METRIC_BODY_BYTES_OUT, NULL, NULL, (double)exchange->sent_bytes);
     if (t->decode_ns > 0 && t->received_ns > 0) {
         metrics_observe(METRIC_STAGE_SECONDS, "recv", (double)t->recv_ns / 1e9);
         metrics_observe(METRIC_STAGE_SECONDS, "decode", (double)t->decode_ns / 1e9);

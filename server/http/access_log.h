@@ -2,7 +2,7 @@
 #ifndef ACCESS_LOG_H
 #define ACCESS_LOG_H
 
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 
 /* A rate sees nothing in the first sample of a series: what an alert watches is there, at 0, before it happens. */
 void access_log_begin(void);

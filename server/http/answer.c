@@ -10,6 +10,7 @@
  * something has changed, in a cache or by a route's handler: then the connection is closed without an answer, after
  * which a client knows that it does not know. */
 #include "server/http/answer.h"
+#include "server/http/exchange.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +63,7 @@ static void add(struct MHD_Response *response, const char *name, const char *val
 static void add_common_headers(struct request *request, struct MHD_Response *response, int status,
                                const char *content_type, bool close)
 {
+    struct exchange *const exchange = exchange_of(request);
     const struct server *server = request->server;
     char text[PROTO_STAGE_COUNT * 64];
     if (content_type) add(response, "Content-Type", content_type);
@@ -74,14 +76,14 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
     if (status == 415) /* RFC 9110, 15.5.16 */
         add(response, "Accept-Encoding", request->route && request->route->keeps_body ? "identity" : UNPACK_CODINGS);
     if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
-    if (request->route && status == 405) add(response, "Allow", route_allow(request->methods, text));
+    if (request->route && status == 405) add(response, "Allow", route_allow(exchange->methods, text));
     if (server->config->cors_origin && strcmp(server->config->cors_origin, "*") != 0) add(response, "Vary", "Origin");
-    if (request->cors) {
+    if (exchange->cors) {
         add(response, "Access-Control-Allow-Origin", server->config->cors_origin);
         add(response, "Access-Control-Expose-Headers",
             "X-Request-Id, Retry-After, Server-Timing, Inference-Header-Content-Length");
-        if (request->preflight && request->route) {
-            add(response, "Access-Control-Allow-Methods", route_allow(request->methods, text));
+        if (exchange->preflight && request->route) {
+            add(response, "Access-Control-Allow-Methods", route_allow(exchange->methods, text));
             add(response, "Access-Control-Allow-Headers",
                 "Content-Type, Content-Encoding, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent, "
                 "Inference-Header-Content-Length");
@@ -120,11 +122,12 @@ static void on_free(void *context)
 
 static struct MHD_Response *problem_response(struct request *request)
 {
+    struct exchange *const exchange = exchange_of(request);
     char text[PROBLEM_BYTES];
     const size_t length = proto_error_write(text, sizeof text, request->error, request->why.text, NULL,
                                             request->why.member, request->id);
-    request->http_status = proto_errors[request->error].http;
-    request->sent_bytes = length;
+    exchange->http_status = proto_errors[request->error].http;
+    exchange->sent_bytes = length;
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
 }
 
@@ -162,6 +165,7 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
 /* The tensors of the job. NULL with request->failed set when that cannot be done. */
 static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
+    struct exchange *const exchange = exchange_of(request);
     struct job *job = request->job;
     struct MHD_Response *response;
     proto_encoder *encoder = request->encoder;
@@ -183,7 +187,7 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         /* Where staging memory is short, the answer leaves in smaller blocks, which a connection may have. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
-        if (stream) *stream = (struct stream){ encoder, job_hold(job), request->connection };
+        if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };
         else proto_encoder_free(encoder);
         response = stream ? MHD_create_response_from_callback(length, length < block ? (size_t)length : block, on_read,
                                                               stream, on_free)
@@ -195,8 +199,8 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;
     }
-    request->http_status = 200;
-    request->sent_bytes = length;
+    exchange->http_status = 200;
+    exchange->sent_bytes = length;
     *content_type = proto_media(job->call->answer);
     if (request->model && head < length) { /* bytes follow the JSON */
         char text[TEXT_DIGITS + 1];
@@ -209,10 +213,11 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
 
 static struct MHD_Response *handler_response(struct request *request, const char **content_type)
 {
+    struct exchange *const exchange = exchange_of(request);
     struct answer answer = { 0 };
     struct MHD_Response *response;
-    if (request->preflight) {
-        request->http_status = 204;
+    if (exchange->preflight) {
+        exchange->http_status = 204;
         *content_type = NULL;
         return MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     }
@@ -221,7 +226,7 @@ static struct MHD_Response *handler_response(struct request *request, const char
         if (!answer.constant) free(answer.body);
         return NULL;
     }
-    request->done = request->route->method != ROUTE_GET && !request->route->only_reads;
+    exchange->done = request->route->method != ROUTE_GET && !request->route->only_reads;
     if (answer.body == NULL && answer.status != 204) {
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;
@@ -236,8 +241,8 @@ static struct MHD_Response *handler_response(struct request *request, const char
     if (*answer.location) add(response, "Location", answer.location);
     if (answer.csp) add(response, "Content-Security-Policy", answer.csp);
     *content_type = answer.content_type;
-    request->http_status = answer.status;
-    request->sent_bytes = strcmp(request->method, "HEAD") == 0 ? 0 : answer.length;
+    exchange->http_status = answer.status;
+    exchange->sent_bytes = strcmp(exchange->method, "HEAD") == 0 ? 0 : answer.length;
     return response;
 }
 
@@ -250,19 +255,20 @@ enum MHD_Result answer_queue(struct request *request, bool close)
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);
     } else if (!request->failed) response = handler_response(request, &content_type);
-    if (response == NULL && (request->done || (request->job && step_is_committed(request->job)))) {
+    if (response == NULL && (exchange_of(request)->done || (request->job && step_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
         return MHD_NO; /* an error would say that nothing has changed, and be asked again */
     }
     if (response == NULL) {
-        content_type = route_error_media(request->path);
+        content_type = route_error_media(exchange_of(request)->path);
         response = problem_response(request);
     }
     if (response == NULL) return MHD_NO;
-    add_common_headers(request, response, request->http_status, content_type, close);
+    add_common_headers(request, response, exchange_of(request)->http_status, content_type, close);
     request->times.answer_ns = clock_ns();
-    kserve_count(request, request->http_status, request->times.answer_ns - request->times.began_ns);
-    const enum MHD_Result result = MHD_queue_response(request->mhd, (unsigned)request->http_status, response);
+    kserve_count(request, exchange_of(request)->http_status, request->times.answer_ns - request->times.began_ns);
+    const enum MHD_Result result = MHD_queue_response(exchange_of(request)->mhd,
+                                                      (unsigned)exchange_of(request)->http_status, response);
     MHD_destroy_response(response); /* its own reference; the connection has one */
     return result;
 }
@@ -271,11 +277,11 @@ enum MHD_Result answer_now(struct request *request, bool close)
 {
     if (request->failed && request->job) contexts_finish_job(request->job, false);
     if (request->state != REQUEST_ANSWERING) {
-        request_drop_body(request);
-        if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
+        exchange_drop_body(request);
+        if (!connection_enter(exchange_of(request)->connection, CONNECTION_SEND)) return MHD_NO;
         request_move(request, REQUEST_ANSWERING);
-    } else if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
-    request->step = STEP_ANSWER;
+    } else if (!connection_enter(exchange_of(request)->connection, CONNECTION_SEND)) return MHD_NO;
+    exchange_of(request)->step = STEP_ANSWER;
     if (request->failed) { /* its memory is of use to others while the client reads why */
         job_release(request->job);
         request->job = NULL;

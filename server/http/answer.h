@@ -3,7 +3,7 @@
 #ifndef ANSWER_H
 #define ANSWER_H
 
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 
 /* Queues the answer, from the HTTP thread. MHD_NO: the connection is to be closed without one. `close`: the
  * connection ends with it. */

@@ -4,6 +4,7 @@
  *   body_piece    each piece goes through the decoder; a compressed one is unpacked before, a turn at a time
  *   body_done     the end: checked, then computed in this thread, or suspended and posted to the loop, or refused */
 #include "server/http/body.h"
+#include "server/http/exchange.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "server/base/staging.h"
 #include "server/base/unpack.h"
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/http/answer.h"
 #include "server/http/connections.h"
 #include "server/http/http_threads.h"
@@ -43,7 +45,8 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     struct staging_pool *staging = request->server->staging;
     size_t ample = request->block ? 2 * request->block->bytes : FIRST_STEP;
     attn_status status = request->block && bytes <= request->block->bytes ? ATTN_OK : ATTN_BUSY;
-    if (request->expected_bytes > 0 && ample > request->expected_bytes) ample = request->expected_bytes;
+    if (exchange_of(request)->expected_bytes > 0 && ample > exchange_of(request)->expected_bytes)
+        ample = exchange_of(request)->expected_bytes;
     for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
         const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
         attn_error *const why = attempt == 0 ? NULL : err; /* of the first there is nothing to tell */
@@ -60,6 +63,7 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
  * value leases the first of it. */
 void body_admit(struct request *request, const struct http_head *f)
 {
+    struct exchange *const exchange = exchange_of(request);
     struct server *server = request->server;
     const int phase = atomic_load(&server->phase);
     attn_error err = { 0 };
@@ -73,21 +77,21 @@ void body_admit(struct request *request, const struct http_head *f)
         request_fail_status(request, &err);
         return;
     }
-    if (request->coding != UNPACK_NOTHING) {
-        request->unpacker = unpack_new(request->coding, (uint64_t)server->config->max_body_bytes);
-        if (request->unpacker == NULL) {
+    if (exchange->coding != UNPACK_NOTHING) {
+        exchange->unpacker = unpack_new(exchange->coding, (uint64_t)server->config->max_body_bytes);
+        if (exchange->unpacker == NULL) {
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
     } else if (f->has_length && f->length > 0) { /* what a compressed body unpacks to, its length does not say */
-        const size_t inputs = proto_memory_for(request->body->format, f->length, EXPECTED_TENSORS);
-        request->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
-        (void)staging_lease_ahead(server->staging, request->caller, request->expected_bytes, &request->block);
+        const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
+        exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
+        (void)staging_lease_ahead(server->staging, request->caller, exchange->expected_bytes, &request->block);
     }
     const proto_memory memory = { on_grow, request };
-    request->decoder = proto_decoder_new(request->body->format, request->route->op, &server->limits, &memory);
+    request->decoder = proto_decoder_new(exchange->body->format, request->route->op, &server->limits, &memory);
     if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
-    else if (request->model) proto_decoder_kserve(request->decoder, request->model, request->json_bytes);
+    else if (request->model) proto_decoder_kserve(request->decoder, request->model, exchange->json_bytes);
 }
 
 /* ---- Pieces ------------------------------------------------------------------------------------------------------ */
@@ -96,8 +100,8 @@ void body_admit(struct request *request, const struct http_head *f)
 static void refuse_body(struct request *request, const attn_error *why)
 {
     request_fail_status(request, why);
-    request_drop_body(request);
-    request->step = STEP_DISCARD;
+    exchange_drop_body(request);
+    exchange_of(request)->step = STEP_DISCARD;
 }
 
 static attn_status decode(struct request *request, const char *bytes, size_t count, attn_error *err)
@@ -118,7 +122,7 @@ static attn_status unpack_and_decode(struct request *request, const char *bytes,
     const char *piece;
     size_t size;
     do {
-        status = unpack_next(request->unpacker, &bytes, count, &piece, &size, err);
+        status = unpack_next(exchange_of(request)->unpacker, &bytes, count, &piece, &size, err);
         if (status == ATTN_OK && size > 0) status = decode(request, piece, size, err);
     } while (status == ATTN_OK && size > 0 && !(*count > 0 && request->decoded_bytes >= turn_ends));
     return status;
@@ -144,8 +148,8 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
 /* Of a body whose content type was refused, what it seems to be. */
 static void look_at_body(struct request *request, const char *bytes, size_t count)
 {
-    if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA || request->coding != UNPACK_NOTHING ||
-        !proto_is_safetensors(bytes, count))
+    if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA ||
+        exchange_of(request)->coding != UNPACK_NOTHING || !proto_is_safetensors(bytes, count))
         return;
     snprintf(request->why.text, sizeof request->why.text,
              "the body begins like a safetensors file, but its Content-Type is another one; send it with Content-Type: "
@@ -155,23 +159,24 @@ static void look_at_body(struct request *request, const char *bytes, size_t coun
 /* Returns how much of the piece is left for another call. */
 size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
+    struct exchange *const exchange = exchange_of(request);
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
     size_t left = 0;
-    if (request->received_bytes + count > limit) { /* only a chunked body gets here */
-        request->received_bytes += count;
+    if (exchange->received_bytes + count > limit) { /* only a chunked body gets here */
+        exchange->received_bytes += count;
         request->failed = false; /* whatever else is wrong, for this the connection ends */
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
                      (unsigned long long)limit);
-        request_drop_body(request);
+        exchange_drop_body(request);
         own_answers_refuse(request);
         return 0;
     }
-    if (request->step == STEP_DECODE) {
+    if (exchange->step == STEP_DECODE) {
         attn_error err = { 0 };
         const int64_t began = clock_ns();
         attn_status status;
-        if (request->unpacker) {
+        if (exchange->unpacker) {
             left = count;
             status = unpack_and_decode(request, bytes, &left, &err);
         } else status = decode(request, bytes, count, &err);
@@ -181,14 +186,14 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
             left = 0;
         }
     } else {
-        if (request->received_bytes == 0) look_at_body(request, bytes, count);
+        if (exchange->received_bytes == 0) look_at_body(request, bytes, count);
         keep_body(request, bytes, count);
     }
-    request->received_bytes += count - left;
+    exchange->received_bytes += count - left;
     /* A client is as fast as its bytes weigh. */
-    connection_progress(request->connection, request->decoded_bytes > request->received_bytes
-                                                 ? request->decoded_bytes
-                                                 : request->received_bytes);
+    connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
+                                                  ? request->decoded_bytes
+                                                  : exchange->received_bytes);
     return left;
 }
 
@@ -221,7 +226,7 @@ static void end_step(struct request *request)
  * shares the queue's flow for such jobs. */
 static void join_flow(struct request *request)
 {
-    struct connection *const connection = request->connection;
+    struct connection *const connection = exchange_of(request)->connection;
     struct flow *flow = request->caller->flow;
     if (flow == NULL && connection->flow == NULL) connection->flow = flow_new("everybody");
     if (flow == NULL) flow = connection->flow;
@@ -231,14 +236,15 @@ static void join_flow(struct request *request)
 /* Nothing of the body is to come any more: its decoder and unpacker have all of it. False: the request has failed. */
 static bool end_body(struct request *request)
 {
+    struct exchange *const exchange = exchange_of(request);
     attn_error err = { 0 };
     request->times.received_ns = clock_ns();
     request->times.recv_ns = request->times.received_ns - request->times.began_ns - request->times.decode_ns;
-    metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)request->received_bytes);
-    if (request->unpacker && unpack_finish(request->unpacker, &err) != ATTN_OK) refuse_body(request, &err);
-    if (request->step == STEP_DISCARD) return false;
-    unpack_free(request->unpacker);
-    request->unpacker = NULL;
+    metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)exchange->received_bytes);
+    if (exchange->unpacker && unpack_finish(exchange->unpacker, &err) != ATTN_OK) refuse_body(request, &err);
+    if (exchange->step == STEP_DISCARD) return false;
+    unpack_free(exchange->unpacker);
+    exchange->unpacker = NULL;
     return true;
 }
 
@@ -261,23 +267,24 @@ static enum run_here run_here(struct request *request)
 {
     if (request->job == NULL) return RUN_HERE_NOT; /* it is still to be checked */
     request_move(request, REQUEST_COMPUTING);
-    return shares_little(request->job) ? devices_run_here(request->server->devices, request->job) : RUN_HERE_NOT;
+    return shares_little(request->job) ? inline_run(request->server->devices, request->job) : RUN_HERE_NOT;
 }
 
 /* The job is over, in this thread. */
 static enum MHD_Result answer_done(struct request *request)
 {
     struct server *const server = request->server;
-    if (!request->job->ran) request_fail_in_job(request, &request->job->error);
+    if (!job_ran(request->job)) request_fail_in_job(request, job_error(request->job));
     else write_shared(request);
     end_step(request);
-    if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
+    if (!inline_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
     return answer_now(request, false);
 }
 
 /* The loop gets the request: to have its body checked, to queue its job, or (`late`) to wait for what runs. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
+    struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
     /* What runs already waits for no device and needs no place; nor may this thread wait for its end. */
@@ -292,17 +299,17 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
-        if (late) devices_settle(request->job);
+        if (late) inline_settle(request->job);
         request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
         end_step(request);
         return answer_now(request, true);
     }
-    request->step = STEP_WAIT;
+    exchange->step = STEP_WAIT;
     if (request->job) request->job->request = request;
     else request->deadline.at_ns = check_deadline(request, NULL);
     request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
-    MHD_suspend_connection(request->mhd);
-    if (!devices_near(server->devices)) http_threads_await(1, &server->suspended);
+    MHD_suspend_connection(exchange->mhd);
+    if (!inline_near(server->devices)) http_threads_await(1, &server->suspended);
     loop_post(server->loop, request); /* the loop's from here on: touch nothing */
     return MHD_YES;
 }
@@ -314,7 +321,8 @@ enum MHD_Result body_done(struct request *request)
     join_flow(request);
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
-    if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
+    if (!connection_enter(exchange_of(request)->connection,
+                          CONNECTION_WORK)) { /* cut in this moment for being too slow */
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
     }
@@ -323,7 +331,8 @@ enum MHD_Result body_done(struct request *request)
     case RUN_HERE_LATE: return hand_over(request, true);
     case RUN_HERE_NOT:
     case RUN_HERE_BEGAN:
-    case RUN_HERE_LOST: break; /* to be queued: steps.h knows whether its step began, and job->home the lost device */
+    case RUN_HERE_LOST:
+        break; /* to be queued: steps.h knows whether its step began, and job->part.device is the lost one */
     }
     return hand_over(request, false);
 }

@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "server/http/http_head.h"
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 
 /* Reserves what the body needs before its first byte: a slot, memory and a decoder. Memory is leased ahead for what the
  * inputs need, and for outputs of a third of the inputs, as long as not too much is leased so (staging.h). Large blocks

@@ -27,7 +27,7 @@
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 #include "server/http/refusal.h"
 #include "server/http/tcp.h"
 

@@ -1,8 +1,9 @@
 /* front.c: what the loop asks of the side that holds the connections, and how slow a connection may be. */
 #include "server/http/front.h"
 
+#include <microhttpd.h>
+
 #include "server/base/clock.h"
-#include "server/base/heartbeat.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/routes/routes.h"
@@ -94,12 +95,10 @@ struct loop_front front_for_loop(struct front *front)
     return (struct loop_front){ front, http_server_resume, connections, sweep, reload, drain, close_metrics };
 }
 
-static void on_lingering(uv_poll_t *poll, int status, int events)
+static void on_lingering(void *context)
 {
-    struct front *front = poll->data;
-    (void)events;
-    heartbeat_busy(HEARTBEAT_LOOP);
-    if (status == 0) linger_drop(&front->connections.linger);
+    struct front *front = context;
+    linger_drop(&front->connections.linger);
 }
 
 void front_init(struct front *front, struct server *server, struct listener *listeners, int count)
@@ -110,6 +109,7 @@ void front_init(struct front *front, struct server *server, struct listener *lis
     linger_limit(&front->connections.linger,
                  config->max_connections < LINGER_MOST ? config->max_connections : LINGER_MOST, config->discard_bytes,
                  config->discard_ms);
+    server->web_library = MHD_get_version();
     server->connections = &front->connections;
     server->open_connections = &front->connections.totals;
 }
@@ -126,13 +126,11 @@ attn_status front_start(struct front *front, attn_error *err)
 {
     attn_status status = ATTN_OK;
     const int lingering = front->connections.linger.epoll_fd;
-    front->linger_poll.data = front;
-    if (uv_poll_init(loop_uv(front->server->loop), &front->linger_poll, lingering) != 0 ||
-        uv_poll_start(&front->linger_poll, UV_READABLE, on_lingering) != 0)
+    if (loop_watch(front->server->loop, lingering, on_lingering, front, &front->linger_watch, err) != ATTN_OK)
         return attn_fail(err, ATTN_INTERNAL, NULL, "the sockets whose clients still send cannot be watched");
     for (int i = 0; i < front->listener_count && status == ATTN_OK; i++) {
         const bool main_address = i < front->server->config->listen_count;
-        status = listener_start(&front->listeners[i], loop_uv(front->server->loop), front->server,
+        status = listener_start(&front->listeners[i], front->server->loop, front->server,
                                 main_address ? &front->main_http : &front->metrics_http, err);
     }
     return status;

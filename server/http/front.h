@@ -14,7 +14,7 @@ struct front {
     struct http_server main_http, metrics_http; /* the second only with --metrics-listen */
     struct listener *listeners;                 /* main.c's: open sockets, those of --listen first */
     int listener_count;
-    uv_poll_t linger_poll;
+    struct loop_watch *linger_watch;
     unsigned sweeps;
     int retiring; /* of them, through which connections may still come */
 };

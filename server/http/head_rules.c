@@ -1,6 +1,7 @@
 /* head_rules.c: a function for each rule, in the order in which clients expect them: path, method, and rules[]. The
  * first that is broken is told. What is quoted is cut. */
 #include "server/http/head_rules.h"
+#include "server/http/exchange.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -24,32 +25,35 @@ static int quoted(const char *text)
 
 void head_rules_origin(struct request *request, const struct http_head *f)
 {
+    struct exchange *const exchange = exchange_of(request);
     const char *allowed = request->server->config->cors_origin, *origin = f->value[HEADER_ORIGIN];
     if (allowed == NULL || origin == NULL) return;
-    request->cors = strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0;
-    request->preflight = request->cors && strcmp(request->method, "OPTIONS") == 0;
+    exchange->cors = strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0;
+    exchange->preflight = exchange->cors && strcmp(exchange->method, "OPTIONS") == 0;
 }
 
 static void check_path(struct request *request)
 {
+    struct exchange *const exchange = exchange_of(request);
     char hint[ROUTES_HINT_BYTES];
     if (request->route) return;
     request_fail(request, PROTO_E_NOT_FOUND, NULL, "there is nothing at '%.*s'%s (/openapi.json lists what there is)",
-                 quoted(request->path), request->path, routes_hint(request->http->kind, request->path, hint));
+                 quoted(exchange->path), exchange->path, routes_hint(exchange->http->kind, exchange->path, hint));
 }
 
 static void check_method(struct request *request, bool answers)
 {
+    struct exchange *const exchange = exchange_of(request);
     char allow[ROUTE_ALLOW_BYTES], media[MEDIA_BYTES], more[MEDIA_BYTES + 64] = "";
     if (answers) return;
     if (request->route->bodies)
         snprintf(more, sizeof more, " with tensors in the body, as JSON or binary (%s)",
                  routes_media(request->route, media, sizeof media));
-    else if (strcmp(request->method, "POST") == 0) snprintf(more, sizeof more, "; " ROUTES_WHERE_TO);
-    else if (strcmp(request->method, "DELETE") == 0 && strcmp(request->path, "/v1/caches") == 0)
+    else if (strcmp(exchange->method, "POST") == 0) snprintf(more, sizeof more, "; " ROUTES_WHERE_TO);
+    else if (strcmp(exchange->method, "DELETE") == 0 && strcmp(exchange->path, "/v1/caches") == 0)
         snprintf(more, sizeof more, "; DELETE /v1/caches/{id} deletes one");
     request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "%.*s came, this path answers %s%s",
-                 quoted(request->method), request->method, route_allow(request->methods, allow), more);
+                 quoted(exchange->method), exchange->method, route_allow(exchange->methods, allow), more);
 }
 
 static void check_expectation(struct request *request, const struct http_head *f)
@@ -65,7 +69,7 @@ static void check_expectation(struct request *request, const struct http_head *f
 static void check_origin(struct request *request, const struct http_head *f)
 {
     const char *const origin = f->value[HEADER_ORIGIN], *host = f->value[HEADER_HOST];
-    if (origin == NULL || request->cors || request->route->method == ROUTE_GET) return;
+    if (origin == NULL || exchange_of(request)->cors || request->route->method == ROUTE_GET) return;
     if (host == NULL) host = "";
     if (http_head_same_origin(origin, host)) return;
     const char *const option = strcmp(origin, "null") == 0 ? "'*'" : origin; /* a page of no site has no other name */
@@ -77,15 +81,16 @@ static void check_origin(struct request *request, const struct http_head *f)
 
 static void check_token(struct request *request, const struct http_head *f)
 {
+    struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     const char *const authorization = f->value[HEADER_AUTHORIZATION];
     request->caller = &server->everybody;
-    if (!(request->route->token & request->http->kind) || server->tokens == NULL) return;
+    if (!(request->route->token & exchange->http->kind) || server->tokens == NULL) return;
     request->caller = tokens_find(server->tokens, authorization);
     if (request->caller == NULL)
         request_fail(request, PROTO_E_UNAUTHORIZED, NULL, "%s; this path wants `Authorization: Bearer <token>`",
                      tokens_fault(authorization));
-    else atomic_store_explicit(&request->connection->known, true, memory_order_relaxed);
+    else atomic_store_explicit(&exchange->connection->known, true, memory_order_relaxed);
 }
 
 /* KServe: the model and the version that the path names. */
@@ -118,10 +123,11 @@ static bool names_several(const char *list)
 /* What the body is, of a route that has one. */
 static void check_body_type(struct request *request, const struct http_head *f)
 {
+    struct exchange *const exchange = exchange_of(request);
     const char *const encoding = f->value[HEADER_CONTENT_ENCODING], *const type = f->value[HEADER_CONTENT_TYPE];
     char media[MEDIA_BYTES];
-    const bool taken = unpack_coding_of(encoding, &request->coding);
-    if (request->route->keeps_body && (!taken || request->coding != UNPACK_NOTHING))
+    const bool taken = unpack_coding_of(encoding, &exchange->coding);
+    if (request->route->keeps_body && (!taken || exchange->coding != UNPACK_NOTHING))
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
                      "Content-Encoding is '%.*s', this path takes its few bytes uncompressed", quoted(encoding),
                      encoding);
@@ -132,17 +138,18 @@ static void check_body_type(struct request *request, const struct http_head *f)
                      quoted(encoding), encoding, names_several(encoding) ? "which names several, one is taken: " : "");
         return;
     }
-    request->body = routes_body(request->route, type);
-    if (request->body == NULL)
+    exchange->body = routes_body(request->route, type);
+    if (exchange->body == NULL)
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
                      "Content-Type is '%.*s', must be %s; send a JSON object or a safetensors file, and name it so",
                      quoted(type), type, routes_media(request->route, media, sizeof media));
-    else request->answer_as = routes_answer(request->route, request->body, f->value[HEADER_ACCEPT])->format;
+    else request->answer_as = routes_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
 }
 
 /* KServe: how much of the body is JSON; of one that is compressed, how much of what it unpacks to. */
 static void check_json_length(struct request *request, const struct http_head *f)
 {
+    struct exchange *const exchange = exchange_of(request);
     const char *const value = f->value[HEADER_INFERENCE_HEADER];
     uint64_t bytes;
     if (request->model == NULL || request->route->bodies == NULL || value == NULL) return;
@@ -150,11 +157,11 @@ static void check_json_length(struct request *request, const struct http_head *f
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
                      "Inference-Header-Content-Length is '%.*s', must be how many bytes of the body are JSON",
                      quoted(value), value);
-    else if (!f->chunked && request->coding == UNPACK_NOTHING && bytes > f->length)
+    else if (!f->chunked && exchange->coding == UNPACK_NOTHING && bytes > f->length)
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
                      "Inference-Header-Content-Length is %llu, but the body has only %llu bytes",
                      (unsigned long long)bytes, (unsigned long long)f->length);
-    else request->json_bytes = (int64_t)bytes;
+    else exchange->json_bytes = (int64_t)bytes;
 }
 
 static void check_timeout(struct request *request, const struct http_head *f)
@@ -184,11 +191,12 @@ static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const
 /* Who writes options there would get an answer without them, or have something done that was not meant. */
 static void check_query(struct request *request, const struct http_head *f)
 {
+    struct exchange *const exchange = exchange_of(request);
     const struct route *const route = request->route;
     const char *name = "";
     (void)f;
-    if (route->method == ROUTE_GET || !request->has_query) return;
-    MHD_get_connection_values(request->mhd, MHD_GET_ARGUMENT_KIND, on_argument, &name);
+    if (route->method == ROUTE_GET || !exchange->has_query) return;
+    MHD_get_connection_values(exchange->mhd, MHD_GET_ARGUMENT_KIND, on_argument, &name);
     request_fail(request, PROTO_E_INVALID_REQUEST, NULL, "the URL has a query ('?%.*s'), which nobody reads here; %s",
                  quoted(name), name,
                  route->bodies || route->keeps_body ? "options are members of the body" : "this path has no options");
@@ -201,12 +209,13 @@ static void (*const rules[])(struct request *request, const struct http_head *f)
 
 void head_rules_check(struct request *request, const struct http_head *f)
 {
-    const struct route_match match = routes_find(request->http->kind, request->path, request->method);
+    struct exchange *const exchange = exchange_of(request);
+    const struct route_match match = routes_find(exchange->http->kind, exchange->path, exchange->method);
     request->route = match.route;
-    request->methods = match.methods;
+    exchange->methods = match.methods;
     memcpy(request->parameters, match.parameters, sizeof request->parameters);
     check_path(request);
-    if (request->failed || request->preflight) return;
+    if (request->failed || exchange->preflight) return;
     check_method(request, match.answers);
     for (size_t i = 0; i < sizeof rules / sizeof *rules && !request->failed; i++) rules[i](request, f);
 }

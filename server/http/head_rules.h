@@ -3,13 +3,13 @@
 #define HEAD_RULES_H
 
 #include "server/http/http_head.h"
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 
-/* Pages of other origins: sets request->cors and request->preflight. Before head_rules_check(). */
+/* Pages of other origins: sets the exchange's cors and preflight. Call it before head_rules_check(). */
 void head_rules_origin(struct request *request, const struct http_head *head);
 
 /* Finds the route, the caller and the body's decoder; or fails the request with what came,
- * what is wanted and the cure. */
+ * what is wanted and a suggestion. */
 void head_rules_check(struct request *request, const struct http_head *head);
 
 #endif

@@ -29,13 +29,13 @@
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/http/mhd.h"
-#include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/base/peer.h"
 #include "server/http/connections.h"
 #include "server/http/refusal.h"
 #include "server/routes/routes.h"
+#include "server/sched/loop.h"
 #include "server/work/server.h"
 
 /* One descriptor kept back for the day when there are none: invariant 2. Used by the loop's thread alone. */
@@ -271,26 +271,20 @@ static void accept_some(struct listener *listener, int limit)
     }
 }
 
-static void on_readable(uv_poll_t *poll, int status, int events)
+static void on_readable(void *listener)
 {
-    (void)events;
-    heartbeat_busy(HEARTBEAT_LOOP);
-    if (status == 0) accept_some(poll->data, LISTEN_ACCEPT_BURST);
+    accept_some(listener, LISTEN_ACCEPT_BURST);
 }
 
-attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct http_server *http,
-                           attn_error *err)
+attn_status listener_start(struct listener *listener, struct loop *loop, struct server *server,
+                           struct http_server *http, attn_error *err)
 {
     if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     listener->server = server;
     listener->http = http;
-    int error = uv_poll_init(loop, &listener->poll, listener->fd);
-    if (error == 0) {
-        listener->poll.data = listener;
-        listener->polling = true;
-        error = uv_poll_start(&listener->poll, UV_READABLE, on_readable);
-    }
-    if (error != 0) return attn_fail(err, ATTN_INTERNAL, NULL, "%s: %s", listener->address, uv_strerror(error));
+    attn_error why;
+    if (loop_watch(loop, listener->fd, on_readable, listener, &listener->watch, &why) != ATTN_OK)
+        return attn_fail(err, ATTN_INTERNAL, NULL, "%s: %s", listener->address, why.text);
     log_event(LOG_INFO, NULL, "listening", "address=%s", listener->address);
     if (http->kind == PORT_MAIN && !listener_is_local(listener) && server->tokens == NULL)
         log_event(
@@ -323,7 +317,7 @@ static bool is_hidden(const struct listener *listener)
 
 void listener_retire(struct listener *listener)
 {
-    if (!listener->polling) return;
+    if (listener->watch == NULL) return;
     /* What was adopted, the supervisor hides: it may need it for another server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
@@ -333,17 +327,16 @@ void listener_retire(struct listener *listener)
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms)
 {
     const int64_t door_ms = listener_is_local(listener) ? LISTEN_DOOR_LOCAL_MS : LISTEN_DOOR_MS;
-    return listener->polling && listener->retired_ms > 0 && now_ms - listener->retired_ms < door_ms;
+    return listener->watch != NULL && listener->retired_ms > 0 && now_ms - listener->retired_ms < door_ms;
 }
 
 void listener_stop(struct listener *listener)
 {
-    if (!listener->polling) return;
+    if (listener->watch == NULL) return;
     /* Whoever completed the handshake before now was accepted by the kernel in our name. */
     accept_some(listener, LISTEN_BACKLOG);
-    uv_poll_stop(&listener->poll);
-    uv_close((uv_handle_t *)&listener->poll, NULL);
-    listener->polling = false;
+    loop_unwatch(listener->watch);
+    listener->watch = NULL;
     /* Left open, it would let clients in for as long as the drain takes, and reset them at its end; a balancer that is
      * refused goes to the next server at once. A supervisor has a descriptor of its own. */
     close(listener->fd);

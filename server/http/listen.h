@@ -5,23 +5,24 @@
 #define LISTEN_H
 
 #include <stdbool.h>
-#include <uv.h>
+#include <stdint.h>
 
 #include "kernels/attention.h"
 
 struct http_server;
+struct loop;
+struct loop_watch;
 struct server;
 
 /* An open socket and where it listens. */
 struct listener {
     int fd;
     bool is_unix;
-    char address[160]; /* as it came out: "127.0.0.1:40123", "unix:/run/attnd.sock" */
-    char path[108];    /* of a unix socket that we made: removed at the end; empty otherwise */
-    uv_poll_t poll;
-    bool polling;
-    bool adopted;       /* somebody else has it too */
-    int64_t retired_ms; /* since when it is at its end; 0: it is not */
+    char address[160];        /* as it came out: "127.0.0.1:40123", "unix:/run/attnd.sock" */
+    char path[108];           /* of a unix socket that we made: removed at the end; empty otherwise */
+    struct loop_watch *watch; /* NULL: nothing is accepted */
+    bool adopted;             /* somebody else has it too */
+    int64_t retired_ms;       /* since when it is at its end; 0: it is not */
     struct server *server;
     struct http_server *http;
 };
@@ -35,8 +36,8 @@ attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
 void listener_close(struct listener *listener); /* stops accepting; removes a unix socket that we made */
 
 /* Accepts in the loop, for `port`. */
-attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct http_server *http,
-                           attn_error *err);
+attn_status listener_start(struct listener *listener, struct loop *loop, struct server *server,
+                           struct http_server *http, attn_error *err);
 /* Can only this machine reach it? */
 bool listener_is_local(const struct listener *listener);
 /* "http://127.0.0.1:8080/", for a browser on this machine; "" for a unix socket. Returns `text`. */

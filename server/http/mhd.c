@@ -10,6 +10,7 @@
  *                   STEP_WAIT      resumed: answer
  *   on_completed    the client has it, or left: log line, metrics, everything is freed */
 #include "server/http/mhd.h"
+#include "server/http/exchange.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -23,6 +24,7 @@
 #include "server/http/answer.h"
 #include "server/base/clock.h"
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
@@ -50,9 +52,10 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
 /* The id and the trace come first, for every answer and log line carries them. */
 static void read_identity(struct request *request, const struct http_head *f)
 {
+    struct exchange *const exchange = exchange_of(request);
     if (http_head_is_request_id(f->value[HEADER_REQUEST_ID])) strcpy(request->id, f->value[HEADER_REQUEST_ID]);
     else request_make_id(request->id);
-    http_head_traceparent(f->value[HEADER_TRACEPARENT], request->trace_id, request->span_id);
+    http_head_traceparent(f->value[HEADER_TRACEPARENT], exchange->trace_id, exchange->span_id);
 }
 
 /* The last lines of X-Forwarded-For, in order of arrival. */
@@ -74,46 +77,48 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
 /* Sets the peer: where a trusted proxy sent the request, the client behind the proxy. */
 static void read_peer(struct request *request)
 {
+    struct exchange *const exchange = exchange_of(request);
     const struct config *const config = request->server->config;
     const char *const *const networks = config->trusted_proxies;
     struct forwarded f = { .count = 0 };
-    if (!peer_is_trusted(networks, config->trusted_proxy_count, request->peer)) return;
-    (void)MHD_get_connection_values(request->mhd, MHD_HEADER_KIND, on_forwarded, &f);
-    (void)peer_forwarded(networks, config->trusted_proxy_count, request->connection->peer, f.lines, f.count,
-                         request->peer);
+    if (!peer_is_trusted(networks, config->trusted_proxy_count, exchange->peer)) return;
+    (void)MHD_get_connection_values(exchange->mhd, MHD_HEADER_KIND, on_forwarded, &f);
+    (void)peer_forwarded(networks, config->trusted_proxy_count, exchange->connection->peer, f.lines, f.count,
+                         exchange->peer);
 }
 
 /* The first call: the headers are there. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
+    struct exchange *const exchange = exchange_of(request);
     struct http_head f;
     request->times.head_ns = clock_ns();
     http_head_begin(&f, version);
-    if (request->bad_line) http_head_fault(&f, "the request line contains a character where it cannot stand");
-    (void)MHD_get_connection_values_n(request->mhd, MHD_HEADER_KIND, on_header, &f);
+    if (exchange->bad_line) http_head_fault(&f, "the request line contains a character where it cannot stand");
+    (void)MHD_get_connection_values_n(exchange->mhd, MHD_HEADER_KIND, on_header, &f);
     const bool sound = http_head_end(&f);
     read_identity(request, &f);
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        request->connection->sending = true; /* the client may send more, whatever it is */
+        exchange->connection->sending = true; /* the client may send more, whatever it is */
         return answer_now(request, true);
     }
     head_rules_origin(request, &f);
     head_rules_check(request, &f);
-    if (request->route && request->route->bodies && !request->preflight) request_count_in(request);
-    if (!request->failed && request->body) body_admit(request, &f);
-    request->step = request->decoder && !request->failed ? STEP_DECODE : STEP_DISCARD;
+    if (request->route && request->route->bodies && !exchange->preflight) request_count_in(request);
+    if (!request->failed && exchange->body) body_admit(request, &f);
+    exchange->step = request->decoder && !request->failed ? STEP_DECODE : STEP_DISCARD;
     if (request->failed) {
-        request_drop_body(request);
+        exchange_drop_body(request);
         const bool over = f.has_length && f.length > (uint64_t)request->server->config->max_body_bytes;
         if (http_head_has_body(&f) && (over || f.value[HEADER_EXPECT])) {
-            request->connection->sending = true;
+            exchange->connection->sending = true;
             return answer_now(request, true);
         }
     }
     quirks_expectation(request, &f);
-    if (http_head_has_body(&f) && !connection_enter(request->connection, CONNECTION_BODY)) return MHD_NO;
+    if (http_head_has_body(&f) && !connection_enter(exchange->connection, CONNECTION_BODY)) return MHD_NO;
     return MHD_YES;
 }
 
@@ -122,11 +127,12 @@ static enum MHD_Result head(struct request *request, const char *version)
 /* The connection is not suspended any more. */
 static void end_wait(struct request *request)
 {
-    if (request->step != STEP_WAIT) return;
-    request->step = STEP_ANSWER;
+    struct exchange *const exchange = exchange_of(request);
+    if (exchange->step != STEP_WAIT) return;
+    exchange->step = STEP_ANSWER;
     struct server *const server = request->server;
     atomic_fetch_sub(&server->suspended, 1);
-    if (!devices_near(server->devices)) http_threads_await(-1, &server->suspended);
+    if (!inline_near(server->devices)) http_threads_await(-1, &server->suspended);
 }
 
 static struct request *begin_request(struct http_thread *thread, const char *uri, struct MHD_Connection *mhd)
@@ -142,18 +148,19 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     if (!connection_enter(connection, CONNECTION_HEAD)) return NULL;
     if (http->kind == PORT_MAIN && atomic_load(&http->server->phase) == SERVER_DRAINING)
         atomic_store(&http->server->connections->used_ms, clock_ms());
-    struct request *request = request_new(http->server, http, mhd);
-    if (request == NULL) return NULL;
-    request->connection = connection;
+    struct exchange *const exchange = exchange_new(http, mhd);
+    if (exchange == NULL) return NULL;
+    struct request *const request = &exchange->request;
+    exchange->connection = connection;
     request->socket = connection->fd;
-    memcpy(request->peer, connection->peer, sizeof request->peer);
+    memcpy(exchange->peer, connection->peer, sizeof exchange->peer);
     connection->request = request;
     connections_count_request(http->server->connections, 1);
     const size_t arguments = http_head_arguments(uri);
-    request->bad_line = !http_head_is_target(uri);
-    request->has_query = arguments > 0;
+    exchange->bad_line = !http_head_is_target(uri);
+    exchange->has_query = arguments > 0;
     if (arguments > HTTP_ARGUMENTS_MAX) { /* quirk 8 */
-        request->http_status = 414;
+        exchange->http_status = 414;
         connection_cut_with(connection, PROTO_E_TARGET_TOO_LONG, NULL);
     }
     return request;
@@ -178,22 +185,23 @@ static size_t on_unescape(void *context, struct MHD_Connection *mhd, char *text)
 static enum MHD_Result advance(struct request *request, const char *url, const char *method, const char *version,
                                const char *upload, size_t *upload_size)
 {
-    switch (request->step) {
+    struct exchange *const exchange = exchange_of(request);
+    switch (exchange->step) {
     case STEP_HEAD:
-        request->path = http_head_path(url);
-        atomic_store(&request->connection->error_media,
-                     route_error_media(request->path)); /* escapes are resolved now */
-        if (http_head_is_method(method)) request->method = method;
-        else request->method = "-", request->bad_line = true;
+        exchange->path = http_head_path(url);
+        atomic_store(&exchange->connection->error_media,
+                     route_error_media(exchange->path)); /* escapes are resolved now */
+        if (http_head_is_method(method)) exchange->method = method;
+        else exchange->method = "-", exchange->bad_line = true;
         return head(request, version);
     case STEP_DECODE:
     case STEP_DISCARD:
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
-            if (request->step == STEP_ANSWER) return MHD_NO;
+            if (exchange->step == STEP_ANSWER) return MHD_NO;
             if (*upload_size > 0) { /* quirk 5 */
-                MHD_suspend_connection(request->mhd);
-                MHD_resume_connection(request->mhd);
+                MHD_suspend_connection(exchange->mhd);
+                MHD_resume_connection(exchange->mhd);
             }
             return MHD_YES;
         }
@@ -223,11 +231,12 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *mhd, con
 static void complete(struct request *request, enum MHD_RequestTerminationCode how)
 {
     request_set_role(ROLE_HTTP);
-    struct connection *connection = request->connection;
+    struct connection *connection = exchange_of(request)->connection;
     end_wait(request); /* the connection broke between being resumed and being answered */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);
+    exchange_drop_body(request);
     request_free(request);
     (void)connection_enter(connection, CONNECTION_IDLE); /* when it was cut, it is about to end anyway */
 }
@@ -261,8 +270,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         /* libmicrohttpd closes without on_completed() where it refuses a body itself (1.0.1: a chunk's head longer than
          * its buffer), or refuses a head twice (0.9.75). The head's memory has then been freed. */
         if (connection && connection->request) {
-            connection->request->method = connection->request->path = NULL;
-            connection->request->mhd = NULL;
+            exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
+            exchange_of(connection->request)->mhd = NULL;
             own_answers_end(connection);
             complete(connection->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
@@ -396,7 +405,7 @@ void http_server_close(struct http_server *http)
 
 bool http_server_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
 {
-    const bool near = http->server->devices && devices_near(http->server->devices);
+    const bool near = http->server->devices && inline_near(http->server->devices);
     struct http_thread *thread = near ? http_threads_pick(&http->threads, fd)
                                       : http_threads_pick_on(&http->threads, -1);
     struct connection *connection = connections_add(http->server->connections, fd, http->plain, &thread->connections,
@@ -413,7 +422,7 @@ bool http_server_add(struct http_server *http, int fd, const struct sockaddr *ad
 
 void http_server_balance(struct http_server *http, int64_t now_ms)
 {
-    if (devices_near(http->server->devices)) http_threads_balance(&http->threads, now_ms);
+    if (inline_near(http->server->devices)) http_threads_balance(&http->threads, now_ms);
 }
 
 void http_server_unpin(struct http_server *http)
@@ -423,7 +432,7 @@ void http_server_unpin(struct http_server *http)
 
 void http_server_resume(struct request *request)
 {
-    struct MHD_Connection *mhd = request->mhd;
+    struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);
     MHD_resume_connection(mhd); /* the request is the HTTP thread's from here on: touch nothing */
 }

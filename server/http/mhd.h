@@ -4,7 +4,7 @@
 
 #include <sys/socket.h>
 
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 #include "server/work/server.h"
 #include "server/http/http_threads.h"
 

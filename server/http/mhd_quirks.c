@@ -1,5 +1,6 @@
 /* mhd_quirks.c: see mhd_quirks.h. */
 #include "server/http/mhd_quirks.h"
+#include "server/http/exchange.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -36,7 +37,7 @@ int quirks_options(struct MHD_OptionItem *options)
 
 void quirks_expectation(struct request *request, const struct http_head *head)
 {
-    char *const value = (char *)MHD_lookup_connection_value(request->mhd, MHD_HEADER_KIND, "Expect");
+    char *const value = (char *)MHD_lookup_connection_value(exchange_of(request)->mhd, MHD_HEADER_KIND, "Expect");
     if (value) value[http_head_has_body(head) ? strlen(head->value[HEADER_EXPECT]) : 0] = '\0';
 }
 

@@ -22,10 +22,10 @@
  *  8. When the records of a query's arguments do not fit into the connection's memory, it begins an answer, forgets it
  *     and waits. A target with more than HTTP_ARGUMENTS_MAX arguments is answered before. (0.9.75; mhd.c,
  *     begin_request())
- *  9. It compares the value of Expect with the white space behind it; and for a request without a body it sends 100 and
+ *  9. It compares the value of Expect with the white space behind it. For a request without a body it sends 100, and
  *     then does not read the bytes behind this request. (0.9.75; quirks_expectation())
- * 10. How much of a body a recv() reads shrinks to an eighth of the rest in each call, unless the memory of a connection
- *     grows in large steps. From 1.0.0 on such steps would keep it from growing. (0.9.75; quirks_options())
+ * 10. How much of a body a recv() reads shrinks to an eighth of the rest in each call, unless the memory of a
+ *     connection grows in large steps. From 1.0.0 on such steps would keep it from growing. (0.9.75; quirks_options())
  * 11. It ends some connections without telling that their request is over. (0.9.75: at the second fault in a head;
  *     1.0.1: at a chunk whose head is longer than its buffer; mhd.c, on_connection()) */
 #ifndef MHD_QUIRKS_H
@@ -36,7 +36,7 @@
 
 #include "kernels/attention.h"
 #include "server/http/http_head.h"
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 
 enum { QUIRKS_NO_LIMIT = INT_MAX }; /* of connections (4) */
 

@@ -17,7 +17,7 @@
 #include "server/http/http_threads.h"
 #include "server/http/mhd.h"
 #include "server/http/refusal.h"
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 
 static _Thread_local struct http_thread *this_thread; /* NULL: not one that serves connections */
 
@@ -74,32 +74,35 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
 /* Finds what is wrong with the head, as far as libmicrohttpd has read it. False: nothing that we would refuse. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
+    struct exchange *const exchange = exchange_of(request);
     http_head_begin(head, "HTTP/1.1");
-    if (request->mhd == NULL || request->step != STEP_HEAD) return false;
-    (void)MHD_get_connection_values_n(request->mhd, MHD_HEADER_KIND, on_header, head);
+    if (exchange->mhd == NULL || exchange->step != STEP_HEAD) return false;
+    (void)MHD_get_connection_values_n(exchange->mhd, MHD_HEADER_KIND, on_header, head);
     return (head->fault[0] || head->value[HEADER_HOST]) && !http_head_end(head);
 }
 
 /* Makes a request for a message whose request line could not be read. It is logged and counted like any other. */
 static struct request *begin_lost_request(struct connection *connection)
 {
-    struct request *request = request_new(this_thread->http->server, this_thread->http, NULL);
-    if (request == NULL) return NULL;
-    request->connection = connection;
-    memcpy(request->peer, connection->peer, sizeof request->peer);
+    struct exchange *const exchange = exchange_new(this_thread->http, NULL);
+    if (exchange == NULL) return NULL;
+    struct request *const request = &exchange->request;
+    exchange->connection = connection;
+    memcpy(exchange->peer, connection->peer, sizeof exchange->peer);
     return request;
 }
 
 static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTES])
 {
+    struct exchange *const exchange = exchange_of(request);
     struct http_head head;
     const char *detail = refusals[row].detail ? refusals[row].detail : proto_errors[refusals[row].error].title;
     if (row == MALFORMED && find_fault(request, &head)) detail = head.fault;
     request_fail(request, refusals[row].error, NULL, "%s", detail);
-    request->http_status = proto_errors[refusals[row].error].http;
+    exchange->http_status = proto_errors[refusals[row].error].http;
     if (request->id[0] == '\0') request_make_id(request->id);
     return refusal_text(refusal, refusals[row].error, detail, request->id,
-                        atomic_load(&request->connection->error_media));
+                        atomic_load(&exchange->connection->error_media));
 }
 
 /* Fills `refusal` with what is sent instead of the answer that begins with these bytes, and returns its length. 0: the
@@ -109,13 +112,14 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
     const int row = refusal_of(begin, bytes);
     if (row < 0) return 0;
     struct connection *const connection = connections_find(this_thread->http->server->connections, fd);
-    if (connection == NULL || (connection->request && connection->request->step == STEP_ANSWER)) return 0;
+    if (connection == NULL || (connection->request && exchange_of(connection->request)->step == STEP_ANSWER)) return 0;
     connection->sending = true;
     if (connection->request) return refuse(connection->request, row, refusal); /* it is logged at its end */
     struct request *const lost = begin_lost_request(connection);
     if (lost == NULL) return refusal_text(refusal, refusals[row].error, refusals[row].detail, NULL, NULL);
     const size_t length = refuse(lost, row, refusal);
     access_log_request(lost, MHD_REQUEST_TERMINATED_WITH_ERROR);
+    exchange_drop_body(lost);
     request_free(lost);
     return length;
 }
@@ -133,16 +137,17 @@ static ssize_t send_record(void *session, const void *bytes, size_t count)
 
 void own_answers_refuse(struct request *request)
 {
+    struct exchange *const exchange = exchange_of(request);
     char refusal[REFUSAL_BYTES];
-    const union MHD_ConnectionInfo *const tls = MHD_get_connection_info(request->mhd,
+    const union MHD_ConnectionInfo *const tls = MHD_get_connection_info(exchange->mhd,
                                                                         MHD_CONNECTION_INFO_GNUTLS_SESSION);
     const size_t length = refusal_text(refusal, request->error, request->why.text, request->id,
-                                       atomic_load(&request->connection->error_media));
-    request->http_status = proto_errors[request->error].http;
-    request->connection->sending = true;
-    request->step = STEP_ANSWER;
+                                       atomic_load(&exchange->connection->error_media));
+    exchange->http_status = proto_errors[request->error].http;
+    exchange->connection->sending = true;
+    exchange->step = STEP_ANSWER;
     if (tls && tls->tls_session) (void)send_record(tls->tls_session, refusal, length);
-    else (void)!sendto(request->connection->fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
+    else (void)!sendto(exchange->connection->fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
 }
 
 void own_answers_end(struct connection *connection)
@@ -150,8 +155,9 @@ void own_answers_end(struct connection *connection)
     char refusal[REFUSAL_BYTES];
     struct request *const request = connection->request;
     struct pollfd left = { .fd = connection->fd, .events = POLLRDHUP };
-    if (request == NULL || request->step == STEP_WAIT || request->step == STEP_ANSWER || !connection->plain ||
-        connection->sending || atomic_load(&connection->phase) == CONNECTION_CUT || poll(&left, 1, 0) != 0)
+    if (request == NULL || exchange_of(request)->step == STEP_WAIT || exchange_of(request)->step == STEP_ANSWER ||
+        !connection->plain || connection->sending || atomic_load(&connection->phase) == CONNECTION_CUT ||
+        poll(&left, 1, 0) != 0)
         return;
     connection->sending = true;
     const size_t length = refuse(request, MALFORMED, refusal);

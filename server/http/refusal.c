@@ -7,7 +7,7 @@
 
 #include "text/text.h"
 #include "server/base/limits.h"
-#include "server/work/request.h"
+#include "server/http/exchange.h"
 
 enum { BODY_BYTES = 1024 };
 

@@ -164,7 +164,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->shared = NULL; /* and so is this */
     if (proto_operations[call->op].cache_in_path && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
-    if (request->job->shared) request->job->home = request->job->shared->home;
+    if (request->job->shared) request->job->part.device = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
     if (status != ATTN_OK) proto_call_locate(call, err);

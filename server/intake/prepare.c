@@ -149,7 +149,7 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
             err, ATTN_INVALID, "/verify",
             "verify: cannot be asked for where tensors are in the memory of a GPU, which only that can read; "
             "send them in the body or in system shared memory");
-    if (uses->home >= 0 && uses->home != job->home)
+    if (uses->home >= 0 && uses->home != job->part.device)
         return attn_fail(err, ATTN_INVALID, NULL,
                          "the caches are in the memory of another device than the regions of shared memory");
     return region_uses_bind(uses, &item->problem, job->step ? MOVE_ALIGNMENT : 1, err);

@@ -6,11 +6,9 @@
 #include "server/routes/info.h"
 
 #include <cjson/cJSON.h>
-#include <microhttpd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <uv.h>
 
 #include "server/routes/jsontext.h"
 #include "server/base/limits.h"
@@ -243,7 +241,7 @@ char *info_write(const struct info_facts *facts, size_t *length)
     json_put(&j,
              "{'name':'attnd','version':'%s','build':{'compiler':'%s','libmicrohttpd':'%s','libuv':'%s','cjson':'%s'},"
              "'state':'%s','uptime_s':%g,'backends':[",
-             ATTND_VERSION, COMPILER, MHD_get_version(), uv_version_string(), cJSON_Version(), facts->state,
+             ATTND_VERSION, COMPILER, facts->web_library, facts->loop_library, cJSON_Version(), facts->state,
              facts->uptime_s);
     for (const char *const *b = attn_backends(); *b != NULL; b++) {
         json_comma(&j);

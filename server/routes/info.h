@@ -23,7 +23,8 @@
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
-    const char *state; /* "starting", "ready", "draining", "failed" */
+    const char *state;                      /* "starting", "ready", "draining", "failed" */
+    const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv */
     double uptime_s;
     const struct device_state *devices;
     int device_count;
@@ -36,8 +37,8 @@ struct info_facts {
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
-char *info_write(const struct info_facts *facts, size_t *length);                 /* /v1/info: application/json */
-char *info_openapi_write(const struct config *config, const proto_limits *limits, /* /openapi.json: application/json */
-                         const struct route *routes, int route_count, size_t *length);
+char *info_write(const struct info_facts *facts, size_t *length);            /* /v1/info: application/json */
+char *openapi_write(const struct config *config, const proto_limits *limits, /* /openapi.json: application/json */
+                    const struct route *routes, int route_count, size_t *length);
 
 #endif

@@ -717,8 +717,8 @@ static void put_paths(struct json *j, const struct route *routes, int count, con
     json_raw(j, "}");
 }
 
-char *info_openapi_write(const struct config *config, const proto_limits *limits, const struct route *routes,
-                         int route_count, size_t *length)
+char *openapi_write(const struct config *config, const proto_limits *limits, const struct route *routes,
+                    int route_count, size_t *length)
 {
     struct json j = { 0 };
     const bool secured = config->token_file != NULL;

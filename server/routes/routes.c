@@ -80,6 +80,8 @@ static void answer_info(struct request *request, struct answer *answer)
         .config = server->config,
         .limits = &server->limits,
         .state = server_phase_label(atomic_load(&server->phase)),
+        .web_library = server->web_library,
+        .loop_library = server->loop_library,
         .uptime_s = (double)(clock_ms() - server->started_ms) / 1e3,
         .devices = devices,
         .device_count = count,
@@ -108,7 +110,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
     answer->content_type = "application/json";
     answer->constant = true;
     pthread_mutex_lock(&lock);
-    if (kept == NULL) kept = info_openapi_write(request->server->config, &request->server->limits, all, count, &length);
+    if (kept == NULL) kept = openapi_write(request->server->config, &request->server->limits, all, count, &length);
     answer->body = kept;
     answer->length = length;
     pthread_mutex_unlock(&lock);

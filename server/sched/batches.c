@@ -83,11 +83,11 @@ static void arm_window(struct loop *loop, int64_t wait_ns)
 void batches_mark(struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
-        struct job *job = batch->jobs[i];
+        struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
         job->follows = false; /* it may have been in another batch, which failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
-            job->follows = batch->jobs[before]->call->model == job->call->model;
+            job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
 }
 
@@ -123,7 +123,7 @@ void batches_dispatch(struct loop *loop)
             passed_over |= UINT64_C(1) << device_number(device);
             continue;
         }
-        struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->jobs[0]);
+        struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
         for (int i = 0; i < count; i++) {
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
@@ -133,13 +133,13 @@ void batches_dispatch(struct loop *loop)
                 waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
                 continue;
             }
+            assert(job->part.next == NULL); /* the queue has forgotten the job, also parts that have not left */
             request_move(request, REQUEST_RUNNING);
             request->held = waiting_is_used_in_place(job);
-            batch->jobs[i] = job_hold(job);
+            batch->parts[i] = job_part_leaves(job_part_for(job, device_number(device)), batch);
             batch->flops += job->flops;
             batch->seconds += job->seconds;
             batch->waiting++;
-            job->batch = batch;
         }
         if (batch == NULL) break;
         batch->count = count;
@@ -223,7 +223,7 @@ static void device_failed(struct loop *loop, struct device *device, const char *
     /* What only that device can compute does not wait for its deadline. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
-        if (request->state == REQUEST_QUEUED && request->job->home == device_number(device))
+        if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
             waiting_cancel(loop, request, PROTO_E_UNAVAILABLE, text);
     }
     if (devices_usable(loop->server->devices) || loop->stage == STOPPING) return;
@@ -249,9 +249,9 @@ void batches_look_at_devices(struct loop *loop)
         metrics_add(METRIC_DEVICE_ERRORS, device_name(device), overdue ? "OVERDUE" : "DEVICE_LOST", 1);
         for (struct batch *batch = device_batches(device); batch; batch = batch->next)
             for (int i = 0; i < batch->count; i++)
-                if (batch->jobs[i]->request) {
-                    waiting_let_go_of_device(batch->jobs[i]->request);
-                    waiting_cancel(loop, batch->jobs[i]->request, PROTO_E_UNAVAILABLE, text);
+                if (batch_job(batch, i)->request) {
+                    waiting_let_go_of_device(batch_job(batch, i)->request);
+                    waiting_cancel(loop, batch_job(batch, i)->request, PROTO_E_UNAVAILABLE, text);
                 }
         loop->queue_changed = true;
     }
@@ -262,8 +262,8 @@ void batches_look_at_devices(struct loop *loop)
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
-        const double part = batch->flops > 0 ? batch->jobs[i]->flops / batch->flops : 1.0 / batch->count;
-        flow_charge(batch->jobs[i]->flow, FLOW_DEVICE, (int64_t)(part * (double)batch->charged_ns));
+        const double part = batch->flops > 0 ? batch_job(batch, i)->flops / batch->flops : 1.0 / batch->count;
+        flow_charge(batch_job(batch, i)->flow, FLOW_DEVICE, (int64_t)(part * (double)batch->charged_ns));
     }
 }
 
@@ -274,30 +274,35 @@ void batches_done(struct loop *loop, struct batch *batch)
     int waiting = 0;
 
     devices_collect(server->devices, batch);
-    batch_count(batch, batch->jobs[0]);
-    queue_flow_ran(batch->jobs[0]->flow, batch->left_ns);
+    batch_count(batch, batch->parts[0]);
+    queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
     /* When a batch fails all of it does, for the same reason. */
-    if (!batch->jobs[0]->ran && batch->jobs[0]->error.status == ATTN_DEVICE_LOST)
-        device_failed(loop, device, batch->jobs[0]->error.text);
+    if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
+        device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0)
         queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
     for (int i = 0; i < batch->count; i++) {
-        struct job *job = batch->jobs[i];
+        struct job_part *part = batch->parts[i];
+        struct job *job = part->job;
         struct request *request = job->request;
-        assert(job->batch == (request ? batch : NULL)); /* whoever stopped waiting for it took it out */
+        assert(part->batch == (request ? batch : NULL)); /* whoever stopped waiting for it took it out */
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
-        job->batch = NULL;
-        const bool finishes = job->ran && waited && finish_is_wanted(job);
-        if (!finishes) end_step(loop, job, job->ran && waited);
+        part->batch = NULL;
+        if (--job->parts_out > 0) { /* the job is over when its last part is back */
+            job_release(job);
+            continue;
+        }
+        const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
+        if (!finishes) end_step(loop, job, job_ran(job) && waited);
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
          * memory. The request has its own. */
         job_release(job);
         if (request != NULL) {
             request->held = false;
-            if (!job->ran) {
-                request_fail_in_job(request, &job->error);
+            if (!job_ran(job)) {
+                request_fail_in_job(request, job_error(job));
                 contexts_finish_job(job, false);
                 waiting_hand_back(loop, request);
             } else {

@@ -28,6 +28,7 @@
 #include "server/intake/prepare.h"
 #include "server/work/steps.h"
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/intake/check.h"
 #include "server/sched/finish.h"
 #include "server/base/heartbeat.h"
@@ -84,7 +85,9 @@ static const char homeless[] = "the device that alone can compute this has faile
 /* It is in the queue, for a device that has failed since it was looked for. */
 static bool is_homeless(const struct loop *loop, const struct job *job)
 {
-    return job->home >= 0 && !devices_is_usable(loop->server->devices, job->home);
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        if (part->device >= 0 && !devices_is_usable(loop->server->devices, part->device)) return true;
+    return false;
 }
 
 static void on_checked(struct piece *piece)
@@ -141,20 +144,19 @@ static void check(struct loop *loop, struct request *request)
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
-    struct batch *batch = calloc(1, sizeof *batch + sizeof batch->jobs[0]);
+    struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
     if (batch == NULL) { /* its memory is free when the device is done with it */
-        devices_settle(job);
+        inline_settle(job);
         step_end(job, false);
         loop->queue_changed = loop->steps_changed = true;
         waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
         return false;
     }
     job->queued_ns = clock_ns();
-    batch->jobs[0] = job_hold(job);
+    batch->parts[0] = job_part_leaves(&job->part, batch);
     batch->flops = job->flops;
     batch->count = batch->waiting = 1;
     batch->flow = job->flow;
-    job->batch = batch;
     request->held = waiting_is_used_in_place(job);
     batches_mark(batch);
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
@@ -171,7 +173,7 @@ static void request_arrived(struct loop *loop, struct request *request)
         check(loop, request);
         return;
     }
-    if (request->job->late) {
+    if (request->job->part.late) {
         if (!take_late(loop, request)) return;
     } else batches_enqueue(loop, request->job);
     if (loop->stage == STOPPING) {
@@ -243,7 +245,7 @@ static void on_sweep(uv_timer_t *timer)
     give_back_memory(loop);
     batches_look_at_devices(loop);
     double seconds;
-    const int jobs = devices_learn(server->devices, &seconds);
+    const int jobs = inline_learn(server->devices, &seconds);
     if (jobs > 0) queue_learn(&server->queue, jobs, seconds);
     if (loop->stage != SERVING) stop_advance(loop, now_ms);
 }
@@ -268,7 +270,7 @@ void loop_signal(struct loop *loop, int number)
     uv_async_send(&loop->signalled);
 }
 
-/* ---- Open, run, close -------------------------------------------------------------------------------------------- */
+/* ---- Open -------------------------------------------------------------------------------------------------------- */
 
 static void must(int error, const char *what)
 {
@@ -310,6 +312,7 @@ struct loop *loop_open(struct server *server)
     loop->uv.data = loop;
     loop->scan = 1;
     loop->server = server;
+    server->loop_library = uv_version_string();
     pieces_init(&loop->pieces, &loop->uv, &server->queue);
     must(mailbox_open(&loop->box, &loop->uv, on_message, loop), "mailbox");
     must(uv_check_init(&loop->uv, &loop->check), "event loop");
@@ -340,6 +343,62 @@ uv_loop_t *loop_uv(struct loop *loop)
     return &loop->uv;
 }
 
+/* ---- Descriptors of others --------------------------------------------------------------------------------------- */
+
+struct loop_watch {
+    uv_poll_t poll;
+    void (*on_readable)(void *context);
+    void *context;
+    struct loop_watch *previous, *next; /* of the loop's list */
+};
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    const struct loop_watch *watch = poll->data;
+    (void)events;
+    heartbeat_busy(HEARTBEAT_LOOP);
+    if (status == 0) watch->on_readable(watch->context);
+}
+
+static void on_watch_closed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+attn_status loop_watch(struct loop *loop, int fd, void (*on_it)(void *context), void *context,
+                       struct loop_watch **watch, attn_error *err)
+{
+    struct loop_watch *made = calloc(1, sizeof *made);
+    int error = made == NULL ? UV_ENOMEM : uv_poll_init(&loop->uv, &made->poll, fd);
+    if (error != 0) {
+        free(made);
+        return attn_fail(err, ATTN_INTERNAL, NULL, "%s", uv_strerror(error));
+    }
+    made->poll.data = made;
+    made->on_readable = on_it;
+    made->context = context;
+    if ((made->next = loop->watches) != NULL) made->next->previous = made;
+    loop->watches = made;
+    if ((error = uv_poll_start(&made->poll, UV_READABLE, on_readable)) != 0) {
+        loop_unwatch(made);
+        return attn_fail(err, ATTN_INTERNAL, NULL, "%s", uv_strerror(error));
+    }
+    *watch = made;
+    return ATTN_OK;
+}
+
+void loop_unwatch(struct loop_watch *watch)
+{
+    struct loop *loop = watch->poll.loop->data;
+    if (watch->next) watch->next->previous = watch->previous;
+    if (watch->previous) watch->previous->next = watch->next;
+    else loop->watches = watch->next;
+    uv_poll_stop(&watch->poll);
+    uv_close((uv_handle_t *)&watch->poll, on_watch_closed);
+}
+
+/* ---- Run, close -------------------------------------------------------------------------------------------------- */
+
 int loop_run(struct loop *loop, const struct loop_front *front)
 {
     request_set_role(ROLE_LOOP);
@@ -366,6 +425,7 @@ void loop_close(struct loop *loop)
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     pthread_mutex_destroy(&loop->box.lock);
+    while (loop->watches) loop_unwatch(loop->watches);
     uv_walk(&loop->uv, close_handle, NULL);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     uv_loop_close(&loop->uv);

@@ -2,8 +2,6 @@
 #ifndef LOOP_H
 #define LOOP_H
 
-#include <uv.h>
-
 #include "server/base/limits.h"
 #include "server/work/request.h"
 #include "server/work/server.h"
@@ -16,7 +14,14 @@ enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 /* The parts in the order in which main.c needs them. */
 struct loop *loop_open(struct server *server);   /* aborts when the system refuses the essentials */
 struct mailbox *loop_mailbox(struct loop *loop); /* for devices */
-uv_loop_t *loop_uv(struct loop *loop);
+
+/* A descriptor that the loop watches. On the loop's thread only: while the descriptor can be read, the loop calls
+ * on_readable(context). The descriptor stays the caller's. INTERNAL: libuv refuses it, and the text is libuv's. */
+struct loop_watch;
+attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
+                       struct loop_watch **watch, attn_error *err);
+/* Nothing is called from here on, and the descriptor may be closed. loop_close() ends the watches that are left. */
+void loop_unwatch(struct loop_watch *watch);
 
 /* The side that holds the connections, as the loop knows it: these functions and nothing else (server/http/front.c has
  * them). All are called on the loop's thread, with `context` where they take one. */

@@ -48,11 +48,14 @@ struct loop {
     int64_t awake_until_ns;
 
     struct loop_front front;
+    struct loop_watch *watches; /* those of loop_watch() */
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
     int most_open; /* connections, since memory was last given back */
 };
+
+uv_loop_t *loop_uv(struct loop *loop);
 
 /* ---- waiting.c --------------------------------------------------------------------------------------------------- */
 

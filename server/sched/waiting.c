@@ -93,15 +93,24 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
+/* Nobody waits for the job any more. A batch is told to give up when nobody waits for any of its parts. */
+static void leave_batches(struct job *job)
+{
+    for (struct job_part *part = &job->part; part; part = part->next) {
+        if (part->batch == NULL) continue;
+        assert(part->batch->waiting > 0);
+        if (--part->batch->waiting == 0) attn_cancel(&part->batch->cancel);
+    }
+}
+
 /* Nobody wants the result of a request that is held while its batch runs. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
-    assert(request->held && job->batch);
+    assert(request->held && job->parts_out > 0);
     if (job->given_up) return;
-    assert(job->batch->waiting > 0);
     job->given_up = true;
-    if (--job->batch->waiting == 0) attn_cancel(&job->batch->cancel);
+    leave_batches(job);
 }
 
 /* The same of one that is not handed back yet: soon over, on_checked(), on_finished() or batches_done() does it. */
@@ -120,7 +129,7 @@ void waiting_detach(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     assert(job->request == request);
-    assert(job->batch == NULL || (request->state == REQUEST_RUNNING && (job->given_up || job->batch->waiting > 0)));
+    assert(job->parts_out == 0 || request->state == REQUEST_RUNNING);
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
@@ -130,9 +139,8 @@ void waiting_detach(struct loop *loop, struct request *request)
     if (job->finishing)
         job->finishing->cancelled = true; /* its thread may read what a context is called: on_finished() */
     else contexts_finish_job(job, false); /* a device may still read what it uses: it stays leased */
-    if (job->batch && !job->given_up && --job->batch->waiting == 0)
-        attn_cancel(&job->batch->cancel); /* it would compute for nobody */
-    job->batch = NULL;
+    if (!job->given_up) leave_batches(job);
+    for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
     job->request = NULL;
     request->job = NULL;
     job_release(job);

@@ -21,7 +21,8 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
         return NULL;
     }
     atomic_init(&job->references, 1);
-    job->home = -1;
+    job->part.job = job;
+    job->part.device = -1;
     job->staging = staging;
     job->contexts = contexts;
     job->caller = caller_hold(caller);
@@ -39,6 +40,44 @@ struct job *job_hold(struct job *job)
     return job;
 }
 
+struct job_part *job_part_for(struct job *job, int device)
+{
+    for (struct job_part *part = &job->part; part; part = part->next)
+        if (!part->left && (part->device < 0 || part->device == device)) return part;
+    return NULL;
+}
+
+struct job_part *job_part_leaves(struct job_part *part, struct batch *batch)
+{
+    assert(part != NULL && !part->left && part->batch == NULL);
+    (void)job_hold(part->job);
+    part->batch = batch;
+    part->left = true;
+    part->job->parts_out++;
+    return part;
+}
+
+bool job_needs_device(const struct job *job, int device)
+{
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        if (!part->left && part->device == device) return true;
+    return false;
+}
+
+bool job_ran(const struct job *job)
+{
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        if (!part->ran) return false;
+    return true;
+}
+
+const attn_error *job_error(const struct job *job)
+{
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        if (part->error.status != ATTN_OK) return &part->error;
+    return &job->part.error;
+}
+
 void job_release_memory(struct job *job)
 {
     assert(atomic_load(&job->references) <= 1);
@@ -52,7 +91,7 @@ void job_release(struct job *job)
 {
     if (job == NULL || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1) return;
     assert(!job->holds_contexts && job->context_count == 0);
-    assert(job->batch == NULL && job->finishing == NULL && job->in_queue.next == NULL &&
+    assert(job->parts_out == 0 && job->finishing == NULL && job->in_queue.next == NULL &&
            job->in_queue.previous == NULL);
     for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);
     step_free(job);

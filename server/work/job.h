@@ -44,6 +44,27 @@ struct job_links {
     struct job *next, *previous;
 };
 
+/* What one device computes of a job. The parts of a job are a list, in which a part lives as long as its job. Every job
+ * has one part today, because the queue forgets a job when its first part leaves.
+ *
+ * 1. A part leaves once, for a device that can compute it.
+ * 2. A job is over when all its parts are back.
+ * 3. A job ran when all its parts ran. Its error is that of the first part in the list that has one. */
+struct job_part {
+    struct job_part *next; /* of the same job; NULL: it is the last */
+    struct job *job;
+    int device; /* number of the only device that can compute it; -1: any can */
+
+    /* The loop's. */
+    struct batch *batch;      /* the batch that it runs in, while somebody waits for the job; NULL: none */
+    bool left;                /* it left in a batch, and leaves no second time */
+    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (RUN_HERE_LATE) */
+
+    /* The device's (or the HTTP thread's that computes it); the loop reads them when the batch has come back. */
+    bool ran;         /* the kernels ran and did not fail: contexts in use are used up */
+    attn_error error; /* otherwise, why */
+};
+
 struct job {
     atomic_int references;
     struct staging_pool *staging;
@@ -77,26 +98,22 @@ struct job {
     struct staging_block *tables; /* of the step, while it has begun, */
     size_t tables_used;           /* and how much of it */
     bool wide;                    /* it waits for a GPU's memory and not for its arithmetic: many go together */
-    int home;                     /* number of the only device that can compute it; -1: any can */
     int context_count;            /* entries that pin this job: contexts.c's, under its lock */
 
     /* The loop's. */
     struct request *request;            /* NULL: nobody waits for it any more */
     struct finishing *finishing;        /* verification and the like after its run; NULL: nothing of that is going on */
-    struct batch *batch;                /* the batch that it runs in; NULL: none */
+    int parts_out;                      /* parts that are in batches and have not come back */
     struct job_links in_queue, in_flow; /* among all that wait, and among those of its flow */
     int64_t queued_ns;
-    bool waits;               /* its step cannot begin yet: it may not leave the queue */
-    bool looked;              /* it was asked whether it can */
-    bool given_up;            /* its request, which is held, waits for nothing but the end of its batch */
-    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (RUN_HERE_LATE) */
+    bool waits;    /* its step cannot begin yet: it may not leave the queue */
+    bool looked;   /* it was asked whether it can */
+    bool given_up; /* its request, which is held, waits for nothing but the end of its batch */
 
     int batch_jobs; /* of the batch in which it runs; 0: alone, on an HTTP thread */
     bool follows;   /* another job of the same model (KServe) stands before it there */
 
-    /* The device's (or the HTTP thread's that computes it); the loop reads them when the batch has come back. */
-    bool ran;         /* the kernels ran and did not fail: contexts in use are used up */
-    attn_error error; /* otherwise, why */
+    struct job_part part; /* the first of the list */
 };
 
 /* What is computed for an item; NULL: it has failed, or there is nothing to compute. */
@@ -111,6 +128,16 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
 void job_release(struct job *job); /* NULL is fine. The last one: contexts_finish_job() was called, if need be */
+
+/* The first part that has not left and that the device can compute; NULL: none. */
+struct job_part *job_part_for(struct job *job, int device);
+/* The part leaves in the batch, which gets a reference to its job. Returns the part. */
+struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
+/* A part that has not left can be computed by this device alone. */
+bool job_needs_device(const struct job *job, int device);
+/* When all parts are back. */
+bool job_ran(const struct job *job);
+const attn_error *job_error(const struct job *job); /* of a job that did not run */
 
 /* Gives the tensors' memory back early: nobody will read them any more. Only while there is a single reference. */
 void job_release_memory(struct job *job);

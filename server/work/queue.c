@@ -274,9 +274,9 @@ void queue_remove(struct queue *queue, struct job *job)
     publish(queue);
 }
 
-static bool may_leave(const struct job *job, int device)
+static bool may_leave(struct job *job, int device)
 {
-    return !job->waits && (job->home < 0 || job->home == device);
+    return !job->waits && job_part_for(job, device) != NULL;
 }
 
 static double most_flops(const struct job *leader)

@@ -103,15 +103,13 @@ void request_make_id(char id[REQUEST_ID_BYTES])
     id[16] = '\0';
 }
 
-struct request *request_new(struct server *server, struct http_server *http, struct MHD_Connection *mhd)
+struct request *request_new(struct server *server, size_t bytes)
 {
-    struct request *request = calloc(1, sizeof *request);
+    assert(bytes >= sizeof(struct request));
+    struct request *request = calloc(1, bytes);
     if (request == NULL) return NULL;
     request->server = server;
-    request->http = http;
-    request->mhd = mhd;
     request->client_timeout_ms = -1;
-    request->json_bytes = -1;
     request->place = CALLER_PLACES;
     request->times.began_ns = clock_ns();
     return request;
@@ -138,8 +136,6 @@ void request_drop_body(struct request *request)
 {
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
-    unpack_free(request->unpacker);
-    request->unpacker = NULL;
     if (request->block) staging_release(request->server->staging, request->block);
     request->block = NULL;
     if (request->counted_bytes > 0)

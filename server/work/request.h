@@ -6,7 +6,6 @@
 #ifndef REQUEST_H
 #define REQUEST_H
 
-#include <microhttpd.h>
 #include <stdbool.h>
 
 #include "proto-json/proto.h"
@@ -15,18 +14,12 @@
 #include "server/base/deadlines.h"
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
-#include "server/base/peer.h"
-#include "server/base/unpack.h"
 
-struct connection;
-struct http_server;
 struct region_uses;
 struct route;
-struct route_body;
 struct server;
 struct flow;
 struct hangup_watch;
-struct unpacker;
 
 /* ---- The owner table --------------------------------------------------------------------------------------------- */
 
@@ -71,16 +64,6 @@ int request_count(enum request_state state); /* requests for tensors in that sta
 
 /* ---- A request --------------------------------------------------------------------------------------------------- */
 
-/* Where the HTTP thread stands. libmicrohttpd calls one function for everything and its arguments look alike: the
- * call after a resume is the same as the one at the end of the body. */
-enum request_step {
-    STEP_HEAD,    /* the headers have arrived, nothing has been looked at */
-    STEP_DECODE,  /* the body goes to the decoder */
-    STEP_DISCARD, /* the body is read and dropped: refused, or a route that wants none */
-    STEP_WAIT,    /* suspended: the next call means that there is an answer */
-    STEP_ANSWER,  /* the answer has been queued */
-};
-
 /* Times of a request on CLOCK_MONOTONIC; 0 where it did not get there. */
 struct request_times {
     int64_t began_ns;    /* the request line arrived */
@@ -116,54 +99,33 @@ struct request {
     enum request_state state;
     bool counted; /* in request_count() */
     struct server *server;
-    struct http_server *http;
-    struct MHD_Connection *mhd;
-    struct connection *connection;
     int socket;                /* its connection's, to be watched for a hang-up: never closed by us */
     const struct route *route; /* NULL: no such path; where that has no row for the method, its first */
-    unsigned methods;          /* that its path answers: bits of enum route_method */
     struct slice parameters[REQUEST_PARAMETERS]; /* of its path, in the order of the pattern */
     struct caller *caller;                       /* a reference; NULL: not looked at yet, or refused */
     struct flow *flow;                           /* a reference; NULL: the request has used no device's time yet */
     char id[REQUEST_ID_BYTES];
-    char trace_id[33], span_id[17]; /* of traceparent; empty: none */
-    char peer[PEER_BYTES];          /* the client's address, as trusted proxies say it */
-    const char *method, *path;      /* libmicrohttpd's, until the request is completed */
     struct request_times times;
 
     /* Receiving: the HTTP thread's. */
-    enum request_step step;
-    const struct route_body *body; /* how its body is read; NULL: it is dropped */
     const proto_model *model;      /* that its path names; NULL: none */
-    int64_t json_bytes;            /* Inference-Header-Content-Length; -1: not given */
     const proto_format *answer_as; /* how the answer to it is written */
     proto_decoder *decoder;
-    enum unpack_coding coding;   /* of its body */
-    struct unpacker *unpacker;   /* NULL: its body is not compressed, or dropped */
     struct staging_block *block; /* where the decoder writes */
     size_t counted_bytes;        /* bytes of its text, or of its answer, that count as staging memory */
     struct region_uses *shared;  /* what the body refers to in shared memory, until the job has it; NULL: nothing */
     char *text;                  /* the body, of a route that keeps it (malloc) */
     size_t text_bytes;
-    uint64_t received_bytes;   /* of the body, as it was sent */
     uint64_t decoded_bytes;    /* of the body, as the decoder was given it: unpacked */
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
     int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
-    size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
-    bool bad_line;             /* the request line is not one */
-    bool has_query;            /* '?' stands in its target */
-    bool cors;                 /* the page that asks may read the answer */
-    bool preflight;            /* OPTIONS, asked by such a page */
 
     /* Whose owner changes with the state. */
     struct job *job; /* a reference */
     bool failed;     /* answered with a problem document: */
     proto_error error;
-    attn_error why;      /* its text and pointer */
-    bool gone;           /* the client left while it waited: nothing to answer */
-    bool done;           /* what it asks for has been done, by its route's handler */
-    int http_status;     /* of the answer; 0: none yet */
-    uint64_t sent_bytes; /* of its body */
+    attn_error why; /* its text and pointer */
+    bool gone;      /* the client left while it waited: nothing to answer */
 
     proto_encoder *encoder; /* of the answer, measured already; NULL: none yet */
 
@@ -176,8 +138,9 @@ struct request {
     struct hangup_watch *watch;      /* for hang-up; NULL: not watched (yet) */
 };
 
-/* In RECEIVING, owned by the calling HTTP thread. NULL when out of memory. */
-struct request *request_new(struct server *server, struct http_server *http, struct MHD_Connection *mhd);
+/* Makes a request in RECEIVING, which the calling HTTP thread owns. It is the head of a zeroed block of `bytes`, so
+ * that a struct that begins with a request can be made of it. NULL when out of memory. */
+struct request *request_new(struct server *server, size_t bytes);
 /* Gives everything back. Only its owner may. */
 void request_free(struct request *request);
 
@@ -203,7 +166,7 @@ attn_status request_enter(struct request *request, enum caller_place place, attn
  * memory of its caller. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
-/* Ends the receiving side: unpacker, decoder, place, staging and shared memory, as far as they are still held. */
+/* Ends the receiving side: decoder, place, staging and shared memory, as far as they are still held. */
 void request_drop_body(struct request *request);
 
 /* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */

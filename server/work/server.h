@@ -55,6 +55,7 @@ struct server {
     struct connections *connections;
     const struct connection_totals *open_connections; /* of `connections` */
     struct loop *loop;
+    const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv, by front_init() and loop_open() */
 };
 
 const char *server_phase_label(int phase);

@@ -230,7 +230,7 @@ attn_status step_prepare(struct job *job, attn_error *err)
     if (status == ATTN_OK && computes) status = prepare_problem(job, err);
     own->step.ends = job->call->sequence.end;
     job->waits = true;
-    job->home = own->step.device;
+    job->part.device = own->step.device;
     job->results[0].lengths = own->step.lengths;
     job->results[0].length_count = rows;
     return status;

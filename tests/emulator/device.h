@@ -106,6 +106,11 @@ template <class T> T __shfl_sync(uint32_t mask, T x, int from)
     emu::whole_warp(mask, "__shfl_sync");
     return emu::shuffle("__shfl_sync", x, from);
 }
+template <class T> T __shfl_up_sync(uint32_t mask, T x, unsigned by)
+{
+    emu::whole_warp(mask, "__shfl_up_sync");
+    return emu::shuffle("__shfl_up_sync", x, emu::lane() < (int)by ? emu::lane() : emu::lane() - (int)by);
+}
 template <class T> T __shfl_xor_sync(uint32_t mask, T x, int with)
 {
     emu::whole_warp(mask, "__shfl_xor_sync");

@@ -1,5 +1,5 @@
-"""What README.md and PROTOCOL.md show, run. Every fenced block of the README is a transcript, a program with what it
-prints, or the picture. Its commands are looked up by how they begin. Every request of PROTOCOL.md is sent, and its
+"""What README.md and PROTOCOL.md show, run. Every fenced block of the README is a transcript or a program with what it
+prints. Its commands are looked up by how they begin. Every request of PROTOCOL.md is sent, and its
 answer compared."""
 import base64
 import json
@@ -37,14 +37,20 @@ def command(beginning):
     return re.sub(r'\s+#.*', '', only([line for line in COMMANDS if line.startswith(beginning)], beginning))
 
 
-TRANSCRIPTS = [text for _, text in FENCED if text.startswith('$ ')]
-(PROGRAM, PRINTED), (FILES, FILES_PRINTED) = [(a[1], b[1]) for a, b in zip(FENCED, FENCED[1:]) if a[0] == 'python']
-PICTURE = only([text for _, text in FENCED if '+-----' in text], 'picture')
+TRANSCRIPTS = re.findall(r'^```\n(\$ curl.*?)^```$', README + PROTOCOL, re.M | re.S)
+
+
+def program_of(text, beginning):
+    """The one Python program of a document that begins so, and what it prints."""
+    return only(re.findall(rf'^```python\n({beginning}.*?)^```\n\n```\n(.*?)^```$', text, re.M | re.S), beginning)
+
+
+(PROGRAM, PRINTED), (FILES, FILES_PRINTED) = program_of(README, 'import base64'), program_of(PROTOCOL, 'import ml_dtypes')
 
 
 def test_every_block_is_run():
-    known = set(TRANSCRIPTS) | {PROGRAM, PRINTED, FILES, FILES_PRINTED, PICTURE}
-    assert {text for _, text in FENCED} == known and TRANSCRIPTS
+    known = set(TRANSCRIPTS) | {PROGRAM, PRINTED}
+    assert {text for _, text in FENCED} <= known and len(TRANSCRIPTS) == 2
 
 
 @pytest.mark.parametrize('transcript', TRANSCRIPTS, ids=range(len(TRANSCRIPTS)))
@@ -154,20 +160,8 @@ def test_the_wrk_line(server):
     assert run.returncode == 0 and 'Requests/sec' in run.stdout and 'Non-2xx' not in run.stdout, run.stdout + run.stderr
 
 
-def rows_of_options(text):
-    """{option with its value: default} of the tables of options in a text."""
-    lines = [re.split(r'(?<!\\)\|', line.strip('|')) for line in text.splitlines() if line.startswith('| `--')]
-    return {cells[0].strip(): cells[-2].strip() for cells in lines}
-
-
-def test_the_options_shown_are_those_that_there_are():
-    """(That OPTIONS.md has what attnd prints is test_config.c's.)"""
-    shown = rows_of_options(README)
-    assert len(shown) >= 8 and shown.items() <= rows_of_options(text_of('server/OPTIONS.md')).items()
-
-
 def test_links_lead_somewhere():
-    for name in ('README.md', 'server/OPTIONS.md', 'deploy/examples/README.md', 'proto-json/PROTOCOL.md', 'tests/README.md',
+    for name in ('README.md', 'MEASUREMENTS.md', 'SECURITY.md', 'server/OPTIONS.md', 'deploy/examples/README.md', 'proto-json/PROTOCOL.md', 'tests/README.md',
                  'tests/load/README.md', 'tests/load/MEASUREMENTS.md', 'kernels/README.md', 'kernels/MEASUREMENTS.md', 'deploy/README.md'):
         for link in re.findall(r'\]\(([^)#:]+)\)', text_of(name)):
             assert os.path.exists(os.path.join(ROOT, os.path.dirname(name), link)), (name, link)
@@ -175,7 +169,7 @@ def test_links_lead_somewhere():
 
 def test_the_limits_of_contexts_are_those_that_are_said(server):
     limits = server.get('/v1/info').json()['limits']
-    seconds, count = re.search(r'kept for (\d+) s, at\s+most (\d+) of them in at most a quarter of the staging memory', README).groups()
+    seconds, count = re.search(r'kept for (\d+) s, at\s+most (\d+) of them in at most a quarter of the staging memory', PROTOCOL).groups()
     assert limits['context_ttl_ms'] == int(seconds) * 1000 and limits['contexts'] == int(count)
     assert limits['context_bytes'] == server.get('/v1/info').json()['staging']['limit_bytes'] // 4
     assert f'within {seconds} s' in PROTOCOL
@@ -184,7 +178,7 @@ def test_the_limits_of_contexts_are_those_that_are_said(server):
 def test_the_routes_that_want_no_token_are_those_that_are_said(serve, tmp_path):
     (tmp_path / 'tokens').write_text('secret\n')
     server = serve('--token-file', tmp_path / 'tokens')
-    said = set(re.findall(r'`(/[^`]*)`', re.search(r'With `--token-file` every route wants a bearer token but the probes, (.*?)\. ', README, re.S).group(1)))
+    said = set(re.findall(r'`(/[^`]*)`', re.search(r'With `--token-file` every route wants a bearer token but the probes, (.*?)\. ', text_of('SECURITY.md'), re.S).group(1)))
     gets = [path for path, item in server.get('/openapi.json').json()['paths'].items() if 'get' in item]
     open_ones = {path for path in gets if server.get(path).status == 200}
     assert {path for path in open_ones if 'health' not in path and not path.endswith('z')} == said

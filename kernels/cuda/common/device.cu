@@ -621,6 +621,14 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
     return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
 }
 
+attn_status merge(attn_stream *base, const attn_merge_plan *plan, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    stream_of(base)->after_decode = false;
+    return status == ATTN_OK ? check(d, cuda_merge(stream_of(base)->cuda, plan), "merge", err) : status;
+}
+
 attn_status sum_lse(attn_stream *base, const attn_problem *problem, const attn_lse_look *look, double *found,
                     attn_error *err)
 {
@@ -889,9 +897,37 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",       true,          device_count, device_open, device_close,  describe,        device_alloc,
-    device_free,  staging_alloc, staging_free, kernel_at,   plan,          workspace_bytes, stream_open,
-    stream_close, copy,          moves,        run,         mark,          elapsed_us,      done,
-    wait,         between_us,    note,         noted,       import_memory, release_import,  pin,
-    unpin,        sum_lse,       run_some,     left_rows,
+    "cuda",
+    true,
+    device_count,
+    device_open,
+    device_close,
+    describe,
+    device_alloc,
+    device_free,
+    staging_alloc,
+    staging_free,
+    kernel_at,
+    plan,
+    workspace_bytes,
+    stream_open,
+    stream_close,
+    copy,
+    moves,
+    run,
+    merge,
+    mark,
+    elapsed_us,
+    done,
+    wait,
+    between_us,
+    note,
+    noted,
+    import_memory,
+    release_import,
+    pin,
+    unpin,
+    sum_lse,
+    run_some,
+    left_rows,
 };

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "kernels/attention.h"
+#include "kernels/merge.h"
 
 /* What a launcher may know of the device. */
 struct cuda_chip {
@@ -202,6 +203,9 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
 
 /* moves.cu: attn_moves(). */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
+
+/* merge.cu: attn_merge(). */
+cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
 /* padding.cu: results of rows that do not exist, as attn_fill_padding() has them. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);

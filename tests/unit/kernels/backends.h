@@ -85,6 +85,10 @@ void test_latent_attention_agrees_with_the_reference(void **state);
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state);
 void test_pages_may_overlap_and_be_shared(void **state);
 void test_a_shared_prefix_does_not_change_a_bit(void **state);
+/* backends_merge.c */
+void test_merged_parts_are_the_whole(void **state);
+void test_merges_of_empty_and_strange_parts(void **state);
+void test_merges_that_disagree_are_refused(void **state);
 /* backends_properties.c */
 void test_a_problem_has_the_same_bits_alone_and_among_others(void **state);
 void test_a_family_that_is_asked_for_computes_both_ways(void **state);

@@ -108,6 +108,9 @@ int main(void)
         cmocka_unit_test(test_nan_reaches_exactly_the_rows_that_see_it),
         cmocka_unit_test(test_nan_reaches_exactly_the_gradients_that_see_it),
         cmocka_unit_test(test_latent_attention_agrees_with_the_reference),
+        cmocka_unit_test(test_merged_parts_are_the_whole),
+        cmocka_unit_test(test_merges_of_empty_and_strange_parts),
+        cmocka_unit_test(test_merges_that_disagree_are_refused),
     };
     const struct CMUnitTest lists[] = {
         cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),

@@ -133,6 +133,28 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
+/* Two halves with the same lse: the mean. It is computed when the stream is asked, and only in the device's memory. */
+static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "");
+    attn_tensor lse = f.problem.lse, q = f.problem.q, k = f.problem.k;
+    const attn_result parts[] = { { q, lse }, { k, lse } }, whole = { .out = f.problem.out };
+    assert_int_equal(attn_copy(f.stream, f.mirror, &f.host, sizeof f.host, ATTN_TO_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_merge(f.stream, parts, 2, &whole, &err), ATTN_OK);
+    assert_int_equal(attn_copy(f.stream, f.host.out, f.mirror->out, sizeof f.host.out, ATTN_FROM_DEVICE, &err),
+                     ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    for (int i = 0; i < ELEMENTS; i++) assert_true(f.host.out[i] == (f.host.q[i] + f.host.k[i]) / 2);
+    attn_result strange[] = { parts[0], parts[1] };
+    strange[1].out.data = f.host.k;
+    assert_int_equal(attn_merge(f.stream, strange, 2, &whole, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
+    close_it(&f);
+}
+
 static void test_nothing_happens_before_the_stream_is_asked(void **state)
 {
     struct fixture f;
@@ -444,6 +466,7 @@ int main(void)
         cmocka_unit_test(test_an_error_of_no_table_counts_as_sticky),
         cmocka_unit_test(test_every_row_of_the_table_is_consistent),
         cmocka_unit_test(test_it_computes_what_the_cpu_computes),
+        cmocka_unit_test(test_a_merge_is_done_in_order_and_in_its_own_memory),
         cmocka_unit_test(test_nothing_happens_before_the_stream_is_asked),
         cmocka_unit_test(test_memory_that_was_never_written_is_nan),
         cmocka_unit_test(test_a_pointer_of_the_host_is_an_illegal_address),

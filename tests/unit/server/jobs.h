@@ -206,17 +206,16 @@ HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_er
 HELPER struct request *received(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
-    struct request *request = request_new(server, NULL, NULL);
+    struct request *request = request_new(server, sizeof(struct request));
     const proto_memory memory = { grow_extent, request };
     request->caller = caller_hold(&server->everybody);
     request->socket = -1;
-    request->method = "POST";
     request_make_id(request->id);
     request_count_in(request);
     assert_int_equal(request_enter(request, CALLER_RECEIVING, &err), ATTN_OK);
     request->answer_as = &proto_json;
     request->decoder = proto_decoder_new(&proto_json, op, &server->limits, &memory);
-    request->received_bytes = request->decoded_bytes = strlen(body);
+    request->decoded_bytes = strlen(body);
     if (proto_decoder_feed(request->decoder, body, strlen(body), &err) != ATTN_OK) fail_msg("%s", err.text);
     free(body);
     request->times.received_ns = clock_ns();

@@ -5,6 +5,8 @@
 
 #include "server/device/devices.h"
 #include "server/http/answer.h"
+#include "server/http/exchange.h"
+#include "server/http/mhd.h"
 #include "server/http/connections.h"
 #include "server/routes/routes.h"
 #include "server/intake/prepare.h"
@@ -168,10 +170,11 @@ static void close_bench(struct bench *b)
 
 static struct request *begin(struct bench *b, const char *method)
 {
-    struct request *request = request_new(&b->server, NULL, NULL);
+    struct http_server http = { .server = &b->server };
+    struct request *request = &exchange_new(&http, NULL)->request;
     request->caller = caller_hold(&b->server.everybody);
-    request->connection = &b->connection;
-    request->method = method;
+    exchange_of(request)->connection = &b->connection;
+    exchange_of(request)->method = method;
     strcpy(request->id, "the-id");
     return request;
 }
@@ -182,7 +185,7 @@ static struct request *computed(struct bench *b, char *body)
     attn_error err = { 0 };
     struct request *request = begin(b, "POST");
     struct job *job = request->job = job_of(&b->server, ATTN_OP_FORWARD, body);
-    request->route = routes_find(PORT_MAIN, proto_operations[ATTN_OP_FORWARD].path, request->method).route;
+    request->route = routes_find(PORT_MAIN, proto_operations[ATTN_OP_FORWARD].path, exchange_of(request)->method).route;
     if (prepare_job(job, devices_any(b->server.devices), devices_largest(b->server.devices), &err) != ATTN_OK)
         fail_msg("%s", err.text);
     float *numbers = (float *)job->outputs.memory;
@@ -217,8 +220,8 @@ static void answer_tensors(struct request *request)
     assert_int_equal(sent.announced, length);
     assert_int_equal(sent.length, length);
     assert_memory_equal(sent.body, want, length);
-    assert_int_equal(request->http_status, 200);
-    assert_int_equal(request->sent_bytes, length);
+    assert_int_equal(exchange_of(request)->http_status, 200);
+    assert_int_equal(exchange_of(request)->sent_bytes, length);
     assert_true(request->times.answer_ns > 0);
     free(want);
 }
@@ -394,7 +397,7 @@ static void test_each_refusal_has_its_document_and_its_headers(void **state)
         char want[256];
         struct request *request = begin(&b, "GET");
         request->route = &post_only;
-        request->methods = 1u << ROUTE_POST;
+        exchange_of(request)->methods = 1u << ROUTE_POST;
         request_fail(request, cases[c].error, "/q/shape/1", "why it is \"so\"");
         assert_int_equal(answer_queue(request, false), MHD_YES);
         assert_int_equal(sent.status, cases[c].status);
@@ -408,8 +411,8 @@ static void test_each_refusal_has_its_document_and_its_headers(void **state)
                  proto_errors[cases[c].error].code);
         assert_non_null(strstr(sent.body, want));
         assert_non_null(strstr(sent.body, "\"detail\":\"why it is \\\"so\\\"\""));
-        assert_int_equal(request->http_status, cases[c].status);
-        assert_int_equal(request->sent_bytes, sent.length);
+        assert_int_equal(exchange_of(request)->http_status, cases[c].status);
+        assert_int_equal(exchange_of(request)->sent_bytes, sent.length);
         request_free(request);
     }
     close_bench(&b);
@@ -479,7 +482,7 @@ static struct request *asks(struct bench *b, const struct route *route, const ch
 {
     struct request *request = begin(b, method);
     request->route = route;
-    request->methods = 1u << ROUTE_GET | 1u << ROUTE_DELETE;
+    exchange_of(request)->methods = 1u << ROUTE_GET | 1u << ROUTE_DELETE;
     return request;
 }
 
@@ -494,7 +497,7 @@ static void test_what_a_handler_wrote_is_sent(void **state)
         assert_int_equal(sent.status, 200);
         assert_int_equal(sent.announced, 5); /* of HEAD too: libmicrohttpd leaves the body away and keeps its length */
         assert_string_equal(sent.body, "hello");
-        assert_int_equal(request->sent_bytes, head ? 0 : 5);
+        assert_int_equal(exchange_of(request)->sent_bytes, head ? 0 : 5);
         assert_header("Content-Type", "text/plain; charset=utf-8");
         assert_header("Content-Security-Policy", "default-src 'none'");
         assert_header("Connection", head ? "close" : NULL); /* as it was asked to */
@@ -564,8 +567,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         b.config.cors_origin = cases[c].origin;
         struct request *request = asks(&b, &hello, cases[c].preflight ? "OPTIONS" : "GET");
-        request->cors = cases[c].cors;
-        request->preflight = cases[c].preflight;
+        exchange_of(request)->cors = cases[c].cors;
+        exchange_of(request)->preflight = cases[c].preflight;
         assert_int_equal(answer_queue(request, false), MHD_YES);
         assert_int_equal(sent.status, cases[c].status);
         assert_header("Vary", cases[c].vary);

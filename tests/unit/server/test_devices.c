@@ -5,6 +5,7 @@
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
+#include "server/device/inline.h"
 #include "server/intake/prepare.h"
 #include "server/work/contexts.h"
 
@@ -91,8 +92,8 @@ static struct job *ready_forward(struct bench *b, int rows)
 /* A batch of these jobs, whose references it takes; of `flops` operations. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
-    struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->jobs[0]);
-    for (int i = 0; i < count; i++) batch->jobs[i] = jobs[i];
+    struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
+    for (int i = 0; i < count; i++) batch->parts[i] = &jobs[i]->part;
     batch->count = batch->waiting = count;
     batch->flops = flops;
     return batch;
@@ -120,8 +121,8 @@ static struct batch *next_back(struct bench *b)
 static void forget(struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
-        contexts_finish_job(batch->jobs[i], false);
-        job_release(batch->jobs[i]);
+        contexts_finish_job(batch_job(batch, i), false);
+        job_release(batch_job(batch, i));
     }
     free(batch);
 }
@@ -136,17 +137,17 @@ static struct device_state state_of(struct bench *b, int index)
 static void assert_ran(const struct batch *batch)
 {
     for (int j = 0; j < batch->count; j++) {
-        if (!batch->jobs[j]->ran) fail_msg("%s", batch->jobs[j]->error.text);
-        for (int i = 0; i < batch->jobs[j]->call->count; i++)
-            if (batch->jobs[j]->call->items[i].error.status == ATTN_OK) assert_computed(batch->jobs[j], i);
+        if (!batch->parts[j]->ran) fail_msg("%s", batch->parts[j]->error.text);
+        for (int i = 0; i < batch_job(batch, j)->call->count; i++)
+            if (batch_job(batch, j)->call->items[i].error.status == ATTN_OK) assert_computed(batch_job(batch, j), i);
     }
 }
 
 static void assert_failed(const struct batch *batch, attn_status status)
 {
     for (int j = 0; j < batch->count; j++) {
-        assert_false(batch->jobs[j]->ran);
-        assert_int_equal(batch->jobs[j]->error.status, status);
+        assert_false(batch->parts[j]->ran);
+        assert_int_equal(batch->parts[j]->error.status, status);
     }
 }
 
@@ -335,7 +336,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
         assert_failed(first, ATTN_DEVICE); /* all of it, for the same reason */
-        assert_non_null(strstr(jobs[1]->error.text, "(error 1)"));
+        assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
         assert_ran(second);
@@ -765,17 +766,17 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     begin(&b);
     b.config.devices = "cpu";
     open_devices(&b, 1, "");
-    assert_true(devices_near(b.server.devices));
+    assert_true(inline_near(b.server.devices));
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 4, cases[c].extra));
-        assert_int_equal(devices_run_here(b.server.devices, job), cases[c].here);
-        assert_int_equal(job->ran, cases[c].here == RUN_HERE_DONE);
+        assert_int_equal(inline_run(b.server.devices, job), cases[c].here);
+        assert_int_equal(job->part.ran, cases[c].here == RUN_HERE_DONE);
         if (cases[c].here == RUN_HERE_DONE) assert_computed(job, 0);
         contexts_finish_job(job, false);
         job_release(job);
     }
-    assert_int_equal(devices_learn(b.server.devices, &seconds), 1);
-    assert_int_equal(devices_learn(b.server.devices, &seconds), 0);
+    assert_int_equal(inline_learn(b.server.devices, &seconds), 1);
+    assert_int_equal(inline_learn(b.server.devices, &seconds), 0);
     close_bench(&b);
 }
 
@@ -785,9 +786,9 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     struct bench b;
     open_bench(&b, 1, "");
     struct job *job = ready_forward(&b, 5);
-    assert_false(devices_near(b.server.devices));
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT);
-    assert_null(job->late);
+    assert_false(inline_near(b.server.devices));
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT);
+    assert_null(job->part.late);
     job_release(job);
     close_bench(&b);
 }
@@ -808,12 +809,12 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     (void)state;
     struct bench b;
     open_readers(&b, 1, "copy.err=700", NULL); /* nothing is copied */
-    assert_false(devices_near(b.server.devices));
+    assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_DONE);
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_DONE);
     assert_computed(job, 0);
-    assert_int_equal(devices_run_here(b.server.devices, large), RUN_HERE_NOT);
-    assert_null(large->late);
+    assert_int_equal(inline_run(b.server.devices, large), RUN_HERE_NOT);
+    assert_null(large->part.late);
     job_release(job);
     job_release(large);
     close_bench(&b);
@@ -899,12 +900,12 @@ static void test_no_thread_waits_behind_a_batch(void **state)
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT);
-    assert_null(job->late);
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT);
+    assert_null(job->part.late);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     forget(batch);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_DONE);
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_DONE);
     job_release(job);
     close_bench(&b);
 }
@@ -916,10 +917,10 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     struct gate gate;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5), *other = ready_forward(&b, 6);
-    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
-    assert_non_null(late->late);
-    assert_false(late->ran);
-    assert_int_equal(devices_run_here(b.server.devices, other), RUN_HERE_DONE); /* there is another inline slot */
+    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
+    assert_non_null(late->part.late);
+    assert_false(late->part.ran);
+    assert_int_equal(inline_run(b.server.devices, other), RUN_HERE_DONE); /* there is another inline slot */
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
@@ -930,7 +931,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
     for (int n = 0; n < 8; n++)
-        assert_int_equal(devices_run_here(b.server.devices, other), RUN_HERE_DONE); /* both slots are free again */
+        assert_int_equal(inline_run(b.server.devices, other), RUN_HERE_DONE); /* both slots are free again */
     job_release(other);
     close_bench(&b);
 }
@@ -946,7 +947,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
     open_gated(&b, 1, "hold=GATE@1", &gate);
     unsetenv("ATTN_FAKE_READS_STAGING");
     struct job *late = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
+    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
     struct device *overdue;
@@ -955,8 +956,8 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, job), RUN_HERE_NOT); /* it is not used any more */
-    assert_null(job->late);
+    assert_int_equal(inline_run(b.server.devices, job), RUN_HERE_NOT); /* it is not used any more */
+    assert_null(job->part.late);
     job_release(job);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
@@ -979,15 +980,15 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     pthread_t opens;
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5);
-    assert_int_equal(devices_run_here(b.server.devices, late), RUN_HERE_LATE);
-    assert_non_null(late->late);
+    assert_int_equal(inline_run(b.server.devices, late), RUN_HERE_LATE);
+    assert_non_null(late->part.late);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
-    devices_settle(late);
+    inline_settle(late);
     assert_int_not_equal(access(gate.path, F_OK), 0); /* it did not come back before */
-    assert_null(late->late);
+    assert_null(late->part.late);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    devices_settle(late); /* of one that is not late: nothing */
+    inline_settle(late); /* of one that is not late: nothing */
     job_release(late);
     close_bench(&b);
 }
@@ -1001,12 +1002,12 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     int lost = -1;
     for (int n = 0; n < 4 && lost < 0; n++) { /* the slots of two devices take turns */
         jobs[n] = ready_forward(&b, 5);
-        const enum run_here here = devices_run_here(b.server.devices, jobs[n]);
+        const enum run_here here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == RUN_HERE_DONE || here == RUN_HERE_LOST);
         if (here == RUN_HERE_LOST) lost = n;
     }
     if (lost >= 0) { /* this thread's core may only ever meet the other device */
-        assert_int_equal(jobs[lost]->home, 0);
+        assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
         struct batch *batch = batch_of(&held, 1, 1);
         devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 2));
@@ -1017,6 +1018,60 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     for (int n = 0; n < 4; n++) job_release(jobs[n]);
     job_release(job);
     close_bench(&b);
+}
+
+/* ---- Jobs with several parts ------------------------------------------------------------------------------------- */
+
+/* The part of the job that this device can compute goes there and comes back. */
+static void run_part(struct bench *b, struct job *job, int device)
+{
+    struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
+    batch->count = batch->waiting = 1;
+    batch->flops = 1;
+    batch->parts[0] = job_part_leaves(job_part_for(job, device), batch);
+    assert_int_equal(batch->parts[0]->device, device);
+    devices_submit(b->server.devices, batch, devices_pick(b->server.devices, ~(UINT64_C(1) << device)));
+    assert_ptr_equal(next_back(b), batch);
+    batch->parts[0]->batch = NULL;
+    job->parts_out--;
+    job_release(job);
+    free(batch);
+}
+
+static void test_a_job_is_over_when_all_its_parts_are(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *script;
+        const char *error; /* NULL: none */
+    } cases[] = {
+        { "", NULL },
+        { "0:launch.err=1@1", "launch" },
+        { "1:copy.err=1@1", "copy" },
+        { "0:launch.err=1@1,1:copy.err=1@1", "launch" }, /* the first in the list, though it came back last */
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct bench b;
+        open_bench(&b, 2, cases[c].script);
+        struct job *job = ready_forward(&b, 5);
+        struct job_part second = { .job = job, .device = 1 };
+        assert_ptr_equal(job_part_for(job, 1), &job->part); /* any device can */
+        job->part.device = 0;
+        assert_null(job_part_for(job, 1));
+        job->part.next = &second;
+        assert_true(job_needs_device(job, 0) && job_needs_device(job, 1) && !job_needs_device(job, 2));
+        run_part(&b, job, 1);
+        assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL); /* it leaves once */
+        assert_false(job_ran(job));
+        run_part(&b, job, 0);
+        assert_int_equal(job_ran(job), cases[c].error == NULL);
+        if (cases[c].error) assert_non_null(strstr(job_error(job)->text, cases[c].error));
+        else assert_computed(job, 0);
+        job->part.next = NULL;
+        contexts_finish_job(job, false);
+        job_release(job);
+        close_bench(&b);
+    }
 }
 
 int main(void)
@@ -1054,6 +1109,7 @@ int main(void)
         cmocka_unit_test(test_what_is_late_and_never_ends_is_overdue),
         cmocka_unit_test(test_who_cannot_hand_a_late_job_over_waits_for_its_end),
         cmocka_unit_test(test_the_loop_hears_of_a_gpu_that_a_small_problem_lost),
+        cmocka_unit_test(test_a_job_is_over_when_all_its_parts_are),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,7 @@ static cJSON *openapi_of(const struct config *c)
     size_t length = 0;
     int count;
     const struct route *routes = routes_all(&count);
-    char *text = info_openapi_write(c, &limits, routes, count, &length);
+    char *text = openapi_write(c, &limits, routes, count, &length);
     return parse(text, length);
 }
 
@@ -214,7 +214,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
     struct config with_tokens = config;
     size_t length = 0;
     with_tokens.token_file = "tokens";
-    char *text = info_openapi_write(&with_tokens, &limits, rows, ARRAY_SIZE(rows), &length);
+    char *text = openapi_write(&with_tokens, &limits, rows, ARRAY_SIZE(rows), &length);
     cJSON *doc = parse(text, length), *path = at(doc, "paths/~1v1~1things~1{name}");
     assert_int_equal(cJSON_GetArraySize(at(doc, "paths")), 1);
     assert_int_equal(cJSON_GetArraySize(path), 3);
@@ -621,6 +621,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     const struct info_facts facts = { .config = &config,
                                       .limits = &limits,
                                       .state = "ready",
+                                      .web_library = "1.0",
+                                      .loop_library = "2.0",
                                       .uptime_s = 1.5,
                                       .devices = &d,
                                       .device_count = 1,
@@ -634,6 +636,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     cJSON *info = parse(text, length), *doc = openapi();
     check_schema(at(doc, "components/schemas/Info"), info, "info");
     assert_string_equal(at(info, "version")->valuestring, ATTND_VERSION);
+    assert_string_equal(at(info, "build/libmicrohttpd")->valuestring, "1.0");
+    assert_string_equal(at(info, "build/libuv")->valuestring, "2.0");
     assert_int_equal(at(info, "queue/bytes")->valueint, 4);
     assert_int_equal(at(info, "limits/queue_depth")->valueint, config.queue_depth);
     static const struct {
@@ -689,7 +693,9 @@ static void test_info_has_the_form_that_the_document_says(void **state)
 static void test_info_is_valid_before_there_is_a_device(void **state)
 {
     (void)state;
-    const struct info_facts facts = { .config = &config, .limits = &limits, .state = "starting" };
+    const struct info_facts facts = {
+        .config = &config, .limits = &limits, .state = "starting", .web_library = "1.0", .loop_library = "2.0"
+    };
     size_t length = 0;
     char *text = info_write(&facts, &length);
     cJSON *info = parse(text, length), *doc = openapi();

@@ -16,7 +16,7 @@
 #include "text/text.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
-#include "server/sched/loop.h"
+#include "server/sched/loop_internal.h"
 #include "server/intake/prepare.h"
 #include "server/work/contexts.h"
 #include "server/regions/regions.h"
@@ -250,7 +250,7 @@ static void assert_ok(struct scene *s, struct request *request)
     answered(s, request);
     if (request->failed) fail_msg("%s: %s", proto_errors[request->error].code, request->why.text);
     assert_false(request->gone);
-    assert_true(request->job->ran);
+    assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
     contexts_finish_job(request->job, true); /* as answer_queue() does */
@@ -289,7 +289,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
     answered(s, request);
     assert_int_equal(request->state, REQUEST_ANSWERING);
     assert_false(request->failed);
-    assert_true(request->job->ran);
+    assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
     assert_int_equal(atomic_load(&request->job->references), 1); /* its memory may be reused for the answer */
@@ -706,7 +706,7 @@ static struct request *received_from_region(struct scene *s, int rows)
     request->decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &s->server.limits, &memory);
     proto_decoder_kserve(request->decoder, &model, -1);
     request->answer_as = &proto_kserve;
-    request->received_bytes = t.used;
+    request->decoded_bytes = t.used;
     assert_int_equal(proto_decoder_feed(request->decoder, text, t.used, &err), ATTN_OK);
     if (!check_shared(request)) fail_msg("%s", request->why.text);
     return request;
@@ -809,7 +809,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     answered(s, none);
     assert_false(none->failed);
     assert_int_equal(none->job->runnable, 0);
-    assert_false(none->job->ran);
+    assert_false(none->job->part.ran);
     request_free(none);
     assert_int_equal(end(s, true), 0);
 }

@@ -36,8 +36,8 @@ static void open_scene(struct scene *s)
 
 static void close_scene(struct scene *s)
 {
-    device_drop_mirrors(&s->device, &s->slot);
-    slot_close(s->device.handle, &s->slot);
+    memory_drop_mirrors(&s->device, &s->slot);
+    memory_close_slot(s->device.handle, &s->slot);
     attn_device_close(s->device.handle);
     free(s->memory);
 }
@@ -60,25 +60,25 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
     void *scratch;
     (void)state;
     open_scene(s);
-    assert_ptr_equal(device_address(&s->slot, s->memory), s->memory); /* there is no mirror yet */
+    assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory); /* there is no mirror yet */
     for (int i = 0; i < JOBS; i++) {
-        assert_int_equal(device_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
-        if (i % 100 == 0) assert_int_equal(device_take_memory(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
+        assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
+        if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     for (int i = 0; i < JOBS; i += 7) /* a region keeps its mirror */
-        assert_int_equal(device_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
+        assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
     for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37) /* in the gaps, too */
-        assert_ptr_equal(device_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
+        assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        assert_ptr_equal(device_address(&s->slot, end), end); /* of a tensor without elements, say */
-        assert_ptr_not_equal(device_address(&s->slot, end - 1), end - 1);
+        assert_ptr_equal(memory_address(&s->slot, end), end); /* of a tensor without elements, say */
+        assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }
-    device_drop_mirrors(&s->device, &s->slot);
-    assert_ptr_equal(device_address(&s->slot, s->memory), s->memory);
+    memory_drop_mirrors(&s->device, &s->slot);
+    assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory);
     close_scene(s);
     free(s);
 }

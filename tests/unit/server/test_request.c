@@ -45,7 +45,7 @@ static void open_places(struct server *server)
 static struct request *begin(struct server *server)
 {
     attn_error err;
-    struct request *r = request_new(server, NULL, NULL);
+    struct request *r = request_new(server, sizeof(struct request));
     r->caller = caller_hold(&server->everybody);
     assert_int_equal(request_enter(r, CALLER_RECEIVING, &err), ATTN_OK);
     return r;

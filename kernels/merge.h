@@ -1,0 +1,86 @@
+/* merge.h: the arithmetic that brings partial results of one row together, in C and in CUDA; and a checked merge as the
+ * backends get it. attn_merge() uses it, and on the CPU the splits of few queries over many keys do. */
+#ifndef ATTN_MERGE_H
+#define ATTN_MERGE_H
+
+#include <math.h>
+
+#include "attention.h"
+#include "dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The larger of two logarithms. A NaN is larger than all numbers. */
+ATTN_HD float attn_merge_top(float top, float next)
+{
+    return next > top || next != next ? next : top;
+}
+
+/* exp(lse - top): what a part weighs beside the heaviest part. An empty part weighs nothing. */
+ATTN_HD float attn_merge_weight(float lse, float top)
+{
+    return lse == -INFINITY ? 0 : expf(lse - top);
+}
+
+/* sum += weight * part, for each of `columns` numbers. */
+ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t columns)
+{
+    for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
+}
+
+/* A checked merge: sizes, where each part is, and the strides that all parts have. Plain data, which may be copied to a
+ * device. */
+typedef struct attn_merge_plan {
+    int64_t B, Sq, H, Dv; /* packed: B is 1 and Sq the rows of all sequences */
+    int count;
+    const void *part_out[ATTN_MERGE_PARTS];
+    const float *part_lse[ATTN_MERGE_PARTS];
+    attn_view out_of_part, lse_of_part; /* data is NULL */
+    attn_view out, lse;                 /* the results; data NULL: not wanted */
+} attn_merge_plan;
+
+ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
+{
+    return m->B * m->Sq * m->H;
+}
+
+/* One row of a merge: row n is head n % H of query n / H. */
+typedef struct attn_merge_row {
+    int64_t b, h, i, lse_at; /* lse_at: where its lse is in each part */
+    float top, sum;          /* the largest lse; the parts' weights added up, 0 where all parts are empty */
+} attn_merge_row;
+
+ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
+{
+    attn_merge_row row;
+    row.h = n % m->H;
+    row.i = n / m->H % m->Sq;
+    row.b = n / m->H / m->Sq;
+    row.lse_at = row.b * m->lse_of_part.batch + row.h * m->lse_of_part.head + row.i * m->lse_of_part.row;
+    row.top = -INFINITY;
+    row.sum = 0;
+    for (int p = 0; p < m->count; p++) row.top = attn_merge_top(row.top, m->part_lse[p][row.lse_at]);
+    for (int p = 0; p < m->count; p++) row.sum += attn_merge_weight(m->part_lse[p][row.lse_at], row.top);
+    return row;
+}
+
+/* The share of part p in the row: shares add up to 1, so that no sum of them overflows. */
+ATTN_HD float attn_merge_share(const attn_merge_plan *m, const attn_merge_row *row, int p)
+{
+    return attn_merge_weight(m->part_lse[p][row->lse_at], row->top) / row->sum;
+}
+
+ATTN_HD float attn_merge_lse(const attn_merge_row *row)
+{
+    return row->sum == 0 ? -INFINITY : row->top + logf(row->sum);
+}
+
+/* Merges rows [first, end) on the host. merge.c. */
+void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
