@@ -11,7 +11,7 @@
  *     dQ  = dS K                                            dS of both consumers, by shared memory; a part each
  *
  *     producer, warp 0                 consumer                                                      in flight
- *       Q[0], dO[0], V, K                issue S[0], dP[0];  wait S;  P = exp(S);  wait dP
+ *       Q[0], dO[0], K, V                issue S[0], dP[0];  wait S;  P = exp(S);  wait dP
  *       for n = 1 .. :                   for n = 0 .. :
  *         Q[n], lse, delta; dO[n]          issue dV += P dO[n];  dS = P (dP - delta);  wait dV            dV
  *     producer, warps 1 and 2              dS to shared memory
