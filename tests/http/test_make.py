@@ -49,7 +49,7 @@ def test_the_compute_capabilities_are_those_asked_for(tmp_path):
 def test_run_says_how_far_it_is(tmp_path):
     """In a copy of this build from which two things were taken away."""
     build = os.path.dirname(service.BINARY)
-    for name in ('flags', 'server', 'proto-json', 'kernels', 'libserver.a', 'libattn.a'):
+    for name in ('flags', 'server', 'text', 'proto-json', 'kernels', 'libserver.a', 'libattn.a'):
         subprocess.run(['cp', '-a', os.path.join(build, name), tmp_path], check=True)
     run = subprocess.run(['make', '-C', ROOT, '--no-print-directory', 'run', f'B={tmp_path}', 'ARGS=--version'], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
