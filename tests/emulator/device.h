@@ -153,6 +153,12 @@ template <class T> T atomicAdd(T *to, T x) /* one fiber runs at a time */
     *to = before + x;
     return before;
 }
+template <class T> T atomicOr(T *to, T x)
+{
+    const T before = *to;
+    *to = before + x;
+    return before;
+}
 
 static inline int min(int x, int y)
 {
