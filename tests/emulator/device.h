@@ -153,6 +153,13 @@ template <class T> T atomicAdd(T *to, T x) /* one fiber runs at a time */
     *to = before + x;
     return before;
 }
+/* Not watched: warps may change the same word between two barriers. */
+template <class T> __attribute__((no_sanitize("thread"))) T atomicOr(T *to, T x)
+{
+    const T before = *to;
+    *to = before | x;
+    return before;
+}
 
 static inline int min(int x, int y)
 {

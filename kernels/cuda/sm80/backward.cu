@@ -28,6 +28,7 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
+#include "seen_tiles.cuh"
 #include "recompute.h"
 
 /* forward.cu */
@@ -61,6 +62,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: rows are keys */
     alignas(16) row_values values[STAGES];
     staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
+    std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
 /* dQ = dS K of a round, added to its tile's sums: four groups of 16 queries, the other warps share the columns, at most
@@ -109,6 +111,15 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
               first = place.first;
     const limits limit = place.limit;
     const int tiles = place.last - first, rounds = tiles * (int)g.group;
+    int n = 0;
+    if constexpr (SCORE_MODS) {
+        list_seen_rounds<BM, THREADS>(a, b, hk, j0, min(j0 + BN, Sk), first, tiles, sm.seen);
+        n = seen_tile_above(sm.seen, -1, rounds);
+    }
+    const auto above = [&](int n) {
+        if constexpr (SCORE_MODS) return seen_tile_above(sm.seen, n, rounds);
+        else return n + 1;
+    };
 
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
@@ -122,7 +133,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             .template load<BM>(sm.dO[stage], i0);
         load_values(&sm.values[stage], w.values + query_tile(a, place.s, b, (int)x.h, first + n % tiles));
     };
-    if (rounds > 0) fetch(0, 0);
+    if (n < rounds) fetch(n, 0);
     cp_async_commit();
 
     float dK[1][DT][4] = {}, dV[1][DT][4] = {};
@@ -130,12 +141,13 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     const float scale_log2 = (float)g.scale * LOG2E;
     const bool want_dq = (PARTS & DK) && w.sums;
 
-    for (int n = 0; n < rounds; n++) {
+    for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
         __syncthreads(); /* this round's queries are here, and nobody reads the last round's any more */
-        if (STAGES == 2 && n + 1 < rounds) {
-            fetch(n + 1, 1 - stage);
+        next = above(n);
+        if (STAGES == 2 && next < rounds) {
+            fetch(next, 1 - stage);
             cp_async_commit();
         }
         const uint32_t Q = smem_addr(sm.Q[stage]), dO = smem_addr(sm.dO[stage]);
@@ -228,9 +240,9 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                       w.sums + query_tile(a, place.s, b, hk * (int)g.group + n / tiles, first + n % tiles) * (BM * D),
                       tileK, warp, lane);
         }
-        if (STAGES == 1 && n + 1 < rounds) {
+        if (STAGES == 1 && next < rounds) {
             __syncthreads();
-            fetch(n + 1, 0);
+            fetch(next, 0);
             cp_async_commit();
         }
     }
@@ -272,6 +284,7 @@ template <int D, bool SCORE_MODS> struct shared_dq {
         float z[16][BM + 4], cap[16][BM + 4], lse2[16];
         uint32_t kept[16][BM / 8];
     } options[SCORE_MODS ? BM / 16 : 1];
+    std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
 template <typename T, int D, bool SCORE_MODS>
@@ -305,7 +318,15 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
         if (SCORE_MODS && lane % 4 == 0) sm.options[warp].lse2[half * 8 + lane / 4] = lse2[half];
     }
+    if constexpr (SCORE_MODS) {
+        const int end = (int)attn_min64(i0 + BM, x.s.Sq);
+        list_seen_keys<BN, THREADS>(a, (int)x.b, (int)x.h, i0, end, first, last, sm.seen);
+    }
     for (int j = first; j < last; j++) {
+        if constexpr (SCORE_MODS) {
+            j = seen_tile_above(sm.seen, j - 1, last);
+            if (j == last) break;
+        }
         __syncthreads(); /* nobody reads the last tile any more */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);

@@ -12,6 +12,7 @@
  * forward.cu, the tile again with zeros for them, then the rows that see one by rows.cuh. Wide tiles (split.cuh)
  * send all rows there. */
 #include "forward_steps.cuh"
+#include "seen_tiles.cuh"
 #include "split.cuh"
 
 namespace {
@@ -41,6 +42,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
+    std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
 /* A softmax_row's l is in units of P_UNIT. */
@@ -190,7 +192,16 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int64_t rows_end = attn_min64(q0 + BM, place.x.s.Sq);
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
-    const int first = (int)(seen.lo / BN), last = (int)attn_tiles(seen.hi, BN);
+    const int first = (int)(seen.lo / BN);
+    int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) */
+    if constexpr (SCORE_MODS) {
+        list_seen_keys<BN, THREADS>(a, place.x.b, place.x.h, q0, (int)rows_end, first, last, sm.seen);
+        last = seen_tile_below(sm.seen, last, first) + 1;
+    }
+    const auto below = [&](int j) {
+        if constexpr (SCORE_MODS) return seen_tile_below(sm.seen, j, first);
+        else return j - 1;
+    };
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
@@ -220,7 +231,7 @@ again:
 
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * MT * 32 * D, k_at = by_8<D>(sm.K, lane), v_at = by_16<D>(sm.V, lane);
 
-    for (int j = last - 1; j >= first; j--) {
+    for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
         /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would leave float16's range. Those below
@@ -237,7 +248,7 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] is here, and nobody reads V[j + 1] any more */
+        __syncthreads(); /* K[j] is here, and nobody reads the V before it any more */
         load(sm.V, planes.v, j);
 
         /* Does any of this warp's rows see any of these keys? With two 16-row blocks a warp there are no registers to
@@ -270,7 +281,8 @@ again:
         cp_async_wait<0>();
         __syncthreads();                                     /* V[j] is here, and nobody reads K[j] any more */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* lo is 0 there */
-        if (j > first) load(sm.K, planes.k, j - 1);
+        next = below(j);
+        if (next >= first) load(sm.K, planes.k, next);
 
         /* O = rescale O + P V, some columns at a time: what registers allow */
         const int PAIRS = D == 256 ? 1 : 2;

@@ -29,6 +29,7 @@
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
 #include "forward_steps.cuh"
+#include "seen_tiles.cuh"
 
 namespace {
 
@@ -57,6 +58,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
+    std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
 /* Results pass through all of it: rows of D floats at most. */
@@ -123,7 +125,16 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int q_last = min(q0 + BM, place.Sq) - 1;
     const int seen = max(q0 + limit.lo, 0),
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
-    const int first = min(seen, limit.Sk) / BN, last = (end + BN - 1) / BN;
+    const int first = min(seen, limit.Sk) / BN;
+    int last = (end + BN - 1) / BN; /* tiles [first, last) */
+    if constexpr (SCORE_MODS) {
+        list_seen_keys<BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
+        last = seen_tile_below(sm.seen, last, first) + 1;
+    }
+    const auto below = [&](int j) {
+        if constexpr (SCORE_MODS) return seen_tile_below(sm.seen, j, first);
+        else return j - 1;
+    };
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
     if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
@@ -151,9 +162,9 @@ again:
         K.template load<BN>(sm.K, (last - 1) * BN);
         cp_async_commit();
     }
-    for (int j = last - 1; j >= first; j--) {
+    for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] is here, and nobody reads V[j + 1] any more */
+        __syncthreads(); /* K[j] is here, and nobody reads the V before it any more */
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
 
@@ -171,8 +182,9 @@ again:
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
-        if (j > first) {
-            K.template load<BN>(sm.K, (j - 1) * BN);
+        next = below(j);
+        if (next >= first) {
+            K.template load<BN>(sm.K, next * BN);
             cp_async_commit();
         }
 

@@ -1,0 +1,125 @@
+/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask shows. A block passes the others.
+ *
+ *   list_seen_keys(), list_seen_rounds()    the makers: a bit per tile that says whether one of its pairs is visible
+ *   seen_tile_below(), seen_tile_above()    the walkers: the next tile of the list
+ *
+ * Causal, window and lengths are a range of tiles, known without a list. A tile that nobody sees adds P = 0 times V, so
+ * no bit of a result depends on the list, but for the sign of a 0. */
+#ifndef ATTN_SM80_SEEN_TILES_CUH
+#define ATTN_SM80_SEEN_TILES_CUH
+
+#include <type_traits>
+
+#include "kernels/cuda/common/args.cuh"
+
+enum { SEEN_TILES = 4096 }; /* that a list has bits for; tiles behind them count as seen */
+struct seen_tiles {
+    uint32_t bits[SEEN_TILES / 32];
+};
+
+/* Does a FlashMask show one of keys [j0, j1) to one of queries [i0, i1)? A warp asks, and may be told yes where no. */
+DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
+{
+    const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
+    const unsigned all = 0xffffffff;
+    attn_mask_extremes e = attn_mask_extremes_init();
+    for (int j = j0 + (int)(threadIdx.x % 32); j < j1; j += 32) {
+        const int32_t *const bounds = (const int32_t *)view.data + attn_at(&view, x.b, x.h / a.g.mask_group, j);
+        attn_mask_extremes_add(&e, attn_mask_of(bounds, a.g.mask_bounds, a.g.causal, x.s.Sq));
+    }
+    e.min.lts = __reduce_min_sync(all, e.min.lts), e.max.lts = __reduce_max_sync(all, e.max.lts);
+    e.min.lte = __reduce_min_sync(all, e.min.lte), e.max.lte = __reduce_max_sync(all, e.max.lte);
+    e.min.uts = __reduce_min_sync(all, e.min.uts), e.max.uts = __reduce_max_sync(all, e.max.uts);
+    e.min.ute = __reduce_min_sync(all, e.min.ute), e.max.ute = __reduce_max_sync(all, e.max.ute);
+    return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
+}
+
+/* The same of a keep_mask, exactly. It ends with the first rows that see a key, and nearly every tile has some. */
+DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
+{
+    enum { TOGETHER = 16 }; /* loads of so many rows are on their way together */
+    const attn_view &keep = a.g.view[ATTN_T_keep_mask];
+    const int64_t from = attn_keep_from(&a.g, &x.s);
+    for (int i = i0; i < i1; i += TOGETHER) {
+        bool shows = false;
+        for (int j = j0 + (int)(threadIdx.x % 32); j < j1; j += 32) {
+            const int64_t column = j - from;
+            uint32_t kept = column < 0;
+#pragma unroll
+            for (int n = 0; n < TOGETHER; n++)
+                if (column >= 0 && i + n < i1)
+                    kept |= ((const uint8_t *)keep.data)[attn_at(&keep, x.b, x.h, i + n) + column];
+            shows |= kept != 0;
+        }
+        if (__any_sync(0xffffffff, shows)) return true;
+    }
+    return false;
+}
+
+/* A tile of pairs: queries [i0, i1) of head h, and keys [j0, j1). */
+struct pair_tile {
+    int h, i0, i1, j0, j1;
+};
+
+/* Fills the bits of tiles [first, last) of sequence b; place(n) says where tile n is. All threads of the block call it. */
+template <int THREADS, class PLACE>
+DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
+{
+    const bool bounds = a.g.view[ATTN_T_mask_startend_rows].data, keep = a.g.view[ATTN_T_keep_mask].data;
+    if (last > SEEN_TILES) last = SEEN_TILES;
+    for (int n = first / 32 + (int)threadIdx.x; n * 32 < last; n += THREADS) seen.bits[n] = bounds || keep ? 0 : ~0u;
+    __syncthreads();
+    for (int n = first + (int)threadIdx.x / 32; n < last && (bounds || keep); n += THREADS / 32) {
+        const pair_tile t = place(n);
+        const head_args x = head_args_of(a, b, t.h);
+        const bool shows = (!bounds || flash_mask_shows(a, x, t.i0, t.i1, t.j0, t.j1)) &&
+                           (!keep || keep_mask_shows(a, x, t.i0, t.i1, t.j0, t.j1));
+        if (shows && threadIdx.x % 32 == 0) atomicOr(&seen.bits[n / 32], 1u << n % 32);
+    }
+    __syncthreads();
+}
+
+/* The list of a tile of queries [i0, i1) of head h: tiles of BN keys. */
+template <int BN, int THREADS>
+static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
+                                                   int last, seen_tiles &seen)
+{
+    const int Sk = (int)attn_sequence_of(&a.g, b).Sk;
+    list_seen_tiles<THREADS>(a, b, first, last, seen, [&](int n) {
+        return pair_tile{ h, i0, i1, n * BN, min(n * BN + BN, Sk) };
+    });
+}
+
+/* The list of a tile of keys [j0, j1): rounds of BM queries, tiles [first, first + tiles) of each head of the group. */
+template <int BM, int THREADS>
+static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
+                                                     int tiles, seen_tiles &seen)
+{
+    const int Sq = (int)attn_sequence_of(&a.g, b).Sq;
+    list_seen_tiles<THREADS>(a, b, 0, tiles * (int)a.g.group, seen, [&](int n) {
+        const int i0 = (first + n % tiles) * BM;
+        return pair_tile{ hk * (int)a.g.group + n / tiles, i0, min(i0 + BM, Sq), j0, j1 };
+    });
+}
+
+/* The next tile of the list below n, or first - 1 if there is none. */
+DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
+{
+    for (n--; n >= first && n < SEEN_TILES; n = n / 32 * 32 - 1) {
+        const uint32_t bits = seen.bits[n / 32] << (31 - n % 32);
+        if (bits) return max(n - __clz(bits), first - 1);
+    }
+    return max(n, first - 1);
+}
+
+/* The next tile of the list above n, or `end` if there is none. */
+DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
+{
+    for (n++; n < end && n < SEEN_TILES; n = n / 32 * 32 + 32) {
+        const uint32_t bits = seen.bits[n / 32] >> n % 32;
+        if (bits) return min(n + __ffs(bits) - 1, end);
+    }
+    return min(n, end);
+}
+
+#endif
