@@ -50,7 +50,7 @@ template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
                      BM = SCORE_MODS ? 16 * WARPS : tile<D>::BM;
-    static const int MT = BM / 16 / WARPS, BLOCKS = tile<D>::BLOCKS;
+    static const int MT = BM / 16 / WARPS, BLOCKS = D == 64 && SCORE_MODS ? 3 : tile<D>::BLOCKS;
 };
 
 template <int D, bool SCORE_MODS> struct shared {

@@ -34,24 +34,21 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* The same of a keep_mask, exactly. It ends with the first rows that see a key, and nearly every tile has some. */
+/* The same of a keep_mask, exactly. It ends with the first rows that see a key: the first row of nearly every tile. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
-    enum { TOGETHER = 16 }; /* loads of so many rows are on their way together */
+    enum { TOGETHER = 8 }; /* loads of so many rows are on their way together */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
-    for (int i = i0; i < i1; i += TOGETHER) {
-        bool shows = false;
-        for (int j = j0 + (int)(threadIdx.x % 32); j < j1; j += 32) {
-            const int64_t column = j - from;
-            uint32_t kept = column < 0;
+    if (j0 < from) return true; /* keys before a mask's first column are kept */
+    const uint8_t *row = (const uint8_t *)keep.data + attn_at(&keep, x.b, x.h, i0) + j0 - from + threadIdx.x % 32;
+    for (int left = i1 - i0, rows = 1; left > 0; row += rows * keep.row, left -= rows, rows = TOGETHER) {
+        uint32_t kept = 0;
+        for (int j = (int)(threadIdx.x % 32); j < j1 - j0; j += 32)
 #pragma unroll
             for (int n = 0; n < TOGETHER; n++)
-                if (column >= 0 && i + n < i1)
-                    kept |= ((const uint8_t *)keep.data)[attn_at(&keep, x.b, x.h, i + n) + column];
-            shows |= kept != 0;
-        }
-        if (__any_sync(0xffffffff, shows)) return true;
+                if (n < rows && n < left) kept |= row[n * keep.row + j - (int)(threadIdx.x % 32)];
+        if (__any_sync(0xffffffff, kept)) return true;
     }
     return false;
 }
