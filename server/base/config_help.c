@@ -10,7 +10,7 @@ enum { HELP_COLUMNS = 100 };
 static const char examples[] =
     "Examples:\n"
     "  attnd                                             serve on 127.0.0.1:8080\n"
-    "  attnd --listen 0.0.0.0:8080 --log-format json     serve everyone, log for machines\n"
+    "  attnd --listen 0.0.0.0:8080 --log-format json     serve on all addresses, log as JSON\n"
     "  attnd --listen unix:/run/attnd.sock --devices cpu\n"
     "  ATTND_MAX_BODY_BYTES=256M attnd --queue-depth=64  the environment, overridden by flags\n"
     "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n";
@@ -60,8 +60,8 @@ void config_help(FILE *to)
             "attnd %s (%s): exact attention, forward and backward, over HTTP\n\n"
             "Usage: attnd [options]\n"
             "       attnd healthcheck [URL]\n\n"
-            "Each option can be given as --name VALUE, as --name=VALUE or in the environment; flags win.\n"
-            "Sizes take the suffixes K, M and G, powers of 1024.\n\n"
+            "Each option can be given as --name VALUE, as --name=VALUE or in the environment.\n"
+            "A command-line option overrides its variable. Sizes take the suffixes K, M and G, powers of 1024.\n\n"
             "  %-36s%-30s%s\n",
             ATTND_VERSION, CONFIG_MACHINE, "Option", "Environment", "Default");
     for (size_t i = 0; i < config_option_count; i++) {
@@ -118,7 +118,8 @@ static const char man_head[] =
     ".B attnd healthcheck\n"
     "exits with 0 while a server takes work.\n"
     ".SH OPTIONS\n"
-    "Each option can be given as \\-\\-name VALUE, as \\-\\-name=VALUE or in the environment; flags win.\n"
+    "Each option can be given as \\-\\-name VALUE, as \\-\\-name=VALUE or in the environment.\n"
+    "A command-line option overrides its variable.\n"
     "Sizes take the suffixes K, M and G, powers of 1024.\n";
 
 static const char man_tail[] =
