@@ -424,7 +424,7 @@ void loop_close(struct loop *loop)
     loop->awake_until_ns = 0; /* there are no devices any more */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
-    pthread_mutex_destroy(&loop->box.lock);
+    mailbox_close(&loop->box);
     while (loop->watches) loop_unwatch(loop->watches);
     uv_walk(&loop->uv, close_handle, NULL);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
