@@ -109,6 +109,15 @@ const char *text_read_number(const char *text, uint64_t *x);
 /* Is all of `text` decimal digits, and the number at most `most`? If not, *x stays. No sign, no spaces. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
+/* FNV-1a of the text, but at most its first `most` bytes. A first piece begins with TEXT_HASH_BEGIN, and a next one
+ * with the hash of those before it. For names that the program chooses: a client could choose names of one hash. */
+#define TEXT_HASH_BEGIN 2166136261u
+static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
+{
+    for (size_t i = 0; i < most && text[i] != '\0'; i++) hash = (hash ^ (unsigned char)text[i]) * 16777619u;
+    return hash;
+}
+
 /* The value of a hexadecimal digit, or -1. */
 static inline int text_hex_digit(unsigned char c)
 {

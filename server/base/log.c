@@ -309,8 +309,7 @@ static void tell_repeat(struct repeat *r)
 static bool admit(enum log_level level, const char *event)
 {
     if (level < LOG_WARN) return true;
-    uint32_t hash = 2166136261u; /* FNV-1a */
-    for (const char *c = event; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+    const uint32_t hash = text_hash(TEXT_HASH_BEGIN, event, SIZE_MAX);
     struct repeat *r = &the.repeats[(hash ^ hash >> 16) % LOG_REPEAT_SLOTS];
     const int64_t now = in_ms(0).tv_sec;
     if (strncmp(r->event, event, EVENT_BYTES - 1) != 0 || r->level != level || r->second != now) {

@@ -90,13 +90,12 @@ static bool histogram(enum metric_id id)
     return rows[id].kind == SECONDS || rows[id].kind == SIZES;
 }
 
-/* FNV-1a over at most METRICS_LABEL_BYTES - 1 bytes of both labels. */
+/* Over at most METRICS_LABEL_BYTES - 1 bytes of each label. */
 static uint32_t hash_labels(const char *label0, const char *label1)
 {
-    uint32_t hash = 2166136261u;
-    for (int i = 0; i < METRICS_LABEL_BYTES - 1 && label0[i]; i++) hash = (hash ^ (unsigned char)label0[i]) * 16777619u;
-    hash = (hash ^ 0xFF) * 16777619u; /* ("ab", "") is not ("a", "b"); no UTF-8 text has 0xFF */
-    for (int i = 0; i < METRICS_LABEL_BYTES - 1 && label1[i]; i++) hash = (hash ^ (unsigned char)label1[i]) * 16777619u;
+    uint32_t hash = text_hash(TEXT_HASH_BEGIN, label0, METRICS_LABEL_BYTES - 1);
+    hash = text_hash(hash, "\xFF", 1); /* ("ab", "") is not ("a", "b"); no UTF-8 text has 0xFF */
+    hash = text_hash(hash, label1, METRICS_LABEL_BYTES - 1);
     return hash ^ hash >> 15;
 }
 

@@ -16,6 +16,7 @@
 #include "server/base/clock.h"
 #include "server/caches/caches.h"
 #include "server/caches/internal.h"
+#include "text/text.h"
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
@@ -709,10 +710,8 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
     char name[16], id[CACHE_ID_BYTES];
     int longest = 0, started = 0;
     for (int i = 0; started < 4096; i++) {
-        uint32_t hash = 2166136261u; /* FNV-1a */
         snprintf(name, sizeof name, "%d", i);
-        for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
-        if (hash % 4096 != 7) continue;
+        if (text_hash(TEXT_HASH_BEGIN, name, SIZE_MAX) % 4096 != 7) continue;
         assert_non_null(sequence(rig, rig->caller, name, true, id));
         started++;
     }
