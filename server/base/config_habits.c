@@ -163,18 +163,14 @@ static bool ends_with(const char *text, const char *end)
     return length >= tail && strcmp(text + length - tail, end) == 0;
 }
 
-/* "_PORT_8080_TCP", and what may follow it: "", "_PROTO", "_PORT", "_ADDR" */
+/* Does the name end as ATTND_PORT_8080_TCP_ADDR does? */
 static bool is_port_of_link(const char *name)
 {
-    static const char *const protocols[] = { "_TCP", "_UDP", "_SCTP" }, *const ends[] = { "", "_PROTO", "_PORT",
-                                                                                          "_ADDR" };
-    for (const char *at = name; (at = strstr(at, "_PORT_")) != NULL; at++) {
-        const char *const rest = at + strlen("_PORT_") + strspn(at + strlen("_PORT_"), "0123456789");
-        for (size_t p = 0; p < sizeof protocols / sizeof *protocols; p++)
-            for (size_t e = 0; e < sizeof ends / sizeof *ends; e++)
-                if (strncmp(rest, protocols[p], strlen(protocols[p])) == 0 &&
-                    strcmp(rest + strlen(protocols[p]), ends[e]) == 0)
-                    return true;
+    static const char ends[] = "_TCP _TCP_PROTO _TCP_PORT _TCP_ADDR _UDP _UDP_PROTO _UDP_PORT _UDP_ADDR "
+                               "_SCTP _SCTP_PROTO _SCTP_PORT _SCTP_ADDR";
+    for (const char *at = name; (at = strstr(at, "_PORT_")) != NULL;) {
+        at += strlen("_PORT_");
+        if (text_is_among(ends, at + strspn(at, "0123456789"))) return true;
     }
     return false;
 }
