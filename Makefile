@@ -121,6 +121,7 @@ $B/%.cu.o: %.cu $B/flags
 	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 $B/server/routes/page.o: server/routes/index.html server/routes/docs.html
+$B/server/routes/openapi.o: server/routes/openapi.json
 
 # Kernels of Hopper's own: spilled registers and serialised products fail the build.
 $B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags

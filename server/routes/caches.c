@@ -8,6 +8,7 @@
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/caches/caches.h"
+#include "server/routes/jsontext.h"
 #include "server/work/server.h"
 
 _Static_assert((int)PROTO_CACHE_HEADS == (int)CACHES_HEADS, "a body may ask for what there can be");
@@ -129,83 +130,4 @@ void caches_answer_delete(struct request *request, struct answer *answer)
     if (caches_delete(request->server->caches, request->caller, id_of(request, id), &err) == ATTN_OK)
         answer->status = 204;
     else request_fail_status(request, &err);
-}
-
-/* ---- Schemas ----------------------------------------------------------------------------------------------------- */
-
-/* "'NAME':{'type':'integer',...}", with a comma before it where one is due. most < 0: unbounded. */
-static void put_integer(struct json *j, const char *name, int64_t least, int64_t most, const char *says)
-{
-    json_comma(j);
-    json_put(j, "'%s':{'description':'%s','type':'integer','minimum':%lld", name, says, (long long)least);
-    if (most >= 0) json_put(j, ",'maximum':%lld", (long long)most);
-    json_raw(j, "}");
-}
-
-static void put_scale(struct json *j, const char *name, const char *of)
-{
-    json_put(j,
-             ",'%s':{'description':'float8_e4m3fn: dequantisation factor of the %s, one for all heads or one for each',"
-             "'oneOf':[{'type':'number'},{'type':'array','minItems':1,'maxItems':%d,'items':{'type':'number'}}]}",
-             name, of, CACHES_HEADS);
-}
-
-static void put_dtypes(struct json *j)
-{
-    json_put(j, ",'dtype':{'type':'string','enum':[");
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) {
-        if (!(ATTN_DTYPES_FORWARD >> d & 1)) continue;
-        json_comma(j);
-        json_put(j, "'%s'", attn_dtype_name((attn_dtype)d));
-    }
-    json_raw(j, "]}");
-}
-
-#define OBJECT  "{'type':'object','additionalProperties':false,"
-#define INTEGER (INT64_C(1) << 53)
-
-static void put_requests(struct json *j)
-{
-    json_put(j, ",'CacheRequest':" OBJECT "'required':['kv_heads','head_dim','dtype'],'properties':{");
-    put_integer(j, "kv_heads", 1, CACHES_HEADS, "Hk");
-    put_integer(j, "head_dim", 1, ATTN_MAX_HEAD_DIM, "D, of keys");
-    put_integer(j, "head_dim_v", 1, ATTN_MAX_HEAD_DIM, "Dv, of values; D where it is not given");
-    put_dtypes(j);
-    json_put(j,
-             ",'page_size':{'description':'positions of a "
-             "page','type':'integer','minimum':%d,'maximum':%d,'multipleOf':%d,'default':%d}",
-             CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE_MOST, CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE);
-    json_put(j, ",'latent':{'description':'values are the first Dv numbers of the keys, and are not sent; "
-                "k_scale and v_scale are equal then','type':'boolean','default':false}");
-    put_scale(j, "k_scale", "keys");
-    put_scale(j, "v_scale", "values");
-    put_integer(j, "ttl_s", 1, PROTO_CACHE_TTL_MOST_S,
-                "seconds without use after which it is gone; 600 where it is not given");
-    json_put(j, "}},'ForkRequest':" OBJECT "'properties':{");
-    put_integer(j, "length", 0, INTEGER, "positions of the new cache; all where it is not given");
-    json_put(j, "}},'TruncateRequest':" OBJECT "'required':['length'],'properties':{");
-    put_integer(j, "length", 0, INTEGER, "positions that stay");
-    json_raw(j, "}}");
-}
-
-void caches_put_schemas(struct json *j)
-{
-    put_requests(j);
-    json_put(j, ",'Cache':" OBJECT "'required':['id','length'],'properties':{'id':{'type':'string'}");
-    put_integer(j, "length", 0, -1, "positions");
-    put_integer(j, "kv_heads", 1, -1, "Hk");
-    put_integer(j, "head_dim", 1, -1, "D");
-    put_integer(j, "head_dim_v", 1, -1, "Dv");
-    put_integer(j, "page_size", 1, -1, "positions of a page");
-    put_integer(j, "pages", 0, -1, "pages that it has");
-    put_integer(j, "shared_pages", 0, -1, "of those, with others");
-    put_integer(j, "page_bytes", 1, -1, "of one");
-    put_integer(j, "ttl_s", 1, -1, "seconds without use after which it is gone");
-    json_put(j, ",'dtype':{'type':'string'},'latent':{'type':'boolean'},'expires_in_s':{'type':'number','minimum':0},"
-                "'device':{'type':'string'}}},'Caches':" OBJECT "'required':['count','caches'],'properties':{");
-    put_integer(j, "count", 0, -1, "all of yours");
-    json_put(j,
-             ",'caches':{'description':'oldest first, the first %d of them','type':'array',"
-             "'items':{'$ref':'#/components/schemas/Cache'}}}}",
-             CACHES_LIST);
 }

@@ -3,7 +3,6 @@
 #ifndef API_CACHES_H
 #define API_CACHES_H
 
-#include "server/routes/jsontext.h"
 #include "server/work/request.h"
 
 void caches_answer_create(struct request *request, struct answer *answer);
@@ -15,8 +14,5 @@ void caches_answer_delete(struct request *request, struct answer *answer);
 
 /* The id of a cache in the examples of the OpenAPI document. */
 #define CACHE_EXAMPLE "0123456789abcdef0123456789abcdef01234567"
-
-/* ",'Cache':{...}", and the other schemas that the rows name. */
-void caches_put_schemas(struct json *j);
 
 #endif

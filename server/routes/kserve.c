@@ -17,6 +17,7 @@
 
 #include "text/text.h"
 #include "server/routes/route.h"
+#include "server/routes/jsontext.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -329,106 +330,4 @@ char *kserve_stats(const proto_model *model, size_t *length)
         if (model == NULL || model == one) put_statistics(&j, one);
     json_raw(&j, "]}\n");
     return json_take(&j, length);
-}
-
-/* ---- Schemas ----------------------------------------------------------------------------------------------------- */
-
-/* clang-format off */
-#define STRING  "{'type':'string'}"
-#define COUNT   "{'type':'integer','minimum':0}"
-#define STRINGS "{'type':'array','items':{'type':'string'}}"
-#define REF(name) "{'$ref':'#/components/schemas/" name "'}"
-#define ARRAY(items) "{'type':'array','items':" items "}"
-#define OBJECT(required, properties) \
-    "{'type':'object','additionalProperties':false,'required':[" required "],'properties':{" properties "}}"
-#define OPTIONAL "'optional':{'type':'boolean','description':'true: a request may leave it out.'}"
-/* Where in shared memory a tensor is. */
-#define SHARED "'shared_memory_region':{'type':'string','minLength':1,'maxLength':128,'description':'Its bytes are in this region, " \
-    "or an output shall go there.'},'shared_memory_offset':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'0 where " \
-    "it is left out.'},'shared_memory_byte_size':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'Of an input all " \
-    "its bytes, of an output the room for it.'}"
-
-/* name, schema: JSON with ' for ". */
-static const struct {
-    const char *name, *schema;
-} schemas[] = {
-    { "ServerMetadata", OBJECT("'name','version','extensions'", "'name':" STRING ",'version':" STRING ",'extensions':" STRINGS) },
-    { "ModelList", OBJECT("'models'", "'models':" STRINGS) },
-    { "TensorMetadata", OBJECT("'name','datatype','shape'", "'name':" STRING ",'datatype':" STRING
-        ",'shape':{'type':'array','items':{'type':'integer'},'description':'-1: any size.'}," OPTIONAL) },
-    { "ModelMetadata", OBJECT("'name','versions','platform','inputs','outputs'", "'name':" STRING ",'versions':" STRINGS
-        ",'platform':" STRING ",'inputs':" ARRAY(REF("TensorMetadata")) ",'outputs':" ARRAY(REF("TensorMetadata"))) },
-    { "ModelReady", OBJECT("'name','ready'", "'name':" STRING ",'ready':{'type':'boolean'}") },
-    { "ConfigTensor", OBJECT("'name','data_type','dims'", "'name':" STRING ",'data_type':" STRING
-        ",'dims':{'type':'array','items':{'type':'integer'}}," OPTIONAL) },
-    { "ConfigParameter", OBJECT("'string_value'", "'string_value':" STRING) },
-    { "ModelConfig", OBJECT("'name','platform','backend','max_batch_size','input','output','parameters'", "'name':" STRING
-        ",'platform':" STRING ",'backend':" STRING ",'max_batch_size':" COUNT ",'input':" ARRAY(REF("ConfigTensor"))
-        ",'output':" ARRAY(REF("ConfigTensor")) ",'parameters':{'type':'object','description':'What a request may have besides: names, "
-        "with commas.','additionalProperties':" REF("ConfigParameter") "},'sequence_batching':{'type':'object','description':'Of a model "
-        "with sequences.','additionalProperties':" COUNT "}") },
-    { "Duration", OBJECT("'count','ns'", "'count':" COUNT ",'ns':" COUNT) },
-    { "BatchStatistics", OBJECT("'batch_size','compute_input','compute_infer','compute_output'", "'batch_size':" COUNT
-        ",'compute_input':" REF("Duration") ",'compute_infer':" REF("Duration") ",'compute_output':" REF("Duration")) },
-    { "InferenceStatistics", OBJECT("'success','fail','queue','compute_input','compute_infer','compute_output','cache_hit','cache_miss'",
-        "'success':" REF("Duration") ",'fail':" REF("Duration") ",'queue':" REF("Duration") ",'compute_input':" REF("Duration")
-        ",'compute_infer':" REF("Duration") ",'compute_output':" REF("Duration") ",'cache_hit':" REF("Duration")
-        ",'cache_miss':" REF("Duration")) },
-    { "ModelStatistics", OBJECT("'name','version','last_inference','inference_count','execution_count','inference_stats',"
-        "'response_stats','batch_stats','memory_usage'", "'name':" STRING ",'version':" STRING
-        ",'last_inference':{'type':'integer','minimum':0,'description':'Milliseconds since 1970; 0: none yet.'}"
-        ",'inference_count':" COUNT ",'execution_count':" COUNT ",'inference_stats':" REF("InferenceStatistics")
-        ",'response_stats':{'type':'object'},'batch_stats':" ARRAY(REF("BatchStatistics"))
-        ",'memory_usage':{'type':'array','items':{}}") },
-    { "Statistics", OBJECT("'model_stats'", "'model_stats':" ARRAY(REF("ModelStatistics"))) },
-    { "IndexedModel", OBJECT("'name','version','state'", "'name':" STRING ",'version':" STRING
-        ",'state':{'type':'string','enum':['READY','UNAVAILABLE']}") },
-    { "ModelIndex", ARRAY(REF("IndexedModel")) },
-    { "IndexRequest", OBJECT("", "'ready':{'type':'boolean','default':false,'description':'true: only models that are ready.'}") },
-
-    { "InferParameters", "{'type':'object','description':'Options by the names of ForwardProblem, BackwardProblem and DecodeRequest, as "
-        "strings, numbers and bools; an array is the string of its JSON: [-1,0]. Also binary_data_output (of all outputs that say nothing "
-        "else) and timeout in microseconds (the smaller one of it and timeout_ms counts). The members listed here are of attention_decode "
-        "alone.','properties':{"
-        "'caches':{'description':'Ids of POST /v1/caches, one for each row of q, as the string of their JSON: what each row attends to. Where "
-        "there is no sequence_id.'},"
-        "'sequence_id':{'description':'A number, or a name of at most 128 bytes; 0 is none. The keys and values of the sequence are in a "
-        "cache of its own.','anyOf':[{'type':'integer','minimum':0},{'type':'string','maxLength':128}]},"
-        "'sequence_start':{'type':'boolean','default':false,'description':'The first request of the sequence, which has k and v.'},"
-        "'sequence_end':{'type':'boolean','default':false,'description':'The last request of the sequence: the cache is deleted once it is answered 200.'}}}" },
-    { "InferInput", "{'type':'object','additionalProperties':false,'required':['name','shape','datatype'],'properties':{"
-        "'name':{'type':'string','description':'A tensor of ForwardProblem, BackwardProblem or DecodeRequest.'},"
-        "'shape':{'type':'array','items':" REF("Axis") ",'minItems':1,'maxItems':4},"
-        "'datatype':{'type':'string','description':'FP32, FP16, BF16, INT32, INT64, UINT8, BOOL; float8_e4m3fn is UINT8 with the parameter fp8.'},"
-        "'parameters':{'type':'object','additionalProperties':false,'properties':{"
-        "'binary_data_size':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'Its bytes come behind the JSON.'},"
-        "'fp8':{'type':'boolean'}," SHARED "}},"
-        "'data':{'type':'array','items':{},'description':'Numbers, flat or nested as shape says; not beside binary_data_size or "
-        "shared_memory_region.'}}}" },
-    { "InferOutput", "{'type':'object','additionalProperties':false,'required':['name'],'properties':{'name':" STRING
-        ",'parameters':{'type':'object','additionalProperties':false,'properties':{'binary_data':{'type':'boolean'}," SHARED "}}}}" },
-    { "InferRequest", "{'type':'object','additionalProperties':false,'required':['inputs'],'properties':{"
-        "'id':{'type':'string','maxLength':512,'description':'Comes back with the answer; of at most 512 bytes.'},"
-        "'model_name':{'description':'The path says which.'},'model_version':{'description':'The path says which.'},"
-        "'parameters':" REF("InferParameters") ",'inputs':" ARRAY(REF("InferInput")) ","
-        "'outputs':{'type':'array','items':" REF("InferOutput") ",'description':'None: all that are sent by default.'}}}" },
-    { "InferBinary", "{'type':'string','format':'binary','description':'InferRequest, or InferAnswer, as JSON of as many bytes as the header "
-        "Inference-Header-Content-Length says, and behind it the bytes of tensors, in the order of the JSON.'}" },
-    { "InferTensor", "{'type':'object','additionalProperties':false,'required':['name','datatype','shape'],'properties':{'name':" STRING
-        ",'datatype':" STRING ",'shape':{'type':'array','items':" REF("Axis") "},"
-        "'parameters':" OBJECT("'binary_data_size'", "'binary_data_size':" COUNT) ","
-        "'data':{'type':'array','items':{},'description':'Numbers, flat. What JSON has no number for is written as NaN, Infinity and "
-        "-Infinity without quotes, which KServe clients read.'}}}" },
-    { "InferAnswer", OBJECT("'model_name','model_version','parameters','outputs'", "'id':" STRING ",'model_name':" STRING
-        ",'model_version':" STRING ",'parameters':{'type':'object','description':'sizes, backend, timing_us, and where there is any seed, "
-        "verification, context, lengths, hints. Objects and lists are sent as a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
-};
-/* clang-format on */
-
-void kserve_put_schemas(struct json *j)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(schemas); i++) {
-        json_put(j, ",'%s':", schemas[i].name);
-        json_constant(j, schemas[i].schema);
-    }
 }

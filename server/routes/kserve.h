@@ -6,7 +6,6 @@
 
 #include "proto-json/proto.h"
 #include "server/base/config.h"
-#include "server/routes/jsontext.h"
 #include "server/work/request.h"
 
 /* The model of that name and version (empty: any); NULL, and in `why` a sentence that names others,
@@ -22,9 +21,6 @@ char *kserve_config(const proto_model *model, size_t *length);    /* .../config 
 char *kserve_stats(const proto_model *model, size_t *length);     /* .../stats; of all where `model` is NULL */
 /* POST /v2/repository/index; `ready_alone`: of those that are ready. */
 char *kserve_index(bool ready, bool ready_alone, size_t *length);
-
-/* The schemas of these bodies, and of those of infer, in front of each a comma. */
-void kserve_put_schemas(struct json *j);
 
 /* Before the answer leaves, so that who has it and asks for statistics finds it there; or where a request ends without
  * one. `status` is that of the answer, `ns` how long it took. Counts what is for a model. */

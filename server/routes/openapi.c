@@ -1,7 +1,8 @@
-/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from the program's tables.
+/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from a skeleton and the program's tables.
  *
- * The problem: a description that is typed a second time is wrong a month later. The idea: the document is made at
- * run time from the tables that the program itself runs by:
+ * The problem: a description that is typed a second time is wrong a month later. The idea: the program runs by tables,
+ * and the document is made of the same tables at run time. What no table has stands in the skeleton openapi.json. There
+ * a mark, "@paths@", says where put_document() writes what this file makes of the tables:
  *
  *   the rows of the routes (route.h)   -> paths, and of each what it answers and may refuse
  *   proto_operations[]                 -> what each operation takes, needs and gives, and its summary
@@ -10,8 +11,8 @@
  *   PROTO_ERROR_MAP                    -> the error responses
  *   config, proto_limits               -> security, and limits that a schema can state
  *
- * What only this file knows is in its own tables: which errors any request may be answered with, or any with a body,
- * and the examples.
+ * This file has two tables of its own: the errors that any request, or any with a body, may be answered with, and the
+ * examples. The schemas of answers in the skeleton are typed; tests hold them against answers.
  *
  * Invariants
  * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. (But for the other
@@ -22,16 +23,41 @@
  * are one schema, as are all refusals, and each schema that is used twice has a name. */
 #include "server/routes/info.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/base/limits.h"
+#include "server/caches/caches.h"
 #include "server/routes/caches.h"
-#include "server/routes/kserve.h"
-#include "server/routes/shared_memory.h"
 #include "server/routes/jsontext.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+/* (The Makefile knows that this file depends on it.) */
+__asm__(".pushsection .rodata\n"
+        "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
+        ".byte 0\n"
+        ".popsection\n");
+extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* NUL-ended */
+
+/* The document that is being written. */
+struct document {
+    struct json json;
+    const struct config *config;
+    const proto_limits *limits;
+    const struct route *routes;
+    int route_count;
+    bool skips; /* what the skeleton has here is not offered */
+};
+
+/* One more name in an array. */
+static void put_name(struct json *j, const char *name)
+{
+    json_comma(j);
+    json_put(j, "'%s'", name);
+}
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
@@ -62,24 +88,14 @@ static const struct {
         { "dropout_p", 0, 1, true },
 };
 
-/* Headers of answers. `on` names the statuses that always have it; 0: usual on every answer, but not on one that is
- * written past the web server, such as 408 in the middle of a body. */
+/* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses that always have it;
+ * 0: usual on every answer, but not on one that is written past the web server, such as 408 in the middle of a body. */
 static const struct {
-    const char *name, *schema, *description;
+    const char *name;
     int on[2];
 } headers[] = {
-    { "X-Request-Id",
-      "{'type':'string','pattern':'^[A-Za-z0-9._-]{1,128}$'}",
-      "The request's own id where it sent a usable one, else one made here; it is in the log too.",
-      { 0 } },
-    { "Server-Timing",
-      "{'type':'string'}",
-      "Milliseconds of each stage: recv, decode, queue, prepare, copy_in, launch, compute, copy_out, encode.",
-      { 0 } },
-    { "Retry-After", "{'type':'integer','minimum':1}", "Seconds to wait before the next try.", { 429, 503 } },
-    { "Allow", "{'type':'string'}", "The methods that work here.", { 405 } },
-    { "Location", "{'type':'string'}", "The path of what was made.", { 201 } },
-    { "WWW-Authenticate", "{'type':'string'}", "Bearer.", { 401 } },
+    { "X-Request-Id", { 0 } }, { "Server-Timing", { 0 } }, { "Retry-After", { 429, 503 } },
+    { "Allow", { 405 } },      { "Location", { 201 } },    { "WWW-Authenticate", { 401 } },
 };
 
 /* clang-format off */
@@ -124,33 +140,11 @@ static const struct {
 
 /* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
 
-/* Names of dtypes, as JSON. */
-static void put_dtypes(struct json *j, unsigned dtypes)
+/* Names of dtypes, as elements of an array. */
+static void put_dtype_names(struct json *j, unsigned dtypes)
 {
-    json_put(j, "'type':'string','enum':[");
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) {
-        if (!(dtypes >> d & 1)) continue;
-        json_comma(j);
-        json_put(j, "'%s'", attn_dtype_name((attn_dtype)d));
-    }
-    json_raw(j, "]");
-}
-
-/* The one schema of all tensors, so that a generated client can send back what it was answered. */
-static void put_tensor_schema(struct json *j)
-{
-    json_put(j, ",'Dtype':{'type':'string','enum':[");
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) json_put(j, "%s'%s'", d > 0 ? "," : "", attn_dtype_name((attn_dtype)d));
-#define X(wire, safetensors, kserve, bytes, as) json_put(j, ",'%s'", wire);
-    PROTO_DTYPE_MAP(X)
-#undef X
-    json_put(j,
-             "],'description':'The names of safetensors and KServe (F16, FP16) are taken too, in any case.'}"
-             ",'Tensor':{'type':'object','description':'Which axes and dtypes it has, the member that it is says.',"
-             "'required':['shape','dtype','data'],'additionalProperties':false,'properties':{"
-             "'shape':{'type':'array','items':{'$ref':'#/components/schemas/Axis'},'minItems':1,'maxItems':%d},"
-             "'dtype':{'$ref':'#/components/schemas/Dtype'},'data':{'$ref':'#/components/schemas/Data'}}}",
-             ATTN_MAX_RANK);
+    for (int d = 0; d < ATTN_DTYPE_COUNT; d++)
+        if (dtypes >> d & 1) put_name(j, attn_dtype_name((attn_dtype)d));
 }
 
 /* A tensor as a member: 'q':{...}. What is special about it, the schema leaves to the server. */
@@ -208,7 +202,11 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
         put_integer(j, o->minimum, o->maximum);
         json_raw(j, "}");
         break;
-    case PROTO_TYPE_DTYPE: put_dtypes(j, attn_tensor_dtypes(ATTN_T_out)); break;
+    case PROTO_TYPE_DTYPE:
+        json_put(j, "'type':'string','enum':[");
+        put_dtype_names(j, attn_tensor_dtypes(ATTN_T_out));
+        json_raw(j, "]");
+        break;
     case PROTO_TYPE_NAMES:
         json_put(j, "'type':'array','items':{'type':'string','enum':[");
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
@@ -240,13 +238,6 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
 }
 
 /* ---- Schemas ----------------------------------------------------------------------------------------------------- */
-
-/* One more name in a list. */
-static void put_name(struct json *j, const char *name)
-{
-    json_comma(j);
-    json_put(j, "'%s'", name);
-}
 
 static bool takes_option(proto_op op, const char *name)
 {
@@ -315,11 +306,13 @@ static void put_request_schemas(struct json *j, proto_op op, const proto_limits 
     const char *const name = proto_operations[op].title;
     const bool context = takes_option(op, "context");
     if (!proto_operations[op].envelope) {
-        json_put(j, ",'%sRequest':", name);
+        json_comma(j);
+        json_put(j, "'%sRequest':", name);
         put_problem_schema(j, op, false);
         return;
     }
-    json_put(j, ",'%sProblem':", name);
+    json_comma(j);
+    json_put(j, "'%sProblem':", name);
     put_problem_schema(j, op, false);
     if (context) {
         json_put(j, ",'%sOfContext':", name);
@@ -381,136 +374,6 @@ static void put_answer_schemas(struct json *j, proto_op op)
         "{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/Refusal'}]}}}},"
         "'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/%sAnswers'}]}",
         name, name, name, name, name);
-}
-
-/* What the answers of operations are made of. */
-static void put_answer_parts(struct json *j)
-{
-    /* D comes last, and none is required: a generator of Python clients calls it d, as the object that it takes all
-     * others from, and takes required ones first. */
-    static const char *const sizes[] = { "B", "Sq", "Sk", "sequences", "total_q", "total_k", "H", "Hk", "Dv", "D" };
-    json_put(j, ",'Timing':{'type':'object','description':'Microseconds.','additionalProperties':false,'properties':{");
-    for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
-        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* Server-Timing alone has them */
-        json_comma(j);
-        json_put(j, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
-    }
-    json_put(
-        j,
-        "}},'Hints':{'type':'array','description':'What looks wrong in a valid request, in sentences for people. Not "
-        "there where nothing looks wrong.','items':{'type':'string'}},'Sizes':{'type':'object',"
-        "'additionalProperties':false,'description':"
-        "'The sizes that the server has read from the shapes. A wrong layout shows here: H and Hk are heads. Packed "
-        "rows have sequences, total_q and total_k in place of B, Sq and Sk; where k is [B, Sk, Hk, D], they have Sk in "
-        "place of total_k. With caches, Sk is the length of the longest.','properties':{");
-    for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
-        json_comma(j);
-        json_put(j, "'%s':{'$ref':'#/components/schemas/Axis'}", sizes[i]);
-    }
-    json_put(j, "}},'Verification':{'type':'object','description':'Of verify: the error against float64.',"
-                "'additionalProperties':false,'required':['max_abs','relative','rows'],'properties':{"
-                "'max_abs':{'$ref':'#/components/schemas/Number'},'relative':{'$ref':'#/components/schemas/Number'},"
-                "'rows':{'type':'integer','minimum':0}}},"
-                "'Refusal':{'type':'object','description':'One of several problems that was not computed.',"
-                "'additionalProperties':false,'required':['error'],'properties':{"
-                "'error':{'$ref':'#/components/schemas/Problem'}}}");
-}
-
-static void put_problem_document(struct json *j)
-{
-    json_put(
-        j, "'Problem':{'type':'object','description':'RFC 9457.','additionalProperties':false,"
-           "'required':['type','title','status','detail','code','error'],'properties':{"
-           "'type':{'type':'string'},'title':{'type':'string'},'status':{'type':'integer','minimum':400,'maximum':599},"
-           "'detail':{'type':'string','description':'One sentence: what, where, and the rule.'},"
-           "'code':{'type':'string','description':'Stable; the same kind of fault always has the same.','enum':[");
-    for (int e = 0; e < PROTO_ERROR_COUNT; e++) {
-        json_comma(j);
-        json_put(j, "'%s'", proto_errors[e].code);
-    }
-    json_put(j, "]},'error':{'type':'string','description':'The same text as detail.'},'request_id':{'type':'string'},"
-                "'pointer':{'type':'string','description':'RFC 6901: the offending member.'}}}");
-}
-
-/* clang-format off */
-/* The members of info_write() (info.c); its test holds the two against each other. */
-static void put_info_schema(struct json *j)
-{
-#define STRING  "{'type':'string'}"
-#define COUNT   "{'type':'integer','minimum':0}"
-#define STRINGS "{'type':'array','items':{'type':'string'}}"
-#define OBJECT(required, properties) \
-    "{'type':'object','additionalProperties':false,'required':[" required "],'properties':{" properties "}}"
-    json_put(j, ",'Info':" OBJECT(
-        "'name','version','build','state','uptime_s','backends','devices','dtypes','head_dim','features','limits','queue',"
-        "'connections','inflight_requests','staging','counters'",
-        "'name':" STRING ",'version':" STRING ",'uptime_s':{'type':'number','minimum':0},"
-        "'state':{'type':'string','enum':['starting','ready','draining','failed']},"
-        "'build':" OBJECT("'compiler','libmicrohttpd','libuv','cjson'",
-            "'compiler':" STRING ",'libmicrohttpd':" STRING ",'libuv':" STRING ",'cjson':" STRING) ","
-        "'backends':" STRINGS ",'dtypes':" STRINGS ","
-        "'head_dim':" OBJECT("'minimum','maximum'", "'minimum':" COUNT ",'maximum':" COUNT) ","
-        "'devices':{'type':'array','items':" OBJECT(
-            "'name','backend','description','streams','memory_total_bytes','memory_limit_bytes','memory_used_bytes',"
-            "'usable','running_requests','batches','errors','kernel_seconds','flops'",
-            "'name':" STRING ",'backend':" STRING ",'description':" STRING ",'streams':" COUNT ",'memory_total_bytes':" COUNT
-            ",'memory_limit_bytes':" COUNT ",'memory_used_bytes':" COUNT ",'usable':{'type':'boolean'},'running_requests':" COUNT
-            ",'batches':" COUNT ",'errors':" COUNT ",'kernel_seconds':{'type':'number','minimum':0},"
-            "'flops':{'type':'number','minimum':0}") "},"
-        "'features':{'type':'object','description':'By backend.','additionalProperties':"
-            "{'type':'object','description':'By operation: forward, backward, and decode.','additionalProperties':"
-            OBJECT("'dtypes','tensors','options','kernels'",
-                "'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS ","
-                "'kernels':{'type':'array','description':'In the order in which they are tried: a problem goes to the first "
-                "that knows its dtype and all that it asks for. One may still leave a problem to the next for its sizes or "
-                "strides.','items':" OBJECT("'name','head_dim','dtypes','tensors','options'",
-                    "'name':" STRING ",'head_dim':" COUNT ",'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS)
-                "}") "}},"
-        "'limits':{'type':'object','description':'Counts and sizes in bytes, and milliseconds (_ms). What begins with cache_ is of one "
-            "cache, with decode_ of one request; kv_bytes is memory for the caches of all devices.','additionalProperties':" COUNT "},"
-        "'queue':" OBJECT("'requests','bytes'", "'requests':" COUNT ",'bytes':" COUNT) ","
-        "'connections':" COUNT ",'inflight_requests':" COUNT ","
-        "'staging':" OBJECT("'limit_bytes','used_bytes'", "'limit_bytes':" COUNT ",'used_bytes':" COUNT) ","
-        "'counters':{'type':'object','additionalProperties':{'type':'number','minimum':0}}"));
-#undef STRING
-#undef COUNT
-#undef STRINGS
-#undef OBJECT
-}
-/* clang-format on */
-
-/* Base64 as RFC 4648 section 4 wants it, canonical: padded, and with zero bits where the last character has some to
- * spare.
- * */
-#define BASE64_PATTERN "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
-
-static void put_schemas(struct json *j, const proto_limits *limits, const struct config *config)
-{
-    json_put(j, "'schemas':{");
-    put_problem_document(j);
-    json_put(j, ",'Axis':{'type':'integer','minimum':0,'maximum':%d}", INT32_MAX);
-    json_put(j, ",'NotFinite':{'type':'string','enum':['NaN','Infinity','-Infinity']}"
-                ",'Number':{'anyOf':[{'type':'number'},{'$ref':'#/components/schemas/NotFinite'}]}"
-                ",'Data':{'description':'The little-endian, C-contiguous bytes in base64 (RFC 4648 section 4, with "
-                "padding), or the numbers (each a Number), flat or nested as shape says. The dtype decides how many "
-                "bytes a number has; integers for int32 and uint8.','anyOf':["
-                "{'type':'string','contentEncoding':'base64','pattern':'" BASE64_PATTERN "'},"
-                "{'type':'array','items':{}}]}");
-    put_tensor_schema(j);
-    json_put(j,
-             ",'Safetensors':{'type':'string','format':'binary','description':'A safetensors file. Tensors are those "
-             "of the JSON form, by the same names. The other members are strings in __metadata__ that hold JSON: "
-             "true, 0.125, [-1,0]; those that describe a file, such as format, are passed over. One problem.'}");
-    put_answer_parts(j);
-    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
-        put_request_schemas(j, op, limits);
-        if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op); /* others: the row of the route */
-    }
-    put_info_schema(j);
-    kserve_put_schemas(j);
-    caches_put_schemas(j);
-    shared_memory_put_schemas(j, config);
-    json_raw(j, "}");
 }
 
 /* ---- Paths ------------------------------------------------------------------------------------------------------- */
@@ -702,69 +565,163 @@ static bool is_offered(const struct route *route, const struct config *config)
     return route->shm != ROUTE_ALLOW_CUDA_SHM || config->allow_cuda_shm;
 }
 
-static void put_paths(struct json *j, const struct route *routes, int count, const struct config *config)
+static void put_paths(struct document *d)
 {
-    const bool secured = config->token_file != NULL;
-    json_put(j, "'paths':{");
-    for (int r = 0; r < count; r++) {
-        bool seen = !(routes[r].ports & PORT_MAIN) || routes[r].hidden || !is_offered(&routes[r], config);
+    const struct route *const routes = d->routes;
+    for (int r = 0; r < d->route_count; r++) {
+        bool seen = !(routes[r].ports & PORT_MAIN) || routes[r].hidden || !is_offered(&routes[r], d->config);
         for (int i = 0; i < r; i++)
             seen |= (routes[i].ports & PORT_MAIN) && strcmp(routes[i].path, routes[r].path) == 0;
         if (seen) continue;
-        json_comma(j);
-        put_path(j, routes, count, r, secured);
+        json_comma(&d->json);
+        put_path(&d->json, routes, d->route_count, r, d->config->token_file != NULL);
     }
-    json_raw(j, "}");
+}
+
+/* ---- The document ------------------------------------------------------------------------------------------------ */
+
+static void put_version(struct document *d)
+{
+    json_put(&d->json, "'%s'", ATTND_VERSION);
+}
+
+static void put_timeout(struct document *d)
+{
+    json_put(&d->json, "%lld", (long long)d->config->timeout_ms);
+}
+
+static void put_error_codes(struct document *d)
+{
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++) put_name(&d->json, proto_errors[e].code);
+}
+
+static void put_all_dtypes(struct document *d)
+{
+    for (int i = 0; i < ATTN_DTYPE_COUNT; i++) put_name(&d->json, attn_dtype_name((attn_dtype)i));
+#define X(wire, safetensors, kserve, bytes, as) put_name(&d->json, wire);
+    PROTO_DTYPE_MAP(X)
+#undef X
+}
+
+static void put_cache_dtypes(struct document *d)
+{
+    put_dtype_names(&d->json, ATTN_DTYPES_FORWARD);
+}
+
+static void put_stages(struct document *d)
+{
+    for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
+        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* Server-Timing alone has them */
+        json_comma(&d->json);
+        json_put(&d->json, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
+    }
+}
+
+static void put_operations(struct document *d)
+{
+    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
+        put_request_schemas(&d->json, op, d->limits);
+        if (proto_is_run(&proto_operations[op])) put_answer_schemas(&d->json, op); /* others: the row of the route */
+    }
+}
+
+/* The marks of the skeleton. The function writes members or elements, each behind a json_comma(), or one value. */
+static const struct {
+    const char *mark;
+    void (*put)(struct document *d);
+} marks[] = {
+    { "version", put_version },           { "paths", put_paths },           { "timeout_ms", put_timeout },
+    { "error_codes", put_error_codes },   { "dtypes", put_all_dtypes },     { "stages", put_stages },
+    { "cache_dtypes", put_cache_dtypes }, { "operations", put_operations },
+};
+
+/* Marks that are replaced by a constant of the same name. */
+static const struct {
+    const char *mark;
+    int value;
+} numbers[] = {
+#define NUMBER(name) \
+    {                \
+#name, name  \
+    }
+    NUMBER(INT32_MAX),
+    NUMBER(ATTN_MAX_RANK),
+    NUMBER(ATTN_MAX_HEAD_DIM),
+    NUMBER(CACHES_HEADS),
+    NUMBER(CACHES_LIST),
+    NUMBER(CACHES_PAGE_SIZE),
+    NUMBER(CACHES_PAGE_SIZE_LEAST),
+    NUMBER(CACHES_PAGE_SIZE_MOST),
+    NUMBER(PROTO_CACHE_TTL_MOST_S),
+#undef NUMBER
+};
+
+/* Does this server lack an option? From the mark @?OPTION@ to the mark @?@ the skeleton describes what needs it. */
+static bool lacks(const struct document *d, const char *condition)
+{
+    if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
+    if (strcmp(condition, "allow_shm") == 0) return d->config->allow_shm_count == 0;
+    return strcmp(condition, "allow_cuda_shm") == 0 && !d->config->allow_cuda_shm;
+}
+
+static void put_mark(struct document *d, const char *mark)
+{
+    bool known = *mark == '?';
+    if (known) d->skips = lacks(d, mark + 1);
+    for (size_t i = 0; i < ARRAY_SIZE(marks) && !known; i++)
+        if ((known = strcmp(marks[i].mark, mark) == 0)) marks[i].put(d);
+    for (size_t i = 0; i < ARRAY_SIZE(numbers) && !known; i++)
+        if ((known = strcmp(numbers[i].mark, mark) == 0)) json_put(&d->json, "%d", numbers[i].value);
+    assert(known);
+}
+
+/* Takes the mark behind the first @ of `at`; returns what follows it. A string that is a mark alone stands for more
+ * than a string: its quotes go, and so does the 0 of a member that has it as its name. */
+static const char *take_mark(struct document *d, const char *at)
+{
+    char mark[40];
+    const char *const begin = strchr(at, '@') + 1, *end = strchr(begin, '@');
+    assert(end != NULL && (size_t)(end - begin) < sizeof mark);
+    memcpy(mark, begin, (size_t)(end - begin));
+    mark[end - begin] = '\0';
+    put_mark(d, mark);
+    end += *at == '"' ? 2 : 1;
+    return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
+}
+
+/* The skeleton without its blanks, with what its marks stand for. A comma is written when it is known that something
+ * follows it. (The skeleton's strings have no escapes.) */
+static void put_document(struct document *d)
+{
+    bool quoted = false, comma = false;
+    for (const char *p = openapi_skeleton; *p != '\0';) {
+        if (quoted ? *p == '@' : strncmp(p, "\"@", 2) == 0) {
+            p = take_mark(d, p);
+            comma = false;
+            continue;
+        }
+        const char c = *p++;
+        if (!quoted && (c == ',' || c == ' ' || c == '\n')) {
+            comma |= c == ',';
+            continue;
+        }
+        if (c == '"') quoted = !quoted;
+        if (d->skips) continue;
+        if (comma && c != '}' && c != ']') json_comma(&d->json);
+        comma = false;
+        text_put_char(&d->json.text, c);
+    }
 }
 
 char *openapi_write(const struct config *config, const proto_limits *limits, const struct route *routes,
                     int route_count, size_t *length)
 {
-    struct json j = { 0 };
-    const bool secured = config->token_file != NULL;
-    json_put(
-        &j,
-        "{'openapi':'3.1.0','info':{'title':'attnd','version':'%s','summary':'Exact attention, forward and backward',"
-        "'description':'Tensors are JSON objects of shape, dtype and data, or stand in a safetensors file. Errors are "
-        "problem documents (RFC 9457) "
-        "whose detail names the "
-        "tensor, the index, the value and the rule. Members that are not listed are refused.'},'servers':[{'url':'/'}],"
-        "'tags':[{'name':'attention','x-displayName':'Attention'},{'name':'caches','x-displayName':'Caches'},"
-        "{'name':'kserve','x-displayName':'KServe'},{'name':'operations','x-displayName':'Operations'}],",
-        ATTND_VERSION);
-    if (secured) json_put(&j, "'security':[{'bearer':[]}],");
-    put_paths(&j, routes, route_count, config);
-    json_put(&j, ",'components':{");
-    put_schemas(&j, limits, config);
-    json_put(&j, ",'headers':{");
-    for (size_t i = 0; i < ARRAY_SIZE(headers); i++) {
-        json_comma(&j);
-        json_put(&j, "'%s':{'required':", headers[i].name);
-        json_raw(&j, headers[i].on[0] ? "true" : "false");
-        json_put(&j, ",'description':'%s','schema':", headers[i].description);
-        json_constant(&j, headers[i].schema);
-        json_raw(&j, "}");
-    }
-    json_put(
-        &j,
-        "},'parameters':{'X-Request-Id':{'in':'header','name':'X-Request-Id','description':'1 to 128 letters, digits, "
-        "dots, "
-        "underscores "
-        "and dashes are kept; anything else is replaced.','schema':{'type':'string'}},"
-        "'traceparent':{'in':'header','name':'traceparent','description':'W3C Trace Context; its ids are logged. A "
-        "malformed one is "
-        "ignored.','schema':{'type':'string'}},"
-        "'X-Request-Timeout-Ms':{'in':'header','name':'X-Request-Timeout-Ms','description':'Answer within so many "
-        "milliseconds or with "
-        "504. The server has a limit of its own (%lld); the smaller one "
-        "counts.','schema':{'type':'integer','minimum':1}},"
-        "'Inference-Header-Content-Length':{'in':'header','name':'Inference-Header-Content-Length','description':'How "
-        "many bytes "
-        "of the body are JSON, where bytes of tensors follow it. All of it where it is not given. The answer has one "
-        "too, where "
-        "bytes follow its JSON.','schema':{'type':'integer','minimum':1}}}",
-        (long long)config->timeout_ms);
-    if (secured) json_put(&j, ",'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'}}");
-    json_raw(&j, "}}\n");
-    return json_take(&j, length);
+    struct document d = { .json = { text_growing(JSON_DOCUMENT_BYTES) },
+                          .config = config,
+                          .limits = limits,
+                          .routes = routes,
+                          .route_count = route_count };
+    put_document(&d);
+    json_raw(&d.json, "\n");
+    return json_take(&d.json, length);
 }

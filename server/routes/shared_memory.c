@@ -12,6 +12,7 @@
 #include "server/device/devices.h"
 #include "server/regions/regions.h"
 #include "server/work/server.h"
+#include "server/routes/jsontext.h"
 
 static_assert((int)ROUTE_PARAMETER_BYTES < (int)PROTO_REGION_BYTES, "a region's name in a path fits");
 
@@ -194,41 +195,4 @@ void shared_memory_unregister(struct request *request, struct answer *answer)
 void shared_memory_cuda_unregister(struct request *request, struct answer *answer)
 {
     unregister(request, REGION_CUDA, answer);
-}
-
-/* ---- Schemas ----------------------------------------------------------------------------------------------------- */
-
-/* clang-format off */
-#define SIZE(minimum, says) "{'type':'integer','minimum':" minimum ",'maximum':9007199254740992,'description':'" says "'}"
-#define KEY "{'type':'string','minLength':1,'maxLength':128,'description':'An object of /dev/shm: a name that begins as --allow-shm says; a " \
-            "slash before it is fine.'}"
-#define OBJECT(required, properties) \
-    "{'type':'object','additionalProperties':false,'required':[" required "],'properties':{" properties "}}"
-
-static const struct {
-    enum region_kind kind;
-    const char *name, *schema; /* JSON with ' for " */
-} schemas[] = {
-    { REGION_SYSTEM, "RegionRegister", OBJECT("'key','byte_size'", "'key':" KEY ",'offset':" SIZE("0", "Where the region begins in the object.")
-        ",'byte_size':" SIZE("1", "How long it is.")) },
-    { REGION_SYSTEM, "Regions", "{'type':'array','items':" OBJECT("'name','key','offset','byte_size'", "'name':{'type':'string'},'key':{'type':'string'},"
-        "'offset':{'type':'integer','minimum':0},'byte_size':{'type':'integer','minimum':1}") "}" },
-    { REGION_CUDA, "CudaRegionRegister", OBJECT("'raw_handle','device_id','byte_size'",
-        "'raw_handle':" OBJECT("'b64'", "'b64':{'type':'string','minLength':88,'maxLength':88,'contentEncoding':'base64','pattern':"
-        "'^[A-Za-z0-9+/]{85}[AQgw]==$','description':'The 64 bytes of a cudaIpcMemHandle_t.'}")
-        ",'device_id':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'The GPU, as this server counts them.'}"
-        ",'byte_size':" SIZE("1", "How long the region is, from the beginning of the allocation.")) },
-    { REGION_CUDA, "CudaRegions", "{'type':'array','items':" OBJECT("'name','device_id','byte_size'", "'name':{'type':'string'},"
-        "'device_id':{'type':'integer','minimum':0},'byte_size':{'type':'integer','minimum':1}") "}" },
-};
-/* clang-format on */
-
-void shared_memory_put_schemas(struct json *j, const struct config *config)
-{
-    const bool offered[REGION_KIND_COUNT] = { config->allow_shm_count > 0, config->allow_cuda_shm };
-    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
-        if (!offered[schemas[i].kind]) continue;
-        json_put(j, ",'%s':", schemas[i].name);
-        json_constant(j, schemas[i].schema);
-    }
 }

@@ -9,7 +9,6 @@
 #define SHARED_MEMORY_H
 
 #include "server/base/config.h"
-#include "server/routes/jsontext.h"
 #include "server/work/request.h"
 
 void shared_memory_status(struct request *request, struct answer *answer);
@@ -18,8 +17,5 @@ void shared_memory_unregister(struct request *request, struct answer *answer);
 void shared_memory_cuda_status(struct request *request, struct answer *answer);
 void shared_memory_cuda_register(struct request *request, struct answer *answer);
 void shared_memory_cuda_unregister(struct request *request, struct answer *answer);
-
-/* Of the OpenAPI document, of what is offered: ,"Region":{...},... */
-void shared_memory_put_schemas(struct json *j, const struct config *config);
 
 #endif
