@@ -32,7 +32,7 @@
 #include "server/http/tcp.h"
 
 static const char *const labels[CONNECTION_PHASE_COUNT] = {
-#define X(id, label, meaning) label,
+#define X(id, label) label,
     CONNECTION_PHASE_MAP(X)
 #undef X
 };

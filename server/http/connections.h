@@ -19,19 +19,24 @@
 #include "server/http/linger.h"
 #include "server/work/server.h"
 
-/* id, label in logs, what the connection is doing */
-#define CONNECTION_PHASE_MAP(X)                                         \
-    X(ADDED, "added", "accepted, the web server has not begun with it") \
-    X(OPENED, "opened", "connected, the first head is not complete")    \
-    X(HEAD, "head", "sending a head, the request line has arrived")     \
-    X(BODY, "body", "sending a body")                                   \
-    X(WORK, "work", "waiting for us")                                   \
-    X(SEND, "send", "receiving an answer")                              \
-    X(IDLE, "idle", "between two requests")                             \
-    X(CUT, "cut", "given up: its socket is shut down")
+/* id, label in logs. What the connection is doing in each:
+ *
+ *   ADDED     it is accepted, and the web server has not begun with it
+ *   OPENED    it is connected, and the first head is not complete
+ *   HEAD      it sends a head, whose request line has arrived
+ *   BODY      it sends a body
+ *   WORK      it waits for the server
+ *   SEND      it receives an answer
+ *   IDLE      nothing, between two requests
+ *   CUT       nothing: the server has shut its socket down */
+/* clang-format off */
+#define CONNECTION_PHASE_MAP(X)                                                                           \
+    X(ADDED, "added") X(OPENED, "opened") X(HEAD, "head") X(BODY, "body") X(WORK, "work") X(SEND, "send") \
+    X(IDLE, "idle") X(CUT, "cut")
+/* clang-format on */
 
 enum connection_phase {
-#define X(id, label, meaning) CONNECTION_##id,
+#define X(id, label) CONNECTION_##id,
     CONNECTION_PHASE_MAP(X)
 #undef X
         CONNECTION_PHASE_COUNT

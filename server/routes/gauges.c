@@ -32,7 +32,7 @@ void gauges_publish(struct server *server)
     metrics_set(METRIC_STAGING_BYTES, "ahead", NULL, (double)staging_ahead_bytes(server->staging));
     metrics_set(METRIC_STAGING_BYTES, "contexts", NULL, (double)contexts_bytes(server->contexts));
     static const char *const context_states[CONTEXT_STATE_COUNT] = { "free",
-#define X(id, label, meaning) label,
+#define X(id, label) label,
                                                                      CONTEXT_STATE_MAP(X)
 #undef X
     };

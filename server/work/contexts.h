@@ -16,15 +16,13 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* id, label in /metrics, meaning; contexts.c has the ways between them */
-#define CONTEXT_STATE_MAP(X)                             \
-    X(RESERVED, "reserved", "its forward is waited for") \
-    X(READY, "ready", "it can be taken")                 \
-    X(TAKEN, "taken", "a backward has it that is not over yet")
+/* id, label in /metrics. A RESERVED context waits for its forward, a READY one can be taken, and a TAKEN one is in the
+ * hands of a backward. contexts.c has the ways between the states. */
+#define CONTEXT_STATE_MAP(X) X(RESERVED, "reserved") X(READY, "ready") X(TAKEN, "taken")
 
 enum context_state {
     CONTEXT_FREE,
-#define X(id, label, meaning) CONTEXT_##id,
+#define X(id, label) CONTEXT_##id,
     CONTEXT_STATE_MAP(X)
 #undef X
         CONTEXT_STATE_COUNT

@@ -25,7 +25,7 @@ static const struct {
     enum caller_place place; /* CALLER_PLACES: none */
     unsigned to;             /* bit request_state */
 } states[REQUEST_STATE_COUNT] = {
-#define X(id, label, owner, job_owner, place, leaves_when, to, in) { label, ROLE_##owner, CALLER_##place, to },
+#define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)
 #undef X
 };

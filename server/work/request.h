@@ -25,29 +25,32 @@ struct hangup_watch;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* state, label, owner, whose its job is, its place in the queue, leaves when, may go to, in. Any state but the last two
- * may go to ANSWERING early: an error is an answer. A job that runs is left behind then, and freed when the device
- * brings it back: soon, for a batch that nobody waits for is cancelled. One that uses its client's memory in place is
- * waited for: its request is held, unless the device hangs or the server ends. */
+/* state, label in /metrics, the role that owns it, its place in the queue, the states that it may go to. Any state but
+ * the last two may go to ANSWERING early: an error is an answer. A job that runs is left behind then, and freed when
+ * the device brings it back: soon, for a batch that nobody waits for is cancelled. One that uses its client's memory
+ * in place is waited for: its request is held, unless the device hangs or the server ends. A state ends when
+ *
+ *   RECEIVING    the last byte has arrived, or the client has left
+ *   COMPUTING    its HTTP thread has computed it, or leaves that to a device
+ *   CHECKING     a large body, or much shared memory, has been read and checked
+ *   QUEUED       a batch has formed
+ *   RUNNING      the output has been copied back
+ *   FINISHING    rows are verified, shared memory is written, numbers are measured
+ *   ANSWERING    the client has the answer, or has left */
 /* clang-format off */
-#define REQUEST_STATE_MAP(X)                                                                                              \
-    X(RECEIVING, "receiving", HTTP, HTTP, RECEIVING, "the last byte arrived, or the client left",                         \
-      MOVE(CHECKING) | MOVE(COMPUTING) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                            \
-    X(COMPUTING, "computing", HTTP, HTTP, PLACES, "its thread has computed it, or leaves that to a device",               \
-      MOVE(QUEUED) | MOVE(RUNNING) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                                \
-    X(CHECKING, "checking", LOOP, LOOP, WAITING, "a large body, or much shared memory, is read and checked",              \
-      MOVE(QUEUED) | MOVE(ANSWERING), "loop.c: on_checked")                                                               \
-    X(QUEUED, "queued", LOOP, LOOP, WAITING, "a batch formed", MOVE(RUNNING) | MOVE(ANSWERING), "batches.c: batches_dispatch")       \
-    X(RUNNING, "running", LOOP, DEVICE, PLACES, "the output was copied back",                                             \
-      MOVE(FINISHING) | MOVE(ANSWERING), "batches.c: batches_done")                                                            \
-    X(FINISHING, "finishing", LOOP, DEVICE, PLACES, "rows are verified, shared memory written, numbers measured",         \
-      MOVE(ANSWERING), "batches.c: on_finished")                                                                             \
-    X(ANSWERING, "answering", HTTP, HTTP, PLACES, "the client has it, or left", MOVE(FREED), "mhd.c: on_completed")    \
-    X(FREED, "freed", NONE, NONE, PLACES, "never", 0, "")
+#define REQUEST_STATE_MAP(X)                                                                                            \
+    X(RECEIVING, "receiving", HTTP, RECEIVING, MOVE(CHECKING) | MOVE(COMPUTING) | MOVE(ANSWERING) | MOVE(FREED))        \
+    X(COMPUTING, "computing", HTTP, PLACES, MOVE(QUEUED) | MOVE(RUNNING) | MOVE(ANSWERING) | MOVE(FREED))               \
+    X(CHECKING, "checking", LOOP, WAITING, MOVE(QUEUED) | MOVE(ANSWERING))                                              \
+    X(QUEUED, "queued", LOOP, WAITING, MOVE(RUNNING) | MOVE(ANSWERING))                                                 \
+    X(RUNNING, "running", LOOP, PLACES, MOVE(FINISHING) | MOVE(ANSWERING))                                              \
+    X(FINISHING, "finishing", LOOP, PLACES, MOVE(ANSWERING))                                                            \
+    X(ANSWERING, "answering", HTTP, PLACES, MOVE(FREED))                                                                \
+    X(FREED, "freed", NONE, PLACES, 0)
 /* clang-format on */
 
 enum request_state {
-#define X(id, label, owner, job_owner, place, leaves_when, to, in) REQUEST_##id,
+#define X(id, label, owner, place, to) REQUEST_##id,
     REQUEST_STATE_MAP(X)
 #undef X
         REQUEST_STATE_COUNT
