@@ -34,7 +34,7 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* The same of a keep_mask, exactly. It ends with the first rows that see a key: the first row of nearly every tile. */
+/* The same of a keep_mask, exactly. It ends with the first rows that see a key: in most tiles the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* loads of so many rows are on their way together */
@@ -58,7 +58,7 @@ struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Fills the bits of tiles [first, last) of sequence b; place(n) says where tile n is. All threads of the block call it. */
+/* Fills the bits of tiles [first, last) of sequence b; place(n) says where tile n is. The whole block calls it. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {
