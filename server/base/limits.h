@@ -143,9 +143,8 @@ enum {
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
     CHECK_LONG_BODY_BYTES = 8 << 20,  /* the same for bodies: 2 ms if all of it were mask rows */
     CHECK_LONG_LSE_BYTES = 512 << 10, /* the same for the lse of a backward, which attn_check_lse() checks */
-    CHECK_COPY_BYTES =
-        /* Bytes of a body up to which a larger block is leased and the body copied: faster than new pages. */
-    256 << 10,
+    /* Bytes of a body up to which a larger block is leased and the body copied: faster than new pages. */
+    CHECK_COPY_BYTES = 256 << 10,
     FINISH_PIECE_NS = 10000000, /* length of one piece of verifying or measuring; then it is another piece's turn */
     /* Pieces at a time: as many as libuv has threads, because libuv itself serves in order of arrival. */
     PIECES_AT_ONCE = 4,
@@ -155,10 +154,9 @@ enum {
 
     QUEUE_SCAN_MAX = 512,     /* requests examined to join the first one in a batch; the queue may have a million */
     QUEUE_PASS_MAX = 1 << 16, /* requests passed over because they wait for something else: 3 ms */
-    QUEUE_STEP_ROWS =
-        /* Caches of transactions tested for whether they can begin: 30 ms when hundreds have a thousand caches each.
+    /* Caches of transactions tested for whether they can begin: 30 ms when hundreds have a thousand caches each.
          * */
-    1 << 19,
+    QUEUE_STEP_ROWS = 1 << 19,
     QUEUE_RETRY_MAX_S = 30, /* largest Retry-After, which is only a guess */
 
     CONTEXTS_MAX_COUNT = 1024, /* contexts in the table, which is allocated at the start */
@@ -240,18 +238,16 @@ enum {
     DEVICE_SPIN_NS = 1000000,
     DEVICE_LOST_POLL_NS = 10000000,   /* interval between two polls of a lost device, whose results nobody needs */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is freed after its batch */
-    MERGE_BYTES =
-        /* Inputs and outputs of a problem that may be merged with equal ones: larger copies are fast one by one. */
-    1 << 20,
+    /* Inputs and outputs of a problem that may be merged with equal ones: larger copies are fast one by one. */
+    MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment of each tensor of these problems */
     MERGE_LINE = 256, /* alignment of the tensors they are merged into */
     /* If not all devices could be opened, time for the threads of the others to end; idle ones end at once. */
     DEVICE_STOP_MS = 60000,
     INLINE_KEEP = 4 << 20,  /* like DEVICE_WORKSPACE_KEEP, for an inline slot */
     INLINE_BYTES = 1 << 20, /* inputs and outputs of a small problem for a GPU: 20 us on its bus */
-    INLINE_WAIT_NS =
-        /* An HTTP thread polls for the end of its work on a GPU for this long; then a device thread takes over. */
-    500000,
+    /* An HTTP thread polls for the end of its work on a GPU for this long; then a device thread takes over. */
+    INLINE_WAIT_NS = 500000,
     INLINE_STEP_WAIT_NS = 2000000, /* the same for a transaction, which has the GPU to itself */
     /* Interval of questions to the driver meanwhile; in between the thread polls a word that the GPU writes. */
     INLINE_ASK_NS = 20000,
