@@ -68,9 +68,8 @@ struct job_part {
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    struct staging_block *inputs,
-        /* `inputs`: what the decoder filled, and outputs in its rest; `spare`: outputs that did not fit there. */
-        *spare;
+    /* `inputs`: what the decoder filled, and outputs in its rest; `spare`: outputs that did not fit there. */
+    struct staging_block *inputs, *spare;
     proto_call *call;
     proto_result *results; /* an array of call->count */
     int runnable;          /* items without an error that a device must compute */
