@@ -38,8 +38,8 @@
 
 enum {
     /* A thread reads its connections in turn, a piece from each. With fewer connections per thread more of a body is
-     * still in the CPU's cache when its last byte arrives. One thread decodes base64 at the rate of a 25 Gbit/s link.
-     * */
+     * still in the CPU's cache when its last byte arrives. One thread decodes base64 at the rate of a 25 Gbit/s
+     * link. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
@@ -203,8 +203,8 @@ static bool origin_ok(const char *text)
     return true;
 }
 
-/* Keeps an origin in the form that browsers send and that is compared: lower case, without the scheme's default port.
- * */
+/* Keeps an origin in the form that browsers send and that is compared: lower case, without the scheme's default
+ * port. */
 static const char *keep_origin(const char *text)
 {
     char *const origin = keep(text, strlen(text));
@@ -580,8 +580,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* The first flag that prints a text, such as --help; it works even if other arguments are wrong. NULL: there is none.
- * */
+/* The first flag that prints a text, such as --help; it works even if other arguments are wrong. NULL: there is
+ * none. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

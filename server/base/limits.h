@@ -154,8 +154,8 @@ enum {
 
     QUEUE_SCAN_MAX = 512,     /* requests examined to join the first one in a batch; the queue may have a million */
     QUEUE_PASS_MAX = 1 << 16, /* requests passed over because they wait for something else: 3 ms */
-    /* Caches of transactions tested for whether they can begin: 30 ms when hundreds have a thousand caches each.
-         * */
+    /* Caches of transactions tested for whether they can begin: 30 ms when hundreds have a thousand caches
+         * each. */
     QUEUE_STEP_ROWS = 1 << 19,
     QUEUE_RETRY_MAX_S = 30, /* largest Retry-After, which is only a guess */
 
@@ -187,8 +187,8 @@ enum {
 /* The same limit for jobs whose keys and values are in caches. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* Jobs above this are never joined with others: each keeps a device busy alone, and small jobs should not wait for it.
- * */
+/* Jobs above this are never joined with others: each keeps a device busy alone, and small jobs should not wait for
+ * it. */
 #define PREPARE_SMALL_FLOPS 1e8
 /* The same limit for jobs whose keys and values are in caches. On a GPU their time is spent on reading memory, so
  * joined jobs do not slow each other down. */

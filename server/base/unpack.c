@@ -158,8 +158,8 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, at most as much as zlib counts. Returns inflate()'s result.
- * */
+/* Unpacks until the piece is full or all bytes are used, at most as much as zlib counts. Returns inflate()'s
+ * result. */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;

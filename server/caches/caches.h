@@ -76,8 +76,8 @@ void caches_add_pool(struct caches *caches, int device, const char *name, const 
 /* Ends the caches of callers that is_known() rejects, since no one can reach them. Caches in a transaction end with
  * it. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. Its caches end, and it gets no new ones. Caches in a transaction end with it.
- * */
+/* Call this when the device has failed. Its caches end, and it gets no new ones. Caches in a transaction end with
+ * it. */
 void caches_lose(struct caches *caches, int device);
 /* Memory that every device has given to its pool at least, and that therefore no request can have. */
 int64_t caches_held_bytes(struct caches *caches);

@@ -1,5 +1,5 @@
-/* transactions.c: what a request does to its caches, all of it or nothing. See caches.h; table.c has the invariants.
- * */
+/* transactions.c: what a request does to its caches, all of it or nothing. See caches.h; table.c has the
+ * invariants. */
 #include "server/caches/internal.h"
 
 #include <assert.h>

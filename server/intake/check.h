@@ -2,8 +2,8 @@
  *
  * The time depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. Small bodies
  * are therefore checked by the HTTP thread that received them, and others on libuv's threads for the loop (CHECKING).
- * Reading shared memory takes long too, 15 ms for 67 MB. It is done in pieces, in turn with those of other requests.
- * */
+ * Reading shared memory takes long too, 15 ms for 67 MB. It is done in pieces, in turn with those of other
+ * requests. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -1,5 +1,5 @@
-/* verify.c: limits on the work of attn_verifier and attn_check_lse() (kernels/cpu/reference.c, kernels/verify_lse.c).
- * */
+/* verify.c: limits on the work of attn_verifier and attn_check_lse() (kernels/cpu/reference.c,
+ * kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
 #include <stdlib.h>

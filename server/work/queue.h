@@ -38,8 +38,8 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
 
 /* ---- Admission: any thread --------------------------------------------------------------------------------------- */
 
-/* Takes a slot. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's share is used up).
- * */
+/* Takes a slot. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's share is used
+ * up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
 /* Tests whether a request could enter now. It is called after the headers: a refused client need not send its body. */
@@ -76,8 +76,8 @@ int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow begins to wait. A flow that is behind the one served last is set to its time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow leaves. The queue's virtual time grows to what the flow used, without running work.
- * */
+/* Call this when work of the flow leaves. The queue's virtual time grows to what the flow used, without running
+ * work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
 /* queue_flow_runs(): a batch led by this flow has left for a device at left_ns; the next one: it is back. NULL is

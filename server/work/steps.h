@@ -23,8 +23,8 @@ bool step_has_begun(const struct job *job);
 bool step_is_committed(const struct job *job);
 void step_free(struct job *job); /* does nothing for a job without a transaction */
 
-/* Bytes of keys and values that a device will read, at the caches' present lengths. Shared pages count for each fork.
- * */
+/* Bytes of keys and values that a device will read, at the caches' present lengths. Shared pages count for each
+ * fork. */
 int64_t step_bytes(const struct job *job);
 
 /* The copies that the device makes before it computes. Returns how many. */
