@@ -39,7 +39,7 @@
 #include "server/work/request.h"
 #include "server/work/steps.h"
 
-/* Opens slot number `i` on a device; on GPUs, slots are assigned to the devices in turn. */
+/* Opens the next inline slot. With several GPUs the slots are assigned to them in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -161,8 +161,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* The step of a job on caches begins, and *placed becomes its problem as the device knows it. False: the job cannot run
- * here; step_has_begun() says whether the step began all the same. */
+/* Begins the job's cache transaction and makes *placed its problem with device addresses. False: the job cannot run
+ * here; step_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
     attn_error ignored; /* the loop meets the same error and reports it */
