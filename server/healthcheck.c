@@ -8,9 +8,8 @@
  * 1. Everything ends HEALTHCHECK_TIMEOUT_MS after the start, whatever the other side does.
  * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose threads hang is not healthy, although
  *    its port still accepts connections: the kernel accepts them.
- * 3. This client does not speak TLS. Under TLS it sends a ClientHello, and any TLS record as answer counts as healthy:
- * a
- *    thread of the daemon must have read it. The printed line says that this shows nothing about readiness. */
+ * 3. This client does not speak TLS. Under TLS it sends a ClientHello, and any TLS record as answer counts as
+ *    healthy: a thread of the daemon must have read it. The printed line says that this proves no readiness. */
 #include "server/healthcheck.h"
 
 #include <errno.h>
@@ -231,9 +230,9 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
     return status;
 }
 
-/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with suites for the usual keys of servers: RSA, or a curve.
- * The server must find one it supports. Otherwise libmicrohttpd closes the connection without the alert that TLS
- * demands. */
+/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with suites for the usual keys of servers: RSA, or
+ * a curve. The server must find one it supports. Otherwise libmicrohttpd closes the connection without the
+ * alert that TLS demands. */
 static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 {
     static const unsigned char hello[94] = {

@@ -1,21 +1,19 @@
-/* config.c: the options of attnd.
+/* config.c: reads the options of attnd.
  *
- * The problem: many settings, each with a flag, an environment name, a default, a range and a sentence of
- * help, must never disagree with each other. The idea: one table, config_options[] (config_table.c), one row per
- * option. Everything (here parsing, the environment, the range checks and their messages; in config_help.c --help, the
- * table in OPTIONS.md, the man page, the completion of bash) walks that table;
- * a new option is a new row and a member of struct config.
+ * The problem: each setting has a flag, an environment name, a default, a range and a help sentence, and these must
+ * never disagree. The idea: one table, config_options[] (config_table.c), with a row per option. This file uses it to
+ * parse options, read the environment and check ranges. config_help.c uses it to print --help, the table in OPTIONS.md,
+ * the man page and bash completion. A new option is a new row and a new member of struct config.
  *
  *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
  *
  * Invariants
- * 1. What config_read() accepts is usable: every number lies in its row's range, every file can be read.
- * 2. A refusal is one line that names the option as the user wrote it (flag or variable),
- *    the value and what is allowed.
- * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is
- *    never changed, only refused.
- * 4. Nothing is started, opened or written here, except that the soft limit on open files is raised to what
- * --max-connections needs. */
+ * 1. Options that config_read() accepts are usable: every number is in its row's range, every file can be read.
+ * 2. A refusal is one line. It names the option as the user wrote it (flag or variable), the value and what is allowed.
+ * 3. A default that does not fit this machine is changed silently (/v1/info shows it). A given value is never changed,
+ *    only refused.
+ * 4. Nothing is started, opened or written here, with one exception: the soft limit on open files is raised to what
+ *    --max-connections needs. */
 #include "server/base/config_internal.h"
 
 #include <arpa/inet.h>
@@ -37,9 +35,9 @@
 #include "server/base/peer.h"
 
 enum {
-    /* A thread reads its connections in turn, a piece from each. With fewer connections per thread more of a body is
-     * still in the CPU's cache when its last byte arrives. One thread decodes base64 at the rate of a 25 Gbit/s
-     * link. */
+    /* A thread reads its connections in turn, a piece from each. With fewer connections per thread more of
+     * a body is still in the CPU's cache when its last byte arrives. One thread decodes base64 at the rate
+     * of a 25 Gbit/s link. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
@@ -203,8 +201,8 @@ static bool origin_ok(const char *text)
     return true;
 }
 
-/* Keeps an origin in the form that browsers send and that is compared: lower case, without the scheme's default
- * port. */
+/* Keeps an origin in the form that browsers send and that is compared: lower case, without
+ * the scheme's default port. */
 static const char *keep_origin(const char *text)
 {
     char *const origin = keep(text, strlen(text));
@@ -580,8 +578,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* The first flag that prints a text, such as --help; it works even if other arguments are wrong. NULL: there is
- * none. */
+/* The first flag that prints a text, such as --help; it works even if other arguments are wrong.
+ * NULL: there is none. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

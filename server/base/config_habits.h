@@ -1,5 +1,5 @@
-/* config_habits.h: names of options that other servers use, and foreign environment variables that begin with
- * ATTND_. */
+/* config_habits.h: names of options that other servers use, and foreign environment variables
+ * that begin with ATTND_. */
 #ifndef CONFIG_HABITS_H
 #define CONFIG_HABITS_H
 

@@ -20,7 +20,7 @@ struct deadlines {
 bool deadlines_add(struct deadlines *all, struct deadline *deadline); /* false when out of memory */
 /* Does nothing if the deadline is in no heap. */
 void deadlines_remove(struct deadlines *all, struct deadline *deadline);
-struct deadline *deadlines_next(const struct deadlines *all); /* the earliest; NULL when empty */
+struct deadline *deadlines_next(const struct deadlines *all); /* the earliest deadline; NULL if the heap is empty */
 void deadlines_clear(struct deadlines *all); /* frees the heap, but not the structs that have the deadlines */
 
 #endif

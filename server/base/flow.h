@@ -1,7 +1,7 @@
 /* flow.h: a share of the devices' time. Each token has one; without tokens, each connection has one.
  *
- * Devices take the next job from the flow that has used the least time lately (work/queue.c, start-time fair queueing).
- * Every thread that works for a request charges the time to the request's flow.
+ * A device takes its next job from the flow that has used the least time lately (work/queue.c, start-time fair
+ * queueing). A thread that works for a request charges its time to the request's flow.
  *
  * A flow is counted by references, because jobs outlive connections and tokens. */
 #ifndef FLOW_H

@@ -8,8 +8,8 @@
 
 enum { LINE = 64 };
 
-/* Each thread writes its own entry several times per request. An entry fills a cache line, so threads do not
- * collide. */
+/* Each thread writes its own entry several times per request. An entry fills a cache line, so
+ * threads do not collide. */
 struct place {
     _Alignas(LINE) _Atomic int64_t since_ms; /* 0: the thread waits */
     _Atomic int kind;

@@ -11,9 +11,9 @@
 
 #include "server/base/limits.h"
 
-/* id, label in /metrics, name in /readyz, limit in ms. A device's thread waits for its device: its limit is the
- * longest time of a run (heartbeat_set_limit()). The limit of other threads is far beyond what a busy machine
- * explains. */
+/* id, label in /metrics, name in /readyz, limit in ms. A device's thread waits for its device: its
+ * limit is the longest time of a run (heartbeat_set_limit()). The limit of other threads is far beyond
+ * what a busy machine explains. */
 #define HEARTBEAT_MAP(X)                                  \
     X(HTTP, "http", "an HTTP thread", HEARTBEAT_LIMIT_MS) \
     X(LOOP, "loop", "the loop", HEARTBEAT_LIMIT_MS)       \
@@ -38,8 +38,8 @@ void heartbeat_idle(void);
 void heartbeat_set_limit(enum heartbeat_kind kind, int64_t ms);
 /* The longest time for which any thread of this kind has been busy; 0 if all of them wait. Any thread may call it. */
 int64_t heartbeat_longest_ms(enum heartbeat_kind kind, int64_t now_ms);
-/* Returns a kind that has a thread beyond its limit, and in *busy_ms for how long; HEARTBEAT_KINDS if there is
- * none. */
+/* Returns a kind that has a thread beyond its limit, and in *busy_ms for how long; HEARTBEAT_KINDS
+ * if there is none. */
 enum heartbeat_kind heartbeat_stuck(int64_t now_ms, int64_t *busy_ms);
 
 #endif

@@ -29,11 +29,11 @@ enum {
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
 
 enum {
-    LISTEN_BACKLOG = 4096,     /* the system cuts it to net.core.somaxconn */
-    LISTEN_ACCEPT_BURST = 64,  /* connections accepted at a time, before the loop does its other work */
-    LISTEN_DOOR_MS = 100,      /* when new connections are refused, time for a handshake that had begun: a round trip */
-    LISTEN_DOOR_LOCAL_MS = 20, /* the same for clients on this machine, whose round trip is short */
-    LISTEN_KEEPALIVE_S = 60,   /* silence after which the kernel probes a connection */
+    LISTEN_BACKLOG = 4096,          /* connections waiting to be accepted; the system cuts it to net.core.somaxconn */
+    LISTEN_ACCEPT_BURST = 64,       /* connections accepted at a time, before the loop does its other work */
+    LISTEN_DOOR_MS = 100,           /* while a listener closes, time for handshakes that have begun: a round trip */
+    LISTEN_DOOR_LOCAL_MS = 20,      /* the same for clients on this machine, whose round trip is short */
+    LISTEN_KEEPALIVE_S = 60,        /* silence after which the kernel probes a connection */
     LISTEN_USER_TIMEOUT_MS = 30000, /* after this long without acknowledgement of sent bytes the client has vanished */
     REFUSAL_RETRY_AFTER_S = 1,      /* a refused connection may try again so soon, since others end all the time */
 
@@ -99,7 +99,7 @@ enum {
     /* Texts and answers up to this size are not counted; longer ones count as staging memory. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129,    /* longest X-Request-Id, with the NUL; a longer one is replaced */
-    TLS_MEMORY_WAIT_MS = 4000, /* less than HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
+    TLS_MEMORY_WAIT_MS = 4000, /* wait for memory; less than HEARTBEAT_LIMIT_MS, when a thread counts as stuck */
     TLS_MEMORY_STEP_MS = 10,
     TOKEN_MAX_BYTES = 256,  /* longest token; all tokens are compared in full, so that the time taken reveals nothing */
     TOKEN_MAX_COUNT = 4096, /* most tokens: 1 MiB, with which every token of a request is compared */
@@ -134,9 +134,9 @@ enum {
 
 enum {
     LOOP_TICK_MS = 10, /* interval between two searches for requests that have waited long enough to be watched */
-    LOOP_WATCH_AFTER_MS = 20, /* a client that leaves is noticed within LOOP_WATCH_AFTER_MS + LOOP_TICK_MS */
+    LOOP_WATCH_AFTER_MS = 20, /* a request that waits this long is watched for a client that leaves */
     LOOP_SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two sweeps */
-    LOOP_CROWD = 512,         /* from this many closed connections on, their memory is returned to the system */
+    LOOP_CROWD = 512,         /* after so many were open and most are closed, memory is returned to the system */
     LOOP_STOP_MS = 2000,      /* time after a drain for the last answers to be sent */
 
     /* Longer texts without their numbers are checked on another thread: 2 ms of names and shapes. */
@@ -154,8 +154,8 @@ enum {
 
     QUEUE_SCAN_MAX = 512,     /* requests examined to join the first one in a batch; the queue may have a million */
     QUEUE_PASS_MAX = 1 << 16, /* requests passed over because they wait for something else: 3 ms */
-    /* Caches of transactions tested for whether they can begin: 30 ms when hundreds have a thousand caches
-         * each. */
+    /* Caches of transactions tested for whether they can begin: 30 ms when hundreds
+     * have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
     QUEUE_RETRY_MAX_S = 30, /* largest Retry-After, which is only a guess */
 
@@ -187,8 +187,8 @@ enum {
 /* The same limit for jobs whose keys and values are in caches. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* Jobs above this are never joined with others: each keeps a device busy alone, and small jobs should not wait for
- * it. */
+/* Jobs above this are never joined with others: each keeps a device busy alone, and small jobs should
+ * not wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
 /* The same limit for jobs whose keys and values are in caches. On a GPU their time is spent on reading memory, so
  * joined jobs do not slow each other down. */
@@ -233,8 +233,8 @@ enum {
     DEVICE_MAX_RUN = 1024, /* problems in one attn_run(), as many as an envelope may hold */
     /* Interval between two polls of a stream, and thus the longest delay in noticing its end. */
     DEVICE_POLL_NS = 20000,
-    /* A batch younger than this is polled without pauses; small problems and most decode transactions end in this
-     * time. */
+    /* A batch younger than this is polled without pauses; small problems and most decode transactions
+     * end in this time. */
     DEVICE_SPIN_NS = 1000000,
     DEVICE_LOST_POLL_NS = 10000000,   /* interval between two polls of a lost device, whose results nobody needs */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is freed after its batch */
@@ -290,9 +290,9 @@ enum {
     METRICS_LABEL_BYTES = 64,      /* with the NUL; longer labels are cut */
 };
 
-/* Shared memory (regions/table.c). A region costs a descriptor, which --max-connections leaves free, and 400 bytes.
- * Its memory is the client's. Its size is bounded nevertheless, because pages that the server writes first count as
- * the server's. */
+/* Shared memory (regions/table.c). A region costs a descriptor, which --max-connections leaves free, and 400
+ * bytes. Its memory is the client's. Its size is bounded nevertheless, because pages that the server writes
+ * first count as the server's. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     REGIONS_PIECE_BYTES = 1 << 20, /* bytes copied between two looks at the clock: 0.1 to 0.4 ms */

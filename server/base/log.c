@@ -242,8 +242,8 @@ static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level
 
 /* ---- The sink ---------------------------------------------------------------------------------------------------- */
 
-/* Writes all bytes, or counts `lines` as lost and returns false. Only the writer thread calls it while the log is
- * open. */
+/* Writes all bytes, or counts `lines` as lost and returns false. Only the writer thread calls it while
+ * the log is open. */
 static bool write_all(const char *bytes, size_t count, uint64_t lines)
 {
     while (count > 0) {

@@ -34,9 +34,9 @@ void log_event(enum log_level level, const char *request_id, const char *event, 
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
 /* Makes a string that a client sent fit for a value in LOG_Q. `"` and `\` become \" and \\. Control characters,
- * characters that break lines or change the direction of text, and bytes that are not UTF-8 become \xNN. Input beyond
- * LOG_CLEAN_INPUT_BYTES is replaced by "...". A buffer of LOG_CLEAN_BYTES is always enough. NULL counts as "". Returns
- * `buffer`. */
+ * characters that break lines or change the direction of text, and bytes that are not UTF-8 become \xNN. Input
+ * beyond LOG_CLEAN_INPUT_BYTES is replaced by "...". A buffer of LOG_CLEAN_BYTES is always enough. NULL counts
+ * as "". Returns `buffer`. */
 enum { LOG_CLEAN_BYTES = LOG_CLEAN_INPUT_BYTES * 4 + 4 };
 const char *log_clean(char *buffer, unsigned long capacity, const char *client_string);
 

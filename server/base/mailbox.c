@@ -5,8 +5,8 @@
  *
  * Invariants
  * 1. A message is delivered exactly once, in the order of posting.
- * 2. Only the post that makes the list non-empty wakes the loop. Under load that saves a system call for each other
- * post. */
+ * 2. Only the post that makes the list non-empty wakes the loop. Under load that saves a system call
+ * for each other post. */
 #include "server/base/mailbox.h"
 
 #include <assert.h>

@@ -84,10 +84,10 @@ void metrics_add(enum metric_id id, const char *label0, const char *label1, doub
 void metrics_set(enum metric_id id, const char *label0, const char *label1, double value);  /* gauges */
 void metrics_observe(enum metric_id id, const char *label0, double value);                  /* histograms */
 
-/* The sum over all series of a counter or gauge whose first label is label0 (NULL: any). */
+/* Returns the sum of all series of a counter or gauge whose first label is label0 (NULL: any label). */
 double metrics_sum(enum metric_id id, const char *label0);
 
-/* The page in Prometheus text format 0.0.4. *text is the caller's, free(). NULL when out of memory. */
+/* Returns the page in Prometheus text format 0.0.4, which the caller frees with free(). NULL when out of memory. */
 char *metrics_write(size_t *length);
 
 #endif

@@ -19,8 +19,8 @@ enum {
 
 static const uint8_t four_in_six[BITS_FOUR / 8] = { [10] = 0xff, [11] = 0xff };
 
-/* Reads an address; returns false if it is none. *first: number of leading bits that were not written (96 for
- * IPv4). */
+/* Reads an address; returns false if it is none. *first: number of leading bits that were not
+ * written (96 for IPv4). */
 static bool parse(const char *text, uint8_t address[BITS / 8], int *first)
 {
     memcpy(address, four_in_six, sizeof four_in_six);

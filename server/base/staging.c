@@ -220,8 +220,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* The size of the block for a request of `bytes`: its class, at most the caller's share of the pool. 0: `bytes` exceed
- * that share. */
+/* The size of the block for a request of `bytes`: its class, at most the caller's share of the pool. 0:
+ * `bytes` exceed that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {

@@ -41,10 +41,10 @@ struct staging_block {
 /* A source of memory. NULL in staging_new() means anonymous memory, with huge pages for large blocks. Pinned memory of
  * a GPU is another source. If grow() is NULL, the bytes are copied instead. */
 struct staging_source {
-    void *(*map)(void *context, size_t bytes); /* NULL when there is none */
+    void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);
     void *(*grow)(void *context, void *memory, size_t bytes,
-                  size_t new_bytes); /* moves the pages; NULL: old stays valid */
+                  size_t new_bytes); /* moves the pages; returns NULL on failure: the old memory stays valid */
     void *context;
 };
 

@@ -1,7 +1,7 @@
 /* threads.c: see threads.h.
  *
- * The threads that are tried have stacks as large as libuv's (8 MiB from 1.46 on, before that what `ulimit -s` says).
- * No other thread of the server has a larger one. */
+ * The test threads have stacks as large as libuv's (8 MiB from 1.46 on, before that the value of `ulimit -s`). No other
+ * thread of the server has a larger stack. */
 #include "server/base/threads.h"
 
 #include <dirent.h>
@@ -123,8 +123,8 @@ static int threads_now(void)
     return count;
 }
 
-/* Waits for ended threads. A thread counts towards the limits until the system removed it, a moment after
- * pthread_join(). */
+/* Waits for ended threads. A thread counts towards the limits until the system removed it,
+ * a moment after pthread_join(). */
 static void wait_for_ends(int threads)
 {
     for (int i = 0; i < THREADS_END_MS && threads_now() > threads; i++) usleep(1000);

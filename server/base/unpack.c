@@ -20,7 +20,7 @@ enum {
     WINDOW = 15,
     WINDOW_GZIP = WINDOW + 16,
     MAGIC_BYTES = 2,
-    UNPACK_PART_BYTES = 1 << 30 /* zlib counts in 32 bits */
+    UNPACK_PART_BYTES = 1 << 30 /* bytes passed to zlib at a time; it counts in 32 bits */
 };
 
 struct unpacker {
@@ -29,7 +29,7 @@ struct unpacker {
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
     bool ended;       /* the stream's end was reached */
-    attn_error error; /* once set, the answer to every call */
+    attn_error error; /* once set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
 };
@@ -158,8 +158,8 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, at most as much as zlib counts. Returns inflate()'s
- * result. */
+/* Unpacks until the piece is full or all bytes are used, at most as much as zlib
+ * counts. Returns inflate()'s result. */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
@@ -190,8 +190,8 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR means that these bytes yield nothing more. Output before a fault is returned first; then zlib
-         * repeats it. */
+        /* Z_BUF_ERROR means that these bytes yield nothing more. Output before a fault is returned first;
+         * then zlib repeats it. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");

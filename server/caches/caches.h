@@ -12,9 +12,8 @@
  * A step (struct cache_step) is one request's transaction on its caches (decode, append):
  *
  *   caches_look()    HTTP thread     Do the caches exist and fit together? The plan is checked; nothing is held.
- *   caches_begin()   loop, inline    Takes pages, writes moves and the page table. It must wait while another step
- * uses
- *                                    one of the caches, unless neither appends.
+ *   caches_begin()   loop, inline    Takes pages, writes moves and the page table. Must wait while another step
+ *                                    uses one of the caches, unless neither appends.
  *   (the device makes the moves and computes)
  *   caches_end()     the same        With commit all the caches are longer; without it they are as before.
  *
@@ -64,20 +63,20 @@ struct cache_info {
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* NULL is fine; no transaction may be running */
 
-/* Adds a pool of `bytes` on the device with number `device` (devices.h). Call it before the first request. The memory
- * is allocated with the first cache there, on any thread and once: alloc() sets *memory, 64-byte aligned, which stays
- * the device's. */
+/* Adds a pool of `bytes` on the device with number `device` (devices.h). Call it before the first request. The
+ * memory is allocated with the first cache there, on any thread and once: alloc() sets *memory, 64-byte
+ * aligned, which stays the device's. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
 };
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Ends the caches of callers that is_known() rejects, since no one can reach them. Caches in a transaction end with
- * it. */
+/* Ends the caches of callers that is_known() rejects, since no one can reach them. Caches in a
+ * transaction end with it. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. Its caches end, and it gets no new ones. Caches in a transaction end with
- * it. */
+/* Call this when the device has failed. Its caches end, and it gets no new ones. Caches in a
+ * transaction end with it. */
 void caches_lose(struct caches *caches, int device);
 /* Memory that every device has given to its pool at least, and that therefore no request can have. */
 int64_t caches_held_bytes(struct caches *caches);

@@ -11,8 +11,8 @@
 #include "server/caches/page_lists.h"
 #include "server/caches/pages.h"
 
-/* There are as many buckets as caches. A bucket has one or two caches, as the keyed hash keeps clients from filling
- * it. */
+/* There are as many buckets as caches. A bucket has one or two caches, as the keyed hash keeps
+ * clients from filling it. */
 enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
 static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 

@@ -8,15 +8,15 @@
  * touch a thousand blocks at most, and not a million pages.
  *
  * A page's references are the blocks that have its number (pages.h). A block's references are the lists that have it. A
- * page is shared where its block is shared, or where another block has it. Both are counted when they change.
+ * page is shared if its block is shared or another block has it, too. Both counts are updated at each change.
  *
- * Not thread-safe: caches.c has the lock. */
+ * Not thread-safe: table.c has the lock. */
 #ifndef PAGE_LISTS_H
 #define PAGE_LISTS_H
 
 #include "server/caches/pages.h"
 
-/* Page numbers of a block: the longest list, PAGES_GRANULES pages, has as many blocks as a block has numbers. */
+/* Page numbers in a block. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has numbers. */
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
@@ -33,7 +33,7 @@ struct page_list {
     struct page_block *spare;   /* memory for a cut in a shared block; NULL: no cut is expected */
 };
 
-/* A list without pages and without memory. */
+/* Initialiser of a list without pages and without memory. */
 #define PAGE_LIST_EMPTY \
     {                   \
         0               \
@@ -50,11 +50,11 @@ void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 /* How many pages of the list other lists have, too. */
 int64_t page_list_shared(const struct page_list *list);
 
-/* Makes memory for `count` pages in all, so that page_list_put() needs none. False: out of memory. */
+/* Allocates memory for `count` pages in all; page_list_put() then needs none. False: out of memory. */
 bool page_list_reserve(struct page_list *list, int64_t count);
 /* Adds a page from pages_take() behind the last one. Call page_list_reserve() before. */
 void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
-/* Removes the last page, whose block must not be shared. True: the page is free now. Reserved memory stays. */
+/* Removes the last page, whose block must not be shared. True: the page is free now. Memory stays reserved. */
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
 /* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these (all, or all but
@@ -65,8 +65,8 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
 /* Allocates memory for a later page_list_cut() to `count`. False: out of memory. Meanwhile pages may be added, and
  * forks made that have fewer than `count` full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
-/* Keeps the first `count` pages. Call page_list_may_cut() before, unless `count` is 0. Returns how many pages became
- * free. */
+/* Keeps the first `count` pages. Call page_list_may_cut() before, unless `count` is 0. Returns how
+ * many pages became free. */
 int64_t page_list_cut(struct page_list *list, struct pages *pages, int32_t run, int64_t count);
 
 /* Frees the memory of an empty list. */

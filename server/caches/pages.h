@@ -39,7 +39,7 @@ int32_t pages_run(const struct pages *pages, size_t bytes);
 /* Takes a page of `run` granules, with one reference and no owner; -1: there is no room. Its memory still holds its
  * last owner's data. */
 int32_t pages_take(struct pages *pages, int32_t run);
-/* Makes `owner` the owner of the page's only reference. */
+/* Sets the owner of the page's only reference. */
 void pages_own(struct pages *pages, int32_t page, const void *owner);
 /* Adds a reference for `owner`, which may have at most one to a page. */
 void pages_hold(struct pages *pages, int32_t page, const void *owner);

@@ -344,7 +344,7 @@ static void describe(const struct caches *caches, const struct cache *cache, str
     memcpy(info->id, cache->id, sizeof cache->id);
 }
 
-/* ---- Create, look at, fork, shorten, delete ---------------------------------------------------------------------- */
+/* ---- Create, get, fork, truncate, delete ------------------------------------------------------------------------- */
 
 /* Checks that the caller may have one more cache. */
 static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)
@@ -446,8 +446,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Opens the pool with the most room. If its device has no memory, the open pools must do. It may give up the lock
- * meanwhile. */
+/* Opens the pool with the most room. If its device has no memory, the open pools must do. It may give
+ * up the lock meanwhile. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {

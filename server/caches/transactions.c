@@ -1,5 +1,5 @@
-/* transactions.c: what a request does to its caches, all of it or nothing. See caches.h; table.c has the
- * invariants. */
+/* transactions.c: what a request does to its caches, all of it or nothing. See caches.h;
+ * table.c has the invariants. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -329,9 +329,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves for one part of a page, its keys or its values. Positions [0, kept) were there, [kept, end) are new,
- * and the rest is cleared. `old`: where the kept ones are copied from; NULL: they are in place. `fresh`: the page is
- * new. */
+/* Adds the moves for one part of a page, its keys or its values. Positions [0, kept) were there, [kept, end)
+ * are new, and the rest is cleared. `old`: where the kept ones are copied from; NULL: they are in place.
+ * `fresh`: the page is new. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -463,7 +463,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* Builds the problem that the device computes, without the lock: nothing that it reads changes before the step ends. */
+/* Fills the tables and moves of a step. It needs no lock, since what it reads does not change before the step ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);

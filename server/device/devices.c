@@ -218,7 +218,7 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
         const bool stopped = device->threads_ended == device->thread_count;
         pthread_mutex_unlock(&device->lock);
-        if (stopped && !device->joined) join_threads(device); /* they are about to return */
+        if (stopped && !device->joined) join_threads(device); /* these threads return at once */
         device->joined = stopped;
         all &= stopped;
     }
@@ -230,7 +230,7 @@ void devices_close(struct devices *devices)
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) join_threads(devices->device[i]);
-    inline_close(devices); /* their streams are the devices' */
+    inline_close(devices); /* before the devices, whose streams inline slots use */
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
 }
@@ -261,8 +261,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory. All devices have one backend, so pinned memory of any serves all; a lost device gives
- * none. */
+/* Allocates staging memory. All devices have one backend, so pinned memory of any serves all; a
+ * lost device gives none. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -447,7 +447,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* it has not come back before */
+                           : device->batches == batch); /* the batch has not come back before */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;

@@ -18,8 +18,8 @@
  *                                The batches may come back later or never, and keep their memory, because the device
  *                                may still write to it
  *
- * A disabled device stays so until another process opens it. The server goes on with the others; without any it
- * ends. */
+ * A disabled device stays so until another process opens it. The server goes on with the others;
+ * without any it ends. */
 #ifndef DEVICES_H
 #define DEVICES_H
 
@@ -132,9 +132,9 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. False: it was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL. Either it was noted as lost, or it has a batch that is not done
- * though its time has passed (--watchdog-ms, and what its size explains). *overdue: it is the latter. The CPU is not
- * watched. */
+/* Returns a device that must be disabled, or NULL. Either it was noted as lost, or it has a batch that is not
+ * done though its time has passed (--watchdog-ms, and what its size explains). *overdue: it is the latter. The
+ * CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* The batches on a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);

@@ -16,11 +16,11 @@ enum inline_outcome {
     INLINE_LOST,  /* The device job->part.device was lost. Queue the job; the same error there tells the loop. */
 };
 
-/* Runs a small job in the calling thread, or puts it on an idle GPU and polls for its end. On the CPU the tensors are
- * in this core's cache, and there is no hand-over (tests/load/README.md, rung 3). A GPU's kernel uses tensors in place:
- * in staging memory, or in the client's region of the GPU's memory. Jobs that are large, that verify, or that use or
- * make a context are never taken. The call never waits for another thread, nor longer than INLINE_WAIT_NS
- * (INLINE_STEP_WAIT_NS). */
+/* Runs a small job in the calling thread, or puts it on an idle GPU and polls for its end. On the CPU the
+ * tensors are in this core's cache, and there is no hand-over (tests/load/README.md, rung 3). A GPU's kernel
+ * uses tensors in place: in staging memory, or in the client's region of the GPU's memory. Jobs that are large,
+ * that verify, or that use or make a context are never taken. The call never waits for another thread, nor
+ * longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS). */
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
 /* Waits for a late job, however long it takes; then no device uses its memory any more. Other jobs: does nothing. */
 void inline_settle(struct job *job);

@@ -140,8 +140,8 @@ attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts the moves of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
-/* Combines the copies of the slot's mirrors and the moves of a cache transaction, on a device that reads staging
- * memory. */
+/* Combines the copies of the slot's mirrors and the moves of a cache transaction, on a device
+ * that reads staging memory. */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
 /* Makes room for `count` moves in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
@@ -154,8 +154,8 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- merge.c: on a device's thread ----------------------------------------------------------------------------- */
 
-/* Decides which jobs of the slot's batch become one problem, and which are moved: fills leader, members, place,
- * moved. */
+/* Decides which jobs of the slot's batch become one problem, and which are moved: fills
+ * leader, members, place, moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
 /* Makes the one problem of a moved leader and its members, in newly allocated device memory. */

@@ -5,8 +5,8 @@
  * 1. Calls on a device's handle are safe from any thread. One thread alone uses a stream: a device's thread, or in an
  * inline slot an HTTP thread.
  * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an error.
- * 3. While the thread is in a call that may never return, due_ns is the time by which it should; the loop watches
- * it. */
+ * 3. While the thread is in a call that may never return, due_ns is the time by which it should;
+ * the loop watches it. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -40,8 +40,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a new batch should be over. Batches share the device, so each may wait for all of the
- * others. */
+/* Sets the time by which a new batch should be over. Batches share the device, so each may wait for
+ * all of the others. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -263,7 +263,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    if (device->held) pthread_cond_broadcast(&device->wake); /* another thread may wait for this */
+    if (device->held) pthread_cond_broadcast(&device->wake); /* another thread may wait for a batch to end */
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
     mailbox_post(device->box, &batch->message);
@@ -297,8 +297,8 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
     attn_error late;
     attn_status status = launch(device, slot, err);
     if (status == ATTN_OK) return status;
-    /* Work put on the stream before the error still uses the buffers. Waiting for it shows whether the device is
-     * lost. */
+    /* Work put on the stream before the error still uses the buffers. Waiting for it shows whether
+     * the device is lost. */
     if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
         status = ATTN_DEVICE_LOST;
         *err = late;

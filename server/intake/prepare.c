@@ -42,8 +42,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward: all tensors but dout, dlse and the wanted gradients come from the
- * context. */
+/* Completes the backward of a saved forward: all tensors but dout, dlse and the wanted gradients
+ * come from the context. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];
@@ -135,9 +135,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Binds the tensors of a body with one problem that lie in clients' regions, now that the shapes are known. Those in a
- * GPU's memory are the client's again after the request, and the CPU cannot read them: `save` and `verify` are
- * refused. */
+/* Binds the tensors of a body with one problem that lie in clients' regions, now that the shapes are known.
+ * Those in a GPU's memory are the client's again after the request, and the CPU cannot read them: `save`
+ * and `verify` are refused. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;

@@ -33,7 +33,7 @@ struct region {
     struct timespec seen; /* last modification of the object, ignoring the server's own writes */
     int writing;          /* the server's writes that are running */
     bool intact;          /* no client had modified the object before these writes */
-    int64_t pinned_ms;    /* when that was tried last */
+    int64_t pinned_ms;    /* time of the last attempt to pin it */
     bool is_to_pin;       /* it is in the list `fresh`, which holds a reference */
     struct region *after; /* next in the list `fresh` */
 
@@ -71,7 +71,7 @@ struct regions {
     struct region *gone, *fresh; /* lists of regions to close, and to pin */
     struct pin *loose;           /* list of pins to undo */
     bool end;
-    attn_device *pinner; /* NULL: no device copies from regions */
+    attn_device *pinner; /* the device that pins; NULL: no device copies from regions */
     int64_t pinned_bytes, pinned_most;
 };
 

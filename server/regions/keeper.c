@@ -1,10 +1,10 @@
 /* keeper.c: references to regions, and the table's thread, which closes, pins and unpins them. munmap(), pinning by a
  * driver and the last close() of an object may take long; threads that serve requests must not wait for that.
  *
- * A pin is valid while its pages belong to the object. If a client truncates its object and extends it again, the
- * pages that a driver holds are no longer the object's. A pin is therefore valid while the object's modification time
- * is that of the pinning, ignoring the server's own writes (region_note_write()). Else it is undone, and a new one
- * requested. */
+ * A pin is valid while its pages belong to the object. If a client truncates its object and extends it again,
+ * the pages that a driver holds are no longer the object's. A pin is therefore valid while the object's
+ * modification time is that of the pinning, ignoring the server's own writes (region_note_write()). Else it is
+ * undone, and a new one requested. */
 #include "server/regions/internal.h"
 
 #include <assert.h>

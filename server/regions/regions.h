@@ -52,8 +52,8 @@ const char *region_kind_label(enum region_kind kind);
 
 struct regions;
 
-/* Makes a table. Keys must begin with one of the prefixes (--allow-shm); the caller keeps them. Aborts when out of
- * memory. */
+/* Makes a table. Keys must begin with one of the prefixes (--allow-shm); the caller keeps them. Aborts
+ * when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
 /* Lets devices copy large tensors themselves. Regions are pinned for `device`, which stays open until regions_free(),
  * up to most_bytes for all regions together. Call it before the first registration. */

@@ -26,7 +26,7 @@
 #include "server/regions/regions.h"
 #include "server/work/steps.h"
 
-/* ---- Steps on caches --------------------------------------------------------------------------------------------- */
+/* ---- Cache transactions ------------------------------------------------------------------------------------------ */
 
 void batches_enqueue(struct loop *loop, struct job *job)
 {

@@ -286,9 +286,9 @@ static void nothing(uv_work_t *work)
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have, after a watcher was put there. libuv keeps
- * watchers in an array by descriptor, and aborts if the array cannot grow. With this watcher it has its largest
- * size. */
+/* Returns the highest number that a descriptor of this process may have, after a watcher was put there.
+ * libuv keeps watchers in an array by descriptor, and aborts if the array cannot grow. With this watcher it
+ * has its largest size. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +

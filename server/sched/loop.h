@@ -1,4 +1,4 @@
-/* loop.h: the main thread: scheduling, deadlines, hang-ups, signals, drain. */
+/* loop.h: the main thread. It handles scheduling, deadlines, hang-ups, signals and the drain. */
 #ifndef LOOP_H
 #define LOOP_H
 
@@ -20,8 +20,8 @@ struct mailbox *loop_mailbox(struct loop *loop); /* devices post their batches t
 struct loop_watch;
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
-/* Ends a watch: there are no more calls, and the descriptor may be closed. loop_close() ends the watches that are
- * left. */
+/* Ends a watch: there are no more calls, and the descriptor may be closed. loop_close() ends the
+ * watches that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
 /* The functions of server/http that the loop calls (server/http/front.c has them), all on the loop's thread. `context`

@@ -44,8 +44,8 @@ struct loop {
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until then the loop polls for the end of the last batch on a device other than this machine's CPU
-     * (base/naps.h). */
+    /* Until then the loop polls for the end of the last batch on a device other than
+     * this machine's CPU (base/naps.h). */
     int64_t awake_until_ns;
 
     struct loop_front front;
@@ -64,8 +64,8 @@ uv_loop_t *loop_uv(struct loop *loop);
 void waiting_add(struct loop *loop, struct request *request);
 /* Ends the loop's work on the request, whatever its outcome, and resumes its connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. The memory of a queued job is freed at once, that of a running one when it
- * comes back. */
+/* Separates a waiting request from its job. The memory of a queued job is freed at once, that of a running one
+ * when it comes back. */
 void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. A held request is answered when it is no longer held. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
@@ -81,11 +81,11 @@ void waiting_tick(uv_timer_t *timer);
 /* ---- stop.c ------------------------------------------------------------------------------------------------------ */
 
 int stop_open_connections(const struct loop *loop);
-/* Begins a drain. --metrics-listen stays open while accepted requests are finished, so that the drain can be watched
- * and probed. */
+/* Begins a drain. --metrics-listen stays open while accepted requests are finished, so that the drain can
+ * be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request on its way to the mailbox sees `stopping`, or arrives and is answered in
- * request_arrived(). */
+/* Answers all waiting requests now. A request on its way to the mailbox sees `stopping`, or arrives and
+ * is answered in request_arrived(). */
 void stop_waiting(struct loop *loop);
 /* Takes the next step of a drain if it is time. */
 void stop_advance(struct loop *loop, int64_t now_ms);

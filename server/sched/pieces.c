@@ -1,8 +1,8 @@
 /* pieces.c: see pieces.h.
  *
- * libuv runs its work in order of arrival. It is therefore given only as many pieces as it has threads; the others wait
- * here. Their number is bounded by the requests that may wait (--queue-depth). A search among 1024 takes
- * microseconds. */
+ * libuv runs its work in order of arrival. It is therefore given only as many pieces as it has threads;
+ * the others wait here. Their number is bounded by the requests that may wait (--queue-depth). A search
+ * among 1024 takes microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>

@@ -54,8 +54,8 @@ attn_status contexts_take(struct contexts *contexts, const struct caller *caller
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends expired contexts, and those of callers that is_known() rejects, since no one could use them. One in use
- * stays. */
+/* Ends expired contexts, and those of callers that is_known() rejects, since no one could use them.
+ * One in use stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 int64_t contexts_bytes(struct contexts *contexts); /* staging memory that contexts keep leased */
@@ -63,10 +63,10 @@ void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 
 /* Makes all contexts of the job's successful items available. Each holds the job, whose kernels have run. */
 void contexts_fill_job(struct job *job);
-/* Ends the job's use of contexts. The owner of its request calls this when the outcome is known. `answered`: the
- * kernels ran and the answer says so. Of each item without an error, the context that it used is gone and the context
- * that it made can be taken. Otherwise the used contexts are given back and the new ones dropped. Further calls do
- * nothing. */
+/* Ends the job's use of contexts. The owner of its request calls this when the outcome is known. `answered`:
+ * the kernels ran and the answer says so. Of each item without an error, the context that it used is gone and
+ * the context that it made can be taken. Otherwise the used contexts are given back and the new ones dropped.
+ * Further calls do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

@@ -7,8 +7,8 @@
  *   RECEIVING   an HTTP thread makes it (job_new) and places the outputs (job_prepare)
  *   QUEUED      the loop owns it
  *   RUNNING     the device owns it, and writes results and timing
- *   later       it is read-only for the encoder and
- * contexts */
+ *   later       the encoder and contexts only read it
+ */
 #ifndef JOB_H
 #define JOB_H
 
@@ -59,8 +59,8 @@ struct job_part {
     bool left;                /* it left in a batch, and never leaves again */
     struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (INLINE_LATE) */
 
-    /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when the batch is
-     * back. */
+    /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when
+     * the batch is back. */
     bool ran;         /* the kernels ran and did not fail, and contexts in use are used up */
     attn_error error; /* why it did not run */
 };
@@ -90,7 +90,7 @@ struct job {
     struct region_uses
         *shared;        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
-    void *lse_found;    /* where these sums arrive, among the outputs */
+    void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
     bool wants_verify, wants_save;
     /* The length of its numbers as text is measured beforehand, in pieces, because there are many. */
     bool wants_measure;
@@ -125,8 +125,8 @@ static inline attn_problem *job_problem(const struct job *job, int item)
     return it->error.status == ATTN_OK && proto_operations[job->call->op].computes ? &it->problem : NULL;
 }
 
-/* Takes ownership of `inputs` (may be NULL) and `call`. Returns NULL when out of memory; then the caller keeps
- * both. */
+/* Takes ownership of `inputs` (may be NULL) and `call`. Returns NULL when out of memory; then
+ * the caller keeps both. */
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);

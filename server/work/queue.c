@@ -19,8 +19,8 @@
  * QUEUE_SCAN_MAX jobs. Jobs that cannot leave now, such as hundreds that wait for one cache, do not delay those behind
  * them: QUEUE_PASS_MAX of them are passed over, the same number for each flow.
  * 3. `places` counts the requests of all threads; count and bytes are those in the list.
- * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own list is not
- * empty. */
+ * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own
+ * list is not empty. */
 #include "server/work/queue.h"
 
 #include <assert.h>

@@ -38,8 +38,8 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
 
 /* ---- Admission: any thread --------------------------------------------------------------------------------------- */
 
-/* Takes a slot. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's share is used
- * up). */
+/* Takes a slot. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's
+ * share is used up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
 /* Tests whether a request could enter now. It is called after the headers: a refused client need not send its body. */
@@ -58,8 +58,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which a batch is taken. has_room() tells whether a batch led by this job may leave now; NULL: any
- * may. */
+/* The device for which a batch is taken. has_room() tells whether a batch led by this job may leave
+ * now; NULL: any may. */
 struct queue_taker {
     int device; /* the device's number */
     bool (*has_room)(void *context, const struct job *job);
@@ -72,16 +72,16 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* The flow's virtual time (queue.c), for other lists that choose by it. NULL: the flow of jobs that have none. */
+/* Returns the flow's virtual time (queue.c), for other lists that choose by it. NULL: the flow of jobs without one. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow begins to wait. A flow that is behind the one served last is set to its time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow leaves. The queue's virtual time grows to what the flow used, without running
- * work. */
+/* Call this when work of the flow leaves. The queue's virtual time grows to what the flow
+ * used, without running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs(): a batch led by this flow has left for a device at left_ns; the next one: it is back. NULL is
- * fine. */
+/* queue_flow_runs(): a batch led by this flow has left for a device at left_ns; the next one: it is
+ * back. NULL is fine. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

@@ -84,8 +84,8 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* The id is splitmix64 of a thread's random start and a counter; it needs no lock and, after the first, no system
- * call. */
+/* The id is splitmix64 of a thread's random start and a counter; it needs no lock and, after the
+ * first, no system call. */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;

@@ -2,8 +2,7 @@
  * transaction (struct cache_step, caches.h), with the problem that a device computes.
  *
  *   step_prepare()  thread that prepares the job  checks the caches; completes and checks the problem
- *   step_begin()    loop, until it begins         puts the tables into staging memory and the problem's pointers on
- * them
+ *   step_begin()    loop, until it begins         puts tables into staging memory and points the problem at them
  *   step_end()      loop, when the device is done commits or not, also when no request waits for it any more
  *                   (an HTTP thread that runs the job itself calls both: device/inline.c; no other step waits then)
  *   step_free()     with the job */
@@ -23,8 +22,8 @@ bool step_has_begun(const struct job *job);
 bool step_is_committed(const struct job *job);
 void step_free(struct job *job); /* does nothing for a job without a transaction */
 
-/* Bytes of keys and values that a device will read, at the caches' present lengths. Shared pages count for each
- * fork. */
+/* Bytes of keys and values that a device will read, at the caches' present lengths. Shared pages
+ * count for each fork. */
 int64_t step_bytes(const struct job *job);
 
 /* The copies that the device makes before it computes. Returns how many. */
