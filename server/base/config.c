@@ -142,8 +142,8 @@ static bool address_ok(const char *text)
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins;          /* this beginning is removed */
-        const char *before, *behind; /* these are put around the rest */
+        const char *begins;          /* beginning of the value, which is removed */
+        const char *before, *behind; /* texts that are put around the rest */
     } cures[] = {
         { "", "127.0.0.1:", "" }, /* for 9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
@@ -510,7 +510,7 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        /* The same number of threads on each core: http_threads.h. */
+        /* Each core gets the same number of threads: see http_threads.h. */
         if (cores * cores <= most) c->http_threads -= c->http_threads % cores;
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;

@@ -16,7 +16,7 @@ enum {
     /* Connections to --metrics-listen, beside --max-connections; probes and scrapers use them. */
     CONFIG_METRICS_CONNECTIONS = 256,
     CONFIG_SPARE_FILES = 128, /* open files that are no connections: epoll, eventfd, libraries, log, GPU driver */
-    /* The same without GPU driver and threads, used when the limit on open files is very low. */
+    /* CONFIG_SPARE_FILES without GPU driver and threads, for a very low limit on open files. */
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: epoll and eventfd */
     CONFIG_MAX_BATCH = 1024, /* upper bound of --max-batch; the loop has an array of this size */
@@ -32,7 +32,7 @@ enum {
     LISTEN_BACKLOG = 4096,          /* connections waiting to be accepted; the system cuts it to net.core.somaxconn */
     LISTEN_ACCEPT_BURST = 64,       /* connections accepted at a time, before the loop does its other work */
     LISTEN_DOOR_MS = 100,           /* while a listener closes, time for handshakes that have begun: a round trip */
-    LISTEN_DOOR_LOCAL_MS = 20,      /* the same for clients on this machine, whose round trip is short */
+    LISTEN_DOOR_LOCAL_MS = 20,      /* LISTEN_DOOR_MS for clients on this machine, whose round trip is short */
     LISTEN_KEEPALIVE_S = 60,        /* silence after which the kernel probes a connection */
     LISTEN_USER_TIMEOUT_MS = 30000, /* after this long without acknowledgement of sent bytes the client has vanished */
     REFUSAL_RETRY_AFTER_S = 1,      /* a refused connection may try again so soon, since others end all the time */
@@ -64,7 +64,7 @@ enum {
     LINGER_EVENTS = 16,      /* lingering sockets that are read in one turn of the loop */
     LINGER_DROP_BYTES = 16 << 10,
     LINGER_DROP_PIECES = 64, /* pieces of LINGER_DROP_BYTES read from one socket at a time: 1 MiB */
-    /* The same from all sockets in one turn of the loop: 4 MiB, about a millisecond. */
+    /* Pieces read from all lingering sockets in one turn of the loop: 4 MiB, about a millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -139,10 +139,10 @@ enum {
     LOOP_CROWD = 512,         /* after so many were open and most are closed, memory is returned to the system */
     LOOP_STOP_MS = 2000,      /* time after a drain for the last answers to be sent */
 
-    /* Longer texts without their numbers are checked on another thread: 2 ms of names and shapes. */
+    /* A body with a longer skeleton (its text without the numbers) is checked on another thread: 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    CHECK_LONG_BODY_BYTES = 8 << 20,  /* the same for bodies: 2 ms if all of it were mask rows */
-    CHECK_LONG_LSE_BYTES = 512 << 10, /* the same for the lse of a backward, which attn_check_lse() checks */
+    CHECK_LONG_BODY_BYTES = 8 << 20,  /* a longer body is checked on another thread: 2 ms if it is all mask rows */
+    CHECK_LONG_LSE_BYTES = 512 << 10, /* a longer lse of a backward is checked on another thread (attn_check_lse()) */
     /* Bytes of a body up to which a larger block is leased and the body copied: faster than new pages. */
     CHECK_COPY_BYTES = 256 << 10,
     FINISH_PIECE_NS = 10000000, /* length of one piece of verifying or measuring; then it is another piece's turn */
@@ -154,7 +154,7 @@ enum {
 
     QUEUE_SCAN_MAX = 512,     /* requests examined to join the first one in a batch; the queue may have a million */
     QUEUE_PASS_MAX = 1 << 16, /* requests passed over because they wait for something else: 3 ms */
-    /* Caches of transactions tested for whether they can begin: 30 ms when hundreds
+    /* Caches examined when waiting transactions are tested: 30 ms when hundreds
      * have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
     QUEUE_RETRY_MAX_S = 30, /* largest Retry-After, which is only a guess */
@@ -176,25 +176,25 @@ enum {
     CACHES_PAGE_SIZE_LEAST = 64, /* the only other page size */
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024,         /* key/value heads of a cache at most */
-    CACHES_ROWS = 1024,          /* caches in one transaction at most */
-    CACHES_STEP_PAGES = 1 << 20, /* entries in the page table of one transaction: a millisecond to write */
+    CACHES_ROWS = 1024,          /* caches in one cache transaction at most */
+    CACHES_STEP_PAGES = 1 << 20, /* entries in the page table of one cache transaction: a millisecond to write */
     CACHES_LIST = 1000,          /* caches in one answer of GET /v1/caches */
     CACHES_EXPIRE_LOOKS = 4096,  /* caches that one sweep for expired caches examines */
 };
 
-/* Work of a joined batch, at most: its members should wait some ten milliseconds at most on a CPU. */
+/* Largest work of a batch, in operations: its members should wait for some ten milliseconds at most on a CPU. */
 #define QUEUE_BATCH_FLOPS 1e9
-/* The same limit for jobs whose keys and values are in caches. */
+/* Largest work of a batch of jobs whose keys and values are in caches, in operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
 /* Jobs above this are never joined with others: each keeps a device busy alone, and small jobs should
  * not wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* The same limit for jobs whose keys and values are in caches. On a GPU their time is spent on reading memory, so
+/* PREPARE_SMALL_FLOPS for jobs whose keys and values are in caches. A GPU spends their time on reading memory, so
  * joined jobs do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
-/* A transaction above this (60 us on an H200) is joined with others only if all become one problem (MERGE_BYTES).
+/* A cache transaction above this (60 us on an H200) is joined with others only if all become one problem (MERGE_BYTES).
  * Otherwise all members of the batch would wait for the longest. */
 #define PREPARE_ALONE_FLOPS 1e9
 /* A device with this much memory can run any small job with its scratch memory, so small jobs are not checked. */
@@ -215,19 +215,19 @@ enum {
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Multiply-adds for checking the lse of one body: 30 ms. A row that needs more is not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
-/* The same limit for each byte of the body. Without it a small body with heads of one number could keep an HTTP thread
- * busy for 30 ms. With heads of 16 numbers and more the limit is enough for some ten rows. */
+/* Bound on the work of checking an lse, per byte of the body. Without it a small body with heads of one number could
+ * keep an HTTP thread busy for 30 ms. With heads of 16 numbers and more the limit is enough for some ten rows. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
     DEVICE_MAX_STREAMS = 16, /* batches on a device at a time, even if the device offers more streams */
-    DEVICE_GUESTS = 6,       /* streams reserved for flows that have no batch on the device: see device/devices.c */
+    DEVICE_GUESTS = 6, /* streams for guests: batches of flows that have no other batch on the device (devices.c) */
     /* A guest's batch starts only when the other batches have run for this long. Most batches end sooner, and each
      * would take longer beside another one. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* While batches of several flows run, a further guest waits this many times as long as it would need beside them.
+    /* A guest beside batches of several flows waits this many times as long as it would need beside them.
      * Equal work of many flows is then done one after the other, and a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
     DEVICE_MAX_RUN = 1024, /* problems in one attn_run(), as many as an envelope may hold */
@@ -238,17 +238,17 @@ enum {
     DEVICE_SPIN_NS = 1000000,
     DEVICE_LOST_POLL_NS = 10000000,   /* interval between two polls of a lost device, whose results nobody needs */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is freed after its batch */
-    /* Inputs and outputs of a problem that may be merged with equal ones: larger copies are fast one by one. */
+    /* Bytes of inputs and outputs of a problem that may be merged: larger copies are fast one by one. */
     MERGE_BYTES = 1 << 20,
-    MERGE_ALIGN = 16, /* alignment of each tensor of these problems */
-    MERGE_LINE = 256, /* alignment of the tensors they are merged into */
+    MERGE_ALIGN = 16, /* alignment of each tensor of a problem that may be merged */
+    MERGE_LINE = 256, /* alignment of merged tensors */
     /* If not all devices could be opened, time for the threads of the others to end; idle ones end at once. */
     DEVICE_STOP_MS = 60000,
-    INLINE_KEEP = 4 << 20,  /* like DEVICE_WORKSPACE_KEEP, for an inline slot */
-    INLINE_BYTES = 1 << 20, /* inputs and outputs of a small problem for a GPU: 20 us on its bus */
+    INLINE_KEEP = 4 << 20,  /* bytes; a larger workspace of an inline slot is freed after its job */
+    INLINE_BYTES = 1 << 20, /* bytes of a small problem's inputs and outputs for a GPU: 20 us on its bus */
     /* An HTTP thread polls for the end of its work on a GPU for this long; then a device thread takes over. */
     INLINE_WAIT_NS = 500000,
-    INLINE_STEP_WAIT_NS = 2000000, /* the same for a transaction, which has the GPU to itself */
+    INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
     /* Interval of questions to the driver meanwhile; in between the thread polls a word that the GPU writes. */
     INLINE_ASK_NS = 20000,
     INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few numbers it has */
@@ -256,7 +256,7 @@ enum {
 
 /* How a thread polls while it waits for a device (base/naps.h). */
 enum {
-    NAP_NS = 50000,    /* length of one sleep; the kernel adds as much, and together a core does not yet sleep deeply */
+    NAP_NS = 50000,    /* length of one sleep; the kernel adds as much, and a core does not sleep deeply in that time */
     NAPS_NS = 2000000, /* a thread polls for this long; after a longer wait a late end does not matter */
     /* With more waiting requests than this no thread is idle for long, and polling would take time from the others. */
     NAPS_MOST = 4,
@@ -265,9 +265,9 @@ enum {
 /* Work of the problems in an inline slot, padded: some 100 us of a core. An HTTP thread has other connections to
  * serve, and for more work it is worth waking more cores. */
 #define INLINE_FLOPS 2e7
-/* The same for a GPU if all tensors are in its memory: some 400 us of a Hopper GPU. */
+/* Largest inline work for a GPU whose memory has all tensors: some 400 us of a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
-/* The same for a transaction, by the bytes of keys and values it reads: 1.5 ms of an H200. */
+/* Bytes of keys and values that an inline cache transaction may read: 1.5 ms of an H200. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* A batch may take --watchdog-ms longer than its work takes at this rate. The slowest kernels (float32) reach 34e12 on
  * an H200, and a thirtieth of that on the smallest GPU of sm_80 and up. */
@@ -306,7 +306,7 @@ enum {
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest region to pin: pinning takes the driver 0.1 ms per MiB or more. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-#define REGIONS_PINNED_BYTES  (INT64_C(8) << 30) /* the same for all regions together: pinned pages cannot be moved */
+#define REGIONS_PINNED_BYTES  (INT64_C(8) << 30) /* bound for all regions together: pinned pages cannot be moved */
 
 /* Staging memory that is kept warm for the next request while it is not leased. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)
@@ -326,7 +326,7 @@ enum {
 
 /* Connections that speak another protocol (http/first_bytes.c), and the headers that proxies add. */
 enum {
-    FIRST_BYTES_SOCKETS = 1 << 20, /* descriptors below this are examined, enough for a million connections */
+    FIRST_BYTES_SOCKETS = 1 << 20, /* descriptors below this are examined: a million connections */
     /* Interval between two lines for one reason: a flood of such clients cannot fill a disk. */
     FIRST_BYTES_LOG_MS = 60000,
     /* Lines of X-Forwarded-For that are read, from the last: each proxy extends a line or adds one. */

@@ -254,7 +254,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
         } else if (errno == EAGAIN) { /* another process made the descriptor non-blocking */
             struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
             poll(&sink, 1, -1);
-        } else if (errno != EINTR) { /* EPIPE, ENOSPC, EBADF, EIO */
+        } else if (errno != EINTR) { /* the write failed: EPIPE, ENOSPC, EBADF, EIO */
             atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
             return false;
         }

@@ -30,7 +30,7 @@ bool log_enabled(enum log_level level);
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Does the same for pairs that are already written, less than LOG_PAIRS_BYTES of them; used once per request. */
+/* Logs an event with formatted pairs, shorter than LOG_PAIRS_BYTES. For events that happen once per request. */
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
 /* Makes a string that a client sent fit for a value in LOG_Q. `"` and `\` become \" and \\. Control characters,

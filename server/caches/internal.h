@@ -72,7 +72,7 @@ struct cache_row {
     struct cache *cache;
     int64_t before; /* length before the step */
     int64_t first;  /* first page that the step's `pages` replace or add */
-    int64_t count;  /* number of these pages */
+    int64_t count;  /* number of pages in `pages` */
     int32_t *pages; /* pages taken by the step */
     bool copied;    /* pages[0] is a copy of a shared page, which it replaces */
 };
@@ -101,7 +101,7 @@ static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
 
 /* Returns the cache with this id if the caller may use it, else NULL. */
 struct cache *cache_known(struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
-/* Does the same; if the result is NULL, *err has the reason, with `member`, and a text that begins with `what`. */
+/* Does what cache_known() does. If the result is NULL, *err names `member`, and its text begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
 /* Charges the cache's caller for `pages` more, or fewer if it is negative. */

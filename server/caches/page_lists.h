@@ -21,7 +21,7 @@ enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
     int32_t references; /* number of lists that have the block */
-    int32_t shared;     /* how many of its pages other blocks have, too */
+    int32_t shared;     /* number of its pages that other blocks have, too */
     int32_t count, room;
     int32_t *pages;
 };

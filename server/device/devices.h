@@ -81,7 +81,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
 int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* any device, for questions about kernels */
 const attn_device_info *
-devices_largest(const struct devices *devices); /* the device with the most memory, as it was when opened */
+devices_largest(const struct devices *devices); /* the device with the most memory, described as when it was opened */
 /* Sets the source of staging memory that devices copy from fastest: pinned memory of the first device that copies.
  * False: no device copies, and the system's memory will do. The devices must outlive the staging pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);

@@ -183,7 +183,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     attn_device *const handle = inline_slot->handle;
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->step ? placed : &job->call->items[0].problem;
-    attn_error ignored; /* see take_step() */
+    attn_error ignored; /* the loop meets the same error and reports it */
     size_t bytes;
     return (!job->step || take_step(inline_slot, job, placed)) &&
            attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&

@@ -84,7 +84,7 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* A mirror of no region. */
+    /* This memory mirrors no region. */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 
@@ -94,7 +94,7 @@ void *memory_address(const struct slot *slot, void *address)
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* Tensors without elements, and those on the device already: pages of caches, clients' memory. */
+    /* The tensor is in no region: it has no elements, or is on the device (a cache's page, a client's memory). */
     return address;
 }
 

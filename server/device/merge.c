@@ -48,7 +48,7 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if the tensor keeps its alignment when tensors are placed one after the other. */
+/* True if a tensor can be merged: it is contiguous, aligned also behind others, and in the job's own memory. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);

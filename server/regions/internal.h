@@ -24,7 +24,7 @@ struct region {
     int64_t offset, bytes; /* range in the object; offset is 0 in a GPU's memory */
     struct region *next;   /* list of regions to close */
 
-    /* These are for kind SYSTEM. */
+    /* The members below are used for regions of kind SYSTEM. */
     char key[PROTO_REGION_BYTES];
     int fd; /* -1: none */
     dev_t filesystem;
@@ -37,7 +37,7 @@ struct region {
     bool is_to_pin;       /* it is in the list `fresh`, which holds a reference */
     struct region *after; /* next in the list `fresh` */
 
-    /* These are for kind CUDA. */
+    /* The members below are used for regions of kind CUDA. */
     attn_device *device;
     int number; /* the server's number of the device */
     int64_t id; /* the client's number of the device */

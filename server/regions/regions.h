@@ -67,7 +67,7 @@ void regions_free(
  * the body. The object must have all bytes already. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
-/* Does the same for memory of a device, which must stay open until regions_free(). `number` is the server's number of
+/* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of
  * it. Opening the memory takes the driver some 0.1 ms. */
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,

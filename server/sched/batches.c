@@ -182,7 +182,7 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    region_uses_free(job->shared); /* nothing more is written to it */
+    region_uses_free(job->shared); /* nothing more is written to shared memory */
     job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
@@ -194,7 +194,7 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    finish_free(finishing); /* releases its job, too; the order is as in batches_done() */
+    finish_free(finishing); /* before the answer, as in batches_done(): it releases a reference to the job */
     if (request != NULL) finish_request(loop, job);
 }
 

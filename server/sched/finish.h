@@ -12,7 +12,7 @@
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* a reference */
+    struct job *job; /* a reference to the job */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* set by the loop: no piece follows */
     void (*done)(void *context, struct finishing *finishing);

@@ -75,7 +75,7 @@ struct job {
     int runnable;          /* items without an error that a device must compute */
     double flops;          /* operations of the runnable items */
     double seconds;        /* time a device is expected to take for the runnable items (attn_cost_of()) */
-    double worst_seconds;  /* the same if the scores of all rows leave float32's range */
+    double worst_seconds;  /* `seconds` if the scores of all rows leave float32's range */
     const char *because;   /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
     size_t tensor_bytes;   /* bytes of its blocks, which the queue counts */
     job_kind kind;

@@ -155,7 +155,7 @@ void request_move(struct request *request, enum request_state to);
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
-/* Does the same for a fault found in the job; only the job's owner may call it. The pointer is translated into one
+/* Records a fault found in the request's job; only the job's owner may call it. The pointer is translated into one
  * into the body as the client sent it. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
