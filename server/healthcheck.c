@@ -78,7 +78,7 @@ static bool parse_target(const char *text, struct target *t)
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
         for (const char *c = t->path; *c; c++)
-            if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false; /* it would end the request line */
+            if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false; /* it may not stand in a request line */
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
     /* HOST, HOST:PORT, [IPV6], [IPV6]:PORT */

@@ -29,7 +29,7 @@ enum flow_work {
 struct flow {
     atomic_int references;
     char name[METRICS_LABEL_BYTES]; /* name in /metrics: the token's name, or "everybody" without tokens */
-    _Atomic int64_t used_ns;        /* device time charged to this flow since it was made */
+    _Atomic int64_t used_ns;        /* time charged to this flow since it was made, on devices and CPU threads */
 
     /* Only the loop's thread (queue.c) uses the members below. */
     int64_t ahead_ns;         /* used_ns + ahead_ns is the flow's virtual time */

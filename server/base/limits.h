@@ -35,7 +35,7 @@ enum {
     LISTEN_DOOR_LOCAL_MS = 20,      /* LISTEN_DOOR_MS for clients on this machine, whose round trip is short */
     LISTEN_KEEPALIVE_S = 60,        /* silence after which the kernel probes a connection */
     LISTEN_USER_TIMEOUT_MS = 30000, /* after this long without acknowledgement of sent bytes the client has vanished */
-    REFUSAL_RETRY_AFTER_S = 1,      /* a refused connection may try again so soon, since others end all the time */
+    REFUSAL_RETRY_AFTER_S = 1, /* a refused client may try again after this, since other connections end all the time */
 
     FRONT_HEAD_MS = 10000, /* time for a request's head to arrive, unless --body-timeout-ms is less */
     /* Idle time between two requests: more than the 60 s for which balancers keep a connection. */

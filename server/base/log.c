@@ -308,7 +308,7 @@ static void tell_repeat(struct repeat *r)
 static bool admit(enum log_level level, const char *event)
 {
     if (level < LOG_WARN) return true;
-    uint32_t hash = 2166136261u; /* FNV-1a */
+    uint32_t hash = 2166136261u; /* start value of FNV-1a */
     for (const char *c = event; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
     struct repeat *r = &the.repeats[(hash ^ hash >> 16) % LOG_REPEAT_SLOTS];
     const int64_t now = in_ms(0).tv_sec;

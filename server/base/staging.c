@@ -375,7 +375,7 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **he
     if (bytes <= block->bytes) return ATTN_OK;
     const size_t want = lease_bytes(staging, caller, bytes, &size_class);
     if (want == 0) return too_large(staging, caller, bytes, err);
-    staging_arrived(staging, block); /* it is too small, so its bytes have arrived */
+    staging_arrived(staging, block); /* the block is too small, so all its announced bytes have arrived */
 
     if (staging->source.grow == NULL) {
         struct staging_block *larger;
@@ -417,7 +417,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block *victims = NULL;
     if (block == NULL) return;
-    staging_arrived(staging, block); /* it no longer waits for its bytes */
+    staging_arrived(staging, block); /* a released block no longer waits for its bytes */
     block->core = sched_getcpu();
     block->idle_since_ms = clock_ms();
     POISON(block->memory, block->bytes);

@@ -32,7 +32,7 @@ struct cache {
     char id[CACHE_ID_BYTES];     /* as text: lookups compare 64 characters at a time */
     struct cache *chain;         /* next in its bucket */
     struct cache *older, *newer; /* list of all caches */
-    struct caller *caller;       /* a reference */
+    struct caller *caller;       /* a reference to its owner */
     struct cache *next_sequence; /* next in its bucket of sequences, if it has a name */
     char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;

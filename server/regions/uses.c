@@ -184,7 +184,7 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* True if an output has bytes in common with another tensor. Inputs that are copied do not count: they are read before
+/* True if an output has bytes in common with another tensor. Copied inputs do not count, as they are read before
  * anything is written. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {

@@ -85,7 +85,7 @@ static bool measure_step(struct finishing *finishing)
 
 static void run_piece(struct piece *piece)
 {
-    struct finishing *finishing = (struct finishing *)piece; /* its first member */
+    struct finishing *finishing = (struct finishing *)piece; /* `piece` is the first member of struct finishing */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do finishing->complete = verify_step(finishing) && write_step(finishing, until_ns) && measure_step(finishing);

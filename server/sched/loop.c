@@ -48,7 +48,7 @@ static void on_prepare(uv_prepare_t *prepare)
     if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
         !devices_away(loop->server->devices))
         return;
-    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: without limit */
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
     naps_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
@@ -75,7 +75,7 @@ struct checking {
 
 static void check_work(struct piece *piece)
 {
-    struct checking *checking = (struct checking *)piece; /* its first member */
+    struct checking *checking = (struct checking *)piece; /* `piece` is the first member of struct checking */
     request_set_role(ROLE_DEVICE);
     checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }
@@ -145,7 +145,7 @@ static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    if (batch == NULL) { /* its memory is free only when the device is done */
+    if (batch == NULL) { /* no memory for a batch: the job's memory is free only when the device is done */
         inline_settle(job);
         step_end(job, false);
         loop->queue_changed = loop->steps_changed = true;
@@ -422,7 +422,7 @@ void loop_close(struct loop *loop)
 {
     /* Unfinished work ends with the piece that runs, as no request waits for it. Watches end. Messages of batches that
      * come back late are only freed. */
-    loop->awake_until_ns = 0; /* all devices are closed */
+    loop->awake_until_ns = 0; /* the devices are closed, so there is no batch to poll for */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     pthread_mutex_destroy(&loop->box.lock);
