@@ -129,7 +129,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            kill_ms = clock_ms() + SUPERVISE_KILL_MS; /* its end may take a moment */
+            kill_ms = clock_ms() + SUPERVISE_KILL_MS; /* a killed server may take a moment to end */
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {
             const int64_t lived_ms = clock_ms() - began_ms;

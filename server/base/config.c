@@ -399,7 +399,7 @@ static enum config_result refuse_unknown(struct reading *r, const char *arg)
     const size_t dashes = strspn(arg, "-"), length = strcspn(arg + dashes, "=");
     char name[64], hint[192];
     snprintf(name, sizeof name, "%.*s", (int)length, arg + dashes);
-    if (dashes == 0) { /* it is the name of a program's command, or a value without its option */
+    if (dashes == 0) { /* `name` is a program's command, or a value without its option */
         const struct config_habit *const habit = config_habit(name);
         const char *const instead = habit != NULL ? habit->instead : NULL;
         return refuse(r->message, r->capacity,

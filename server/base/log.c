@@ -359,7 +359,7 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        if (tell) { /* it is not counted in `lines`: losing it is not worth a report */
+        if (tell) { /* this line is not counted in `lines`: losing it is not worth a report */
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
             the.used += format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost",

@@ -32,7 +32,7 @@ struct staging_block {
     int size_class;
     int core;              /* the core on which it was last released */
     bool leased;           /* false: the block is warm */
-    bool ahead;            /* it was leased ahead of its bytes */
+    bool ahead;            /* the block was leased ahead of its bytes */
     struct caller *caller; /* the account of a leased block, whose owner keeps a reference to it; NULL: no account */
     int64_t idle_since_ms;
     struct staging_block *next_in_class, *older, *newer;

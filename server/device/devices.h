@@ -37,7 +37,7 @@ struct batch {
     /* Flow of the first job, which holds the reference; the batch uses this flow's turn; may be NULL. */
     const struct flow *flow;
     int64_t left_ns;               /* time at which it left for the device */
-    int64_t charged_ns;            /* its device time, which is charged to the flows of its jobs */
+    int64_t charged_ns;            /* device time, which is charged to the flows of the batch's jobs */
     struct batch *next, *previous; /* the loop's list of batches on this device */
     int count;
     int waiting;                  /* jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
@@ -92,7 +92,7 @@ bool devices_usable(const struct devices *devices);
 struct device_state {
     const attn_device *device; /* for questions about its abilities; NULL in tests without a device */
     attn_device_info info;     /* result of attn_device_describe() */
-    bool usable;               /* it has not failed */
+    bool usable;               /* the device has not failed */
     int64_t running_requests;  /* requests on this device that are not answered yet */
 };
 /* An array of devices_count(); any thread. */

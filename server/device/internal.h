@@ -65,7 +65,7 @@ struct device_thread {
 struct device {
     attn_device *handle;
     attn_device_info info;
-    int number;         /* its number in struct devices */
+    int number;         /* index in struct devices */
     void *cache_memory; /* memory of the pages of KV caches; NULL: none */
     struct mailbox *box;
     int message_kind;
@@ -104,7 +104,7 @@ struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
     attn_device *handle; /* on the CPU its own handle, on a GPU the device's */
-    struct slot slot;    /* its stream and workspace */
+    struct slot slot;    /* the stream and workspace of this path */
 };
 
 struct devices {

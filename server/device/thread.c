@@ -339,7 +339,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* it runs already */
+    if (batch->adopted) { /* the batch runs already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -359,7 +359,7 @@ static void start(struct device *device, struct slot *slot)
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     bool others = false, own = false;
-    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* its next call ends it */
+    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* cancelled: its next call ends */
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
         if (other == slot || other->batch == NULL) continue;
@@ -513,7 +513,7 @@ void *device_main(void *argument)
         if (begins) take_batch(device, slot, next);
         pthread_mutex_unlock(&device->lock);
 
-        if (!busy && !begins) break; /* it was told to stop */
+        if (!busy && !begins) break; /* the device was told to stop */
         heartbeat_busy(HEARTBEAT_DEVICE);
         if (begins) start(device, slot);
         const bool moved = begins || poll_slots(thread, device->info.unified);

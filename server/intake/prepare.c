@@ -338,7 +338,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            if (call->sequence.start) /* its start failed; later requests must not continue an earlier sequence */
+            if (call->sequence.start) /* later requests must not continue an earlier sequence */
                 caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;

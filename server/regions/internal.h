@@ -34,7 +34,7 @@ struct region {
     int writing;          /* the server's writes that are running */
     bool intact;          /* no client had modified the object before these writes */
     int64_t pinned_ms;    /* time of the last attempt to pin it */
-    bool is_to_pin;       /* it is in the list `fresh`, which holds a reference */
+    bool is_to_pin;       /* the region is in the list `fresh`, which holds a reference */
     struct region *after; /* next in the list `fresh` */
 
     /* The members below are used for regions of kind CUDA. */

@@ -135,7 +135,7 @@ static void pin_next(struct regions *regions)
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    if (!regions->end && region->references > 1 && /* this list has one reference; the region is still in use */
+    if (!regions->end && region->references > 1 && /* one reference is this list's; with more the region is in use */
         region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

@@ -162,7 +162,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    loop->queue_changed = true; /* its deadline has to be set */
+    loop->queue_changed = true; /* the request's deadline has to be set */
     return true;
 }
 

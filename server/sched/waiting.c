@@ -134,10 +134,10 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->steps_changed |= job->step != NULL;
-        step_end(job, false); /* that of a running job ends when the device is done */
+        step_end(job, false); /* a running job's transaction ends when the device is done */
     }
     if (job->finishing)
-        job->finishing->cancelled = true; /* its thread may read the names of contexts, so on_finished() ends them */
+        job->finishing->cancelled = true; /* the thread may read contexts' names; on_finished() ends them */
     else contexts_finish_job(job, false); /* a device may still read a context, whose memory stays leased meanwhile */
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;

@@ -56,7 +56,7 @@ struct job_part {
 
     /* Only the loop's thread uses these. */
     struct batch *batch;      /* the batch it runs in, while a request waits for the job; NULL: none */
-    bool left;                /* it left in a batch, and never leaves again */
+    bool left;                /* the part left in a batch, and never leaves again */
     struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (INLINE_LATE) */
 
     /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when
@@ -94,12 +94,12 @@ struct job {
     bool wants_verify, wants_save;
     /* The length of its numbers as text is measured beforehand, in pieces, because there are many. */
     bool wants_measure;
-    bool holds_contexts;          /* it took or reserved contexts, so contexts_finish_job() must be called */
+    bool holds_contexts;          /* the job took or reserved contexts: contexts_finish_job() must be called */
     struct caches *caches;        /* the table of the caches it names */
-    struct job_step *step;        /* its cache transaction (steps.h); NULL: none */
+    struct job_step *step;        /* cache transaction (steps.h); NULL: none */
     struct staging_block *tables; /* page tables of the transaction, while it is running */
     size_t tables_used;           /* bytes used of `tables` */
-    bool wide;                    /* it is bound by a GPU's memory and not by its arithmetic, so many fit in a batch */
+    bool wide;                    /* bound by a GPU's memory and not by its arithmetic: many fit in a batch */
     int context_count;            /* contexts that hold this job; changed by contexts.c under its lock */
 
     /* Only the loop's thread uses these, down to given_up. */
@@ -108,12 +108,12 @@ struct job {
     int parts_out;                      /* parts that are in batches and not yet back */
     struct job_links in_queue, in_flow; /* links in the list of all waiting jobs, and in that of its flow */
     int64_t queued_ns;
-    bool waits;    /* its cache transaction cannot begin yet, so it must not leave the queue */
+    bool waits;    /* its cache transaction cannot begin yet: the job must not leave the queue */
     bool looked;   /* the loop has tried to begin its transaction */
-    bool given_up; /* its request is held only until its batch ends */
+    bool given_up; /* the job's request is held only until its batch ends */
 
     int batch_jobs; /* jobs in the batch it runs in; 0: it runs alone on an HTTP thread */
-    bool follows;   /* it stands behind another job of the same model (KServe) in the batch */
+    bool follows;   /* another job of the same model (KServe) is before it in the batch */
 
     struct job_part part; /* the first of its list of parts */
 };

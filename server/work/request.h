@@ -99,9 +99,9 @@ struct answer {
 struct request {
     struct message message; /* sends the request to the loop */
     enum request_state state;
-    bool counted; /* it is included in request_count() */
+    bool counted; /* the request is included in request_count() */
     struct server *server;
-    int socket;                /* its connection's socket, watched for a hang-up and never closed here */
+    int socket;                /* the connection's socket, watched for a hang-up and never closed here */
     const struct route *route; /* NULL: unknown path; if the path has no such method, the path's first row */
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the pattern's order */
     struct caller *caller;                       /* a reference; NULL: not determined yet, or refused */
@@ -124,7 +124,7 @@ struct request {
 
     /* The owner of the state uses these. */
     struct job *job; /* a reference */
-    bool failed;     /* it is answered with a problem document */
+    bool failed;     /* the answer is a problem document */
     proto_error error;
     attn_error why; /* text and pointer of the problem */
     bool gone;      /* the client left while the request waited, so there is no one to answer */
