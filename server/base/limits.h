@@ -49,12 +49,12 @@ enum {
     /* Rate of a body or answer that goes on longer than --body-timeout-ms (see its help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* For a connection that never showed a token, on a server with tokens. If its slot is needed by another
-     * connection, it has this long to send a refused body, and as long again to fetch its answer. */
+    /* On a server with tokens, a connection without a token gives up its slot if another connection needs it. First it
+     * has this long to send a refused body, and as long again to fetch its answer. */
     CONNECTION_STRANGER_MS = 1000,
     /* Other connections keep their slot for this long after a request, because a busy client is idle for less. */
     CONNECTION_BETWEEN_MS = 100,
-    CONNECTION_LOOK_MS = 10, /* after a search that found no connection to close, the next one waits this long */
+    CONNECTION_LOOK_MS = 10, /* pause after a search that found no connection to close, before the next one */
     CONNECTION_LEAVING = 64, /* connections that were cut to make room and that libmicrohttpd has not closed yet */
 
     /* Lingering close: a client that has not fetched its answer by then may lose the answer's end. */

@@ -277,7 +277,7 @@ static void append(const char *line, size_t length)
         atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed);
         return;
     }
-    assert(length > 0 && line[length - 1] == '\n'); /* invariant 2 */
+    assert(length > 0 && line[length - 1] == '\n'); /* invariant 2: a line ends in a newline */
     memcpy(the.buffer[the.filling] + the.used, line, length);
     the.used += length;
     the.lines++;

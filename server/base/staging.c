@@ -427,7 +427,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
     block->leased = false;
     link_warm(staging, block);
     if (staging->warm > staging->warm_limit) victims = evict(staging, 0, staging->leased + staging->warm_limit);
-    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2 */
+    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2: bounded warm memory */
     pthread_mutex_unlock(&staging->lock);
     unmap_all(staging, victims);
 }

@@ -6,7 +6,7 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-enum { LEAST_HEAD_DIM = 64 }; /* kernels compute whole tiles, so smaller heads cost as much */
+enum { LEAST_HEAD_DIM = 64 }; /* smaller heads cost as much as this, since kernels compute whole tiles */
 
 /* The operations of a job as kernels do them, in whole tiles: small heads count as padded. */
 double batch_padded_flops(const struct job *job)

@@ -230,7 +230,7 @@ void devices_close(struct devices *devices)
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) join_threads(devices->device[i]);
-    inline_close(devices); /* before the devices, whose streams inline slots use */
+    inline_close(devices); /* inline slots use streams of the devices: they close first */
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
 }

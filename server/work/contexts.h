@@ -55,7 +55,7 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
 /* Ends expired contexts, and those of callers that is_known() rejects, since no one could use them.
- * One in use stays. */
+ * A context in use stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
 int64_t contexts_bytes(struct contexts *contexts); /* staging memory that contexts keep leased */
