@@ -454,15 +454,15 @@ uint64_t attn_features(const attn_problem *p);
  * cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
-/* The permitted (query, key, head) triples. It is attn_flops()'s count without those that FlashMask hides.
+/* The permitted (query, key, head) triples, as attn_flops() counts them, without those that FlashMask hides.
  * Reads all of mask_startend_rows, where given. */
 double attn_scores(const attn_problem *p);
 
 /* Query rows of all heads together, without padding and gaps. Reads lengths. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Has no output of this checked problem an element? attn_run() skips a problem without elements, and the
- * problem needs no workspace, however large its other sizes are. */
+/* Are all outputs that this checked problem requests without elements? attn_run() skips such a problem, and
+ * it needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). It recomputes them by

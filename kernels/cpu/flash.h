@@ -181,7 +181,7 @@ struct flash {
     int64_t dbias_classes;                    /* > 0: dbias is a sum over heads or batch rows, in this many
                                                * classes, see backward.c */
     int64_t tiles_all, packs_all, chunks_all; /* sums over all sequences */
-    int64_t dbias_slices, dbias_blocks;       /* sizes of the parts of dbias that FLASH_ROWS sets to 0 */
+    int64_t dbias_slices, dbias_blocks;       /* FLASH_ROWS zeroes dbias in this many slices; slices per matrix */
 
     int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* number of items of this problem; number of items of
                                                        * all problems before it */
