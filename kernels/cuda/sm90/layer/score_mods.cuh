@@ -31,8 +31,7 @@ DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
     return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
 }
 
-/* Least factor of scores: -inf times 0 would be NaN. A factor of 0 makes all scores equal, and this
- * one as good as equal. */
+/* Least factor of scores. It is above 0, because -inf times 0 would be NaN. */
 const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
