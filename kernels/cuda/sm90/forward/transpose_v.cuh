@@ -1,13 +1,14 @@
 /* transpose_v.cuh: V^T of float8, written to scratch by warps that have nothing else to do, ahead of those that read
  * it.
  *
- * It comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next one from a
- * counter, transposes it and sets the unit's mark; what loads V^T waits for the marks of its keys. Units are claimed
- * in the order in which tiles of work want them. Nothing is promised to a block beforehand, for it may begin late
- * (another kernel may have its multiprocessor): a unit that is claimed is finished by a warp that waits for nobody,
- * and one that is not will be by the waiting block's own warps, so nobody waits for ever. The stores are ordinary
- * ones and the loads the copy engine's: a fence between the two proxies on either side, around the mark's release
- * and acquire.
+ * It comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the
+ * next one from a counter, transposes it and sets the unit's mark; what loads V^T waits for the
+ * marks of its keys. Units are claimed in the order in which tiles of work want them. No unit is
+ * assigned to a block beforehand, because a block may begin late while another kernel has its
+ * multiprocessor. A warp that has claimed a unit finishes it without waiting. The warps of a
+ * waiting block claim the remaining units themselves, so every wait ends. The stores are ordinary
+ * ones and the loads the copy engine's: a fence between the two proxies on either side, around the
+ * mark's release and acquire.
  *
  * The keys of each 16 are in the order that makes P an operand as it lies in the accumulators: place 16u + 4q + e
  * holds key 16u + 8 (e / 2) + 2q + e % 2.
