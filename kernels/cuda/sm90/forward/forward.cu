@@ -517,8 +517,8 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* The first tile of keys that some of the block's rows see, which is t.x.first, and that some of this warpgroup's
-     * do. Found anew where they are wanted, for registers are short. */
+    /* The first tile of keys that some row of the block sees (t.x.first), and the first that some
+     * row of this warpgroup sees. Recomputed at each use, because registers are short. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
