@@ -106,7 +106,7 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* MEMORY: transpose_memory, or what is like it. */
+/* MEMORY: transpose_memory, or a type with the same members. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
