@@ -48,11 +48,11 @@ struct plan {
     tile_order order; /* of tiles of keys; packed, some have no rows */
     int *counter;     /* number of claimed tiles, see cuda_chip */
     backward_scratch scratch;
-    float scale, c;      /* c = log2(e) * scale, > 0 */
-    uint16_t *nonfinite; /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */
-    bool last_first;     /* the last keys of a head are the first block's */
-    uint32_t *prepared;  /* per key/value head: units of its queries of which prepare_ahead has written the values, */
-    int units, units_of_head; /* of so many */
+    float scale, c;           /* c = log2(e) * scale, > 0 */
+    uint16_t *nonfinite;      /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */
+    bool last_first;          /* the last keys of a head are the first block's */
+    uint32_t *prepared;       /* per key/value head: units of queries that prepare_ahead has written, */
+    int units, units_of_head; /* units of all heads, and of one head */
     bool out_in_pieces;       /* of 16 bytes, as dO always is */
     uint32_t *begun;          /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
     uint32_t *done;           /* per key/value head: parts of dQ that were added, one per tile of keys and consumer */
