@@ -50,8 +50,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
 }
 
 /* Barrier of the two warps of a pair. Both call it at every tile, also where the pair sees nothing.
- * Skipping together would be correct too (each warp reads and writes P and dS between its
- * barriers), but race checkers could not follow it. */
+ * Skipping together would be correct too: only warps that come exchange P and dS, which are
+ * overwritten after a barrier of the block. Race checkers could not follow that. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {

@@ -46,7 +46,7 @@ template <> struct tile<256> {
     static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1;
 };
 
-/* The variant with options has one 16-row block per warp, which leaves registers for the options. */
+/* With options a warp has one 16-row block, because the options need registers too. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,

@@ -300,8 +300,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds each row's largest magnitude; returns the largest and the smallest of these (+inf if all
- * are 0). */
+/* Finds each row's largest magnitude; top and least become the largest and the smallest of these
+ * (+inf if all are 0). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;

@@ -533,7 +533,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 }
 
 struct shape_row {
-    int D, Dv;                                      /* at most */
+    int D, Dv;                                      /* largest head dims of the shape */
     cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
 };
 template <class X> constexpr shape_row row()

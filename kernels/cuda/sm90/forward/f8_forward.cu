@@ -46,9 +46,9 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* Keys from one promotion to the next, at most; the second where products count l. Between two a sum may lose that many
- * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were
- * found. */
+/* Most keys between two promotions; PROMOTED_COUNTED where products count l. In between, a sum may
+ * lose 2^-13 of itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder,
+ * rungs 22 and 25). */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
@@ -472,7 +472,7 @@ template <class X> struct attention {
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
             me.await_V();
-            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* of the tile above */
+            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* V of the tile above */
             me.next_turn();
             retire<1>(S);
             me.template release_K<X::EARLY>(j == first);

@@ -68,7 +68,8 @@ enum form { PLAIN, WINDOWED /* for masks that hide first keys */, WITH_OPTIONS }
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool SCORE_MODS = FORM == WITH_OPTIONS;
-    /* The first tiles of keys too may be visible to one consumer and not to another, which passes them. */
+    /* With a window, one consumer may see the first tiles of keys while another does not and skips
+     * them. */
     static const bool PASSES_FIRST = FORM == WINDOWED;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
@@ -517,8 +518,8 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* The first tile of keys that some of the block's rows see, which is t.x.first, and that some of this warpgroup's
-     * do. Found anew where they are wanted, for registers are short. */
+    /* The first tile of keys that some row of the block sees (t.x.first), and the first that some
+     * row of this warpgroup sees. Recomputed at each use, because registers are short. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
