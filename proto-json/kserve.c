@@ -10,9 +10,8 @@
  * name, and the names of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the
  * end of the body; but the sizes of binary inputs are held against their shapes at once, so that none of them makes the
  * bytes of another look wrong. What follows the JSON goes straight to the caller's memory, each tensor to a boundary of
- * 64. An input in shared memory has its place there too, behind the others: whoever decodes has it filled, once the
- *     body is complete; in the memory of a GPU it stays
- * where it is.
+ * 64. An input in shared memory has its place there too, behind the others: the decoder's caller fills it
+ * once the body is complete. An input in a GPU's memory stays where it is.
  *
  * Invariants:
  *   1. The state between two bytes is in struct kserve_reader alone; a body gives the same result however it is split.

@@ -1,9 +1,9 @@
-/* fake.c: the backend "fake": devices that behave like GPUs and fail as they are told. In test builds only
+/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. Only in test builds
  * (ATTN_FAKE); a program that people run does not contain it.
  *
  * What a real device does to its caller is done here too, and in its least convenient form. Memory of its own: what
  * is handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing
- * that is put on a stream happens before the stream is asked whether it is done, so whoever frees, reads or reuses
+ * that is put on a stream happens before the stream is asked whether it is done, so code that frees, reads or reuses
  * a buffer too early is found out. The numbers come from the kernels of the CPU backend. Errors go through the
  * table of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
@@ -25,7 +25,7 @@
  *
  * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can fill it
  * and look into it; its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may touch it: outside of
- * its work the mapping is closed, and whoever reads or writes there dies of SIGSEGV. */
+ * its work the mapping is closed, and a read or write there raises SIGSEGV. */
 #include <assert.h>
 #include <ctype.h>
 #include <fcntl.h>
