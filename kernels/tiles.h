@@ -1,6 +1,6 @@
 /* tiles.h: where things are and which pairs count, shared by host and device code.
  *
- * Every backend asks the same questions of a problem; this is the one place that answers them:
+ * Every backend needs the same facts about a problem. These functions are the only source of them:
  *
  *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an
  *                               attn_view, whose strides are by meaning (batch, head, row), and 0 of broadcast axes.
@@ -13,7 +13,7 @@
  *
  * Invariants:
  *   1. A row's index inside its sequence is i; its address uses q_start + i. Unpacked, q_start is 0 and `batch` is a
- *      stride; packed, `batch` is 0 and q_start says where the sequence begins. So one expression serves both.
+ *      stride; packed, `batch` is 0 and q_start says where the sequence begins. One expression serves both.
  *   2. Alignment, ALiBi and dropout see the lengths and indices of the sequence, never of the packed tensor.
  *   3. Everything is 64-bit. attn_check() keeps every axis below 2^31, so sums of two lengths and a clamped window
  *      fit. */

@@ -89,12 +89,7 @@ numbers_status numbers_read(numbers_reader *reader, const char *text, size_t cou
 
 /* After NUMBERS_BAD, for a caller that goes on with another grammar: the place of the bad token, and in
  * `token` the *length characters that were taken of it. The text after them is at text + taken. */
-typedef enum numbers_place {
-    NUMBERS_FIRST,
-    NUMBERS_NEXT,
-    NUMBERS_AFTER
-} numbers_place; /* behind a "[", a
-                                                                                          * comma, a value */
+typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place; /* behind '[', ',', a value */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
 /* Converts all elements of an untyped reader to `type`, when the dtype becomes known after NUMBERS_DONE.

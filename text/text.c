@@ -178,7 +178,7 @@ size_t text_cut(const char *text, size_t room)
     return length;
 }
 
-/* ---- Names that nobody knows ------------------------------------------------------------------------------------- */
+/* ---- Unknown names ----------------------------------------------------------------------------------------------- */
 
 bool text_is_among(const char *words, const char *word)
 {

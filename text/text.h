@@ -160,7 +160,7 @@ size_t text_character(const char *text);
 /* The largest number of bytes, up to `room`, at which UTF-8 `text` can be cut without splitting a character. */
 size_t text_cut(const char *text, size_t room);
 
-/* ---- Names that nobody knows ------------------------------------------------------------------------------------- */
+/* ---- Unknown names ----------------------------------------------------------------------------------------------- */
 
 /* A search for the known name that is most like an unknown one. Start with .unknown set, and with .distance
  * one above the largest that still counts as alike. */

@@ -178,8 +178,7 @@ struct flash {
     int64_t chunks; /* chunks of a sequence when not packed, of the longest one when packed */
     struct flash_progress *progress;
     double *slope_parts;                      /* [B][H][chunks] */
-    int64_t dbias_classes;                    /* > 0: dbias is a sum over heads or batch rows, in this many
-                                               * classes, see backward.c */
+    int64_t dbias_classes;                    /* > 0: dbias is a sum over heads or batch rows; see backward.c */
     int64_t tiles_all, packs_all, chunks_all; /* sums over all sequences */
     int64_t dbias_slices, dbias_blocks;       /* FLASH_ROWS zeroes dbias in this many slices; slices per matrix */
 

@@ -8,7 +8,7 @@
  *   spent_ns = pool_end(pool, &part);
  *   pool_close(pool);
  *
- * Items are handed out in increasing order by an atomic counter: whoever is free takes the next. Which thread runs
+ * Items are handed out in increasing order by an atomic counter: a free thread takes the next. Which thread runs
  * an item is therefore a matter of chance, and no result may depend on it; `worker` only picks scratch memory.
  *
  * Several threads may use a pool side by side. Each thread that calls pool_begin() takes the place of a worker, which
