@@ -195,14 +195,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
     int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) */
-    if constexpr (SCORE_MODS) {
-        list_seen_keys<BN, THREADS>(a, place.x.b, place.x.h, q0, (int)rows_end, first, last, sm.seen);
-        last = seen_tile_below(sm.seen, last, first) + 1;
-    }
-    const auto below = [&](int j) {
-        if constexpr (SCORE_MODS) return seen_tile_below(sm.seen, j, first);
-        else return j - 1;
-    };
+    last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
+                                              sm.seen);
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
@@ -282,7 +276,7 @@ again:
         cp_async_wait<0>();
         __syncthreads();                                     /* V[j] is here, and nobody reads K[j] any more */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* lo is 0 there */
-        next = below(j);
+        next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
         /* O = rescale O + P V, some columns at a time: what registers allow */

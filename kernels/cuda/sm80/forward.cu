@@ -128,14 +128,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
     const int first = min(seen, limit.Sk) / BN;
     int last = (end + BN - 1) / BN; /* tiles [first, last) */
-    if constexpr (SCORE_MODS) {
-        list_seen_keys<BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
-        last = seen_tile_below(sm.seen, last, first) + 1;
-    }
-    const auto below = [&](int j) {
-        if constexpr (SCORE_MODS) return seen_tile_below(sm.seen, j, first);
-        else return j - 1;
-    };
+    last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
     if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
@@ -183,7 +176,7 @@ again:
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
-        next = below(j);
+        next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) {
             K.template load<BN>(sm.K, next * BN);
             cp_async_commit();

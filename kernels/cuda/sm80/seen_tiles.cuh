@@ -122,4 +122,21 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
+/* For kernels of which one variant has no list (LISTED is false): the tiles of keys [first, last) of a tile of queries,
+ * from the last to the first. last_tile() makes the list, and returns the end of the last tile that is seen. */
+template <bool LISTED, int BN, int THREADS, class SEEN>
+DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
+{
+    if constexpr (LISTED) {
+        list_seen_keys<BN, THREADS>(a, b, h, i0, i1, first, last, seen);
+        return seen_tile_below(seen, last, first) + 1;
+    } else return last;
+}
+
+template <bool LISTED, class SEEN> DEVICE int tile_below(const SEEN &seen, int n, int first)
+{
+    if constexpr (LISTED) return seen_tile_below(seen, n, first);
+    else return n - 1;
+}
+
 #endif
