@@ -46,7 +46,7 @@ struct connection {
     _Atomic bool known;    /* a request on it has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
-    _Atomic uint64_t progress_bytes;   /* of the body or the answer, since the phase began */
+    _Atomic uint64_t progress_bytes;   /* bytes of the body or the answer that moved since the phase began */
     _Atomic(const char *) error_media; /* content type of a refusal, a constant; NULL: no request line has arrived */
     struct connection *previous, *next;
     uint64_t inode; /* of the socket: whether fd is still this one */

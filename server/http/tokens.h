@@ -28,7 +28,7 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 /* True if one of the tokens has this account. */
 bool tokens_know(struct tokens *tokens, const struct caller *caller);
 
-/* What is wrong with a header that carries none, without a word of what may be a secret: static text. */
+/* Says what is wrong with a header that carries no known token. Static text, which never quotes the header. */
 const char *tokens_fault(const char *authorization);
 
 #endif
