@@ -1,12 +1,13 @@
-/* attention.c: the vocabulary's tables.
+/* attention.c: the tables of attention.h, and the functions of problems that need no device.
  *
  *   tables      dtypes, statuses, tensors: made from the maps of attention.h
- *   shapes      which size stands on which axis of which tensor, by the rows of ATTN_TENSOR_MAP. Everything that needs
- *               a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) goes through here.
+ *   shapes      which size stands on which axis of which tensor, by the rows of ATTN_TENSOR_MAP. All code that needs
+ *               a shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) uses these functions.
  *   work        attn_flops: permitted pairs, counted exactly
  *
- * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP.
- * An option that is one number: a row in ATTN_SCORE_OPTION_MAP and its lines in score.h. */
+ * To add a dtype, add a row to ATTN_DTYPE_MAP and a case to dtype.h. To add a tensor, add a row to
+ * ATTN_TENSOR_MAP. To add an option that is one number, add a row to ATTN_SCORE_OPTION_MAP and its lines to
+ * score.h. */
 #include <assert.h>
 #include <math.h>
 #include <stdarg.h>
@@ -128,7 +129,7 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* What a letter stands for, as a client knows it. */
+/* The size that a letter stands for, in a client's words. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -168,7 +169,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
     if ((set->always & ~set->as_q) != 0 &&
-        (set->always & (set->always - 1)) == 0) { /* one: where there are more, it follows q */
+        (set->always & (set->always - 1)) == 0) { /* a single dtype; where there are more, the dtype follows q's */
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
     }
@@ -188,8 +189,8 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
     for (int a = rank - 1; a >= 0; a--) {
         t.shape[a] = shape[a];
         t.stride[a] = stride;
-        /* An axis without elements counts as one, so that strides stay usable; an overflow stays at the largest
-         * number and is refused by attn_check(). */
+        /* An axis without elements counts as 1, which keeps strides usable. On overflow the stride is the
+         * largest number, which attn_check() refuses. */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -202,7 +203,7 @@ bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements)
     for (int a = 0; a < rank; a++) {
         if (shape[a] < 0) return false;
         if (shape[a] == 0) none = true;
-        /* Zeros are left out of the product, or [2^62, 2^62, 0] would pass and its rows could still not be
+        /* Zeros are left out of the product. Otherwise [2^62, 2^62, 0] would pass, and its rows could not be
          * addressed. */
         else if (__builtin_mul_overflow(n, shape[a], &n)) return false;
     }
@@ -237,7 +238,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
         axes++;
     if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
         axes = info->plain;
-    for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us per problem */
+    for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* no snprintf(), which took 2 us per problem here */
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
         !packed) { /* attn_check() refuses bhsd when packed, and with pages */
@@ -248,7 +249,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* The axes of one tensor by name. */
+/* The axes of one tensor, by their letters. */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -264,7 +265,7 @@ static struct named_axes axes_by_name(const attn_problem *p, attn_tensor_id id)
     return axes;
 }
 
-/* The size on the axis called `letter`; 0 where the tensor has none. */
+/* The size on the axis called `letter`; 0 where the tensor has no such axis. */
 static int64_t size_on(const struct named_axes *axes, char letter)
 {
     for (int a = 0; a < axes->rank; a++)
@@ -272,7 +273,7 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Each tensor is looked up once: several callers ask for each problem. */
+/* Looks each tensor up once, because several functions call this for each problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -290,7 +291,7 @@ attn_dims attn_dims_of(const attn_problem *p)
         if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX; /* attn_check() refuses it */
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* what does not fit in 63 bits is refused by attn_check() */
+    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that do not fit in 63 bits */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');
@@ -300,7 +301,7 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* The dtype of an output that has a choice; `option` says it on the wire. */
+/* Checks the dtype of an output that has a choice; `option` is its option on the wire. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -339,7 +340,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
 
     rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) shape[a] = attn_axis_size(&d, letters[a]);
-    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* a gradient keeps the axes of 1 */
+    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* a gradient keeps axes of size 1 */
         for (int a = 0; a < rank; a++) shape[a] = p->tensor[owner].shape[a];
     *tensor = attn_tensor_make(NULL, dtype, rank, shape);
     return ATTN_OK;
@@ -358,7 +359,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    default: return 0; /* 'm' and 'n' of mask_startend_rows, 't' of page_table are the client's choice */
+    default: return 0; /* the client chooses 'm' and 'n' of mask_startend_rows and 't' of page_table */
     }
 }
 
@@ -386,8 +387,8 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        const int64_t stride = t->shape[a] == 1 ? 0
-                                                : t->stride[a]; /* a size of 1 is never stepped over, or broadcast */
+        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* the stride of an axis of size 1 is never
+                                                                 * used; a broadcast axis has stride 0 */
         switch (letters[a]) {
         case 'b':
         case 'p': view.batch = stride; break;
@@ -461,7 +462,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            if (count == 1) continue; /* broadcast, or the only one */
+            if (count == 1) continue; /* broadcast, or the only row or head */
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
             else if (letter == 'g' || letter == 'm') first = part->first_head, count = part->heads;
@@ -469,13 +470,14 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    if (d.B != part->batches) some.prefix_keys = NULL; /* a hint that refers to rows outside of the part */
+    if (d.B != part->batches) some.prefix_keys = NULL; /* prefix_keys would refer to rows outside the part */
     return some;
 }
 
-/* May a kernel without options fold the scale into the exponent's factor? Not where the scale is 0, negative or
- * infinite: -inf times it would be NaN. Nor where it is so small that scale q.k may be ordinary though q.k has left
- * float32. With a larger scale such a score is so far from ordinary ones that its key does not count beside them. */
+/* May a kernel without options fold the scale into the exponent's factor? It may not where the scale is 0,
+ * negative or infinite, because -inf times it would be NaN. It may not where the scale is so small that scale
+ * q.k may be ordinary though q.k has left float32. With a larger scale, a score outside float32 is so far
+ * from ordinary ones that its key does not count beside them. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
@@ -519,7 +521,7 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       g.seqlens_k == NULL; /* every sequence has as many pairs */
+                       g.seqlens_k == NULL; /* every sequence has the same number of pairs */
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {
@@ -539,7 +541,7 @@ int64_t attn_rows_that_exist(const attn_problem *p)
     return rows * g.dims.H;
 }
 
-/* Triples of a sequence that FlashMask leaves, for the heads of each of its rows of bounds. */
+/* Triples of a sequence that FlashMask permits, for the heads that share each row of bounds. */
 static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
 {
     const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];

@@ -57,7 +57,8 @@ typedef enum attn_status {
         ATTN_STATUS_COUNT
 } attn_status;
 
-/* What went wrong, for the client to read as it is.
+/* What went wrong, in words that go to the client unchanged.
+ *
  *   member  RFC 6901 pointer to the offending member, relative to the problem: "/k/shape/1"; empty where there is none.
  *   text    one sentence: tensor, index, value, rule. */
 typedef struct attn_error {
@@ -91,7 +92,7 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
-/* A bit for each dtype; and those of q that attn_check() lets through. */
+/* The bit of a dtype in a set of dtypes, and the set that q may have in attn_check(). */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
 #define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
@@ -101,18 +102,18 @@ const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype); /* any of the three names, in any case */
 bool attn_dtype_floating(attn_dtype dtype);
 
-/* "float32, float16 or bfloat16": the wire names of a set. Returns `text`. */
+/* Writes the wire names of a set of dtypes, "float32, float16 or bfloat16". Returns `text`. */
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of a forward: 576 and 512 are those of multi-head latent attention, whose v is the first 512
- * columns of k (the same memory, by its strides). And of a backward. */
+/* The largest D of a forward and the largest D of a backward. Multi-head latent attention has D = 576 and Dv
+ * = 512; its v is the first 512 columns of k, in the same memory with k's strides. */
 enum { ATTN_MAX_HEAD_DIM = 576, ATTN_MAX_BACKWARD_HEAD_DIM = 256 };
 
-/* B times H of one problem: each sequence and each head costs time and workspace even where it holds nothing. As many
- * heads of 16 rows of 8 half-precision numbers (q, k and v) are 805 MB. */
+/* Limit on B times H of one problem, because each sequence and each head costs time and workspace even where
+ * it is empty. That number of heads with 16 rows of 8 half-precision numbers (q, k and v) is 805 MB. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
 /* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1.
@@ -125,16 +126,17 @@ typedef struct attn_tensor {
     int64_t stride[ATTN_MAX_RANK];
 } attn_tensor;
 
-/* C-contiguous. Overflow of the sizes is found by attn_check(), not here. */
+/* Makes a C-contiguous tensor. It does not look for overflow of the sizes; attn_check() does. */
 attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64_t *shape);
 
-/* Elements and bytes of a contiguous tensor of this shape; false when the product does not fit in int64_t. */
+/* Elements and bytes of a contiguous tensor of this shape. Returns false when the product does not fit in int64_t. */
 bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements);
 bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes);
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */
 
-/* Which dtypes a tensor may have: id, those that it may always have, those that it may have where q has the same. */
+/* The dtypes that a tensor may have: id, dtypes that are always allowed, dtypes that are allowed where q has
+ * the same one. */
 #define ATTN_DTYPE_RULE_MAP(X)                                                   \
     X(INPUT, ATTN_DTYPES_FORWARD, 0)                                             \
     X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                          \
@@ -163,15 +165,15 @@ typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
     ATTN_AXES_LAYOUT,    /* bhsd swaps axes 1 and 2 */
     ATTN_AXES_BROADCAST, /* every axis but the last may be 1 */
-    ATTN_AXES_OPTIONAL,  /* the first axis may be left out */
-    ATTN_AXES_SPREAD,    /* the same, and every axis may be 1 */
+    ATTN_AXES_OPTIONAL,  /* the first axis may be missing */
+    ATTN_AXES_SPREAD,    /* the first axis may be missing, and every axis may be 1 */
 } attn_axes_kind;
 
 typedef struct attn_axes {
     const char *plain, *packed; /* letters, for layout bshd; packed "": not possible with cu_seqlens */
-    const char *paged;          /* letters where page_table is given, packed or not; NULL: the same as without */
+    const char *paged;          /* letters where page_table is given; NULL: the same letters as without it */
     attn_axes_kind kind;
-    int like; /* the tensor whose axes they are, when not its own; else ATTN_TENSOR_COUNT */
+    int like; /* the tensor whose axes these are; ATTN_TENSOR_COUNT: the tensor itself */
 } attn_axes;
 
 #define ATTN_AXES(plain, packed, kind)                           \
@@ -262,17 +264,17 @@ typedef struct attn_tensor_info {
 } attn_tensor_info;
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
-/* What a tensor may be, over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: it may have r axes), and
- * both as a text: "float32 [H] or [B, H]", "float32, lse's shape". Returns `text`. */
+/* What a tensor may be over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and
+ * both as text: "float32 [H] or [B, H]", "float32, lse's shape". Returns `text`. */
 enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on
- * the wire), id of its feature, the least and the largest value that it may have besides 0, the same as a message says
- * it, meaning. 0 is off. What it does to a score stands in score.h. The member, its copy in the geometry, its feature,
- * its rule in attn_check() and the decoder's option all come from the row. */
+/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry
+ * and on the wire), id of its feature, least and largest value other than 0, these limits as a message states
+ * them, meaning. 0 means off. score.h defines the effect on a score. The member, its copy in the geometry,
+ * its feature, its rule in attn_check() and the decoder's option all come from the row. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -297,27 +299,28 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the same, by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the tensors above, by attn_tensor_id */
     };
     attn_layout layout;       /* order of the axes of q k v out and their gradients */
-    attn_alignment alignment; /* of causal and window: i' = i + Sk - Sq (bottom right), or i' = i */
+    attn_alignment alignment; /* for causal and window: i' = i + Sk - Sq (bottom right), or i' = i */
     bool has_scale;           /* false: scale is 1/sqrt(D) */
-    double scale;             /* any float32, 0 and negative too */
+    double scale;             /* any float32, also 0 or a negative number */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    bool keep_mask_at_end; /* keep_mask [.., .., .., n], n <= Sk, is of a row's last n keys; those before are kept */
+    bool keep_mask_at_end; /* keep_mask [.., .., .., n], n <= Sk, covers a row's last n keys; all keys before
+                            * them are kept */
     bool causal;           /* query i sees keys j <= i' */
     int64_t window_left;   /* query i sees i' - left <= j <= i' + right; -1: unbounded */
     int64_t window_right;
-    double dropout_p; /* [0, 1): each probability is dropped with it, Philox4x32-10 addressed by element */
+    double dropout_p; /* in [0, 1): the chance that a probability is dropped; Philox4x32-10, addressed by element */
     uint64_t seed;
     bool deterministic; /* backward: the same bits on every run, on every backend */
 
-    /* With page_table, or NULL: int32 [B], in the memory of seqlens_k. The first prefix_keys[b] keys of row b lie in
-     * the same pages as those of row b - 1 (0 for row 0), as forks of one cache have them. A hint of where memory is
-     * read twice: a kernel may read it once for several rows, or take no notice. It changes no bit and is no
-     * feature. */
+    /* With page_table, or NULL: int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of
+     * row b lie in the same pages as those of row b - 1 (0 for row 0), as in forks of one cache. It tells a
+     * kernel which memory several rows share. A kernel may read that memory once for these rows, or ignore
+     * the member. It changes no bit of the results and is not a feature. */
     const int32_t *prefix_keys;
 } attn_problem;
 
@@ -326,26 +329,27 @@ typedef struct attn_problem {
         .window_left = -1, .window_right = -1 \
     }
 
-/* Sizes of a checked problem, whatever its layout. Packed: B is the number of sequences, Sq and Sk are total_q and
- * total_k: no sequence is longer. With page_table: Sk is what a row of it has room for. (Real lengths are values, which
- * may be in device memory: attn_sequence_of() in kernels/tiles.h.) */
+/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and
+ * total_k, which no sequence exceeds. With page_table: Sk is the number of keys that a row has room for. The
+ * lengths of sequences are values, which may be in device memory: see attn_sequence_of() in kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        total_k; /* packed: rows of q and of k; with page_table: the most keys that all rows have together */
+        total_k; /* packed: rows of q and of k; with page_table: upper bound on the keys of all rows together */
     int64_t pages, page_size; /* with page_table: of k and v; else 0 */
-    int64_t row_k;            /* packed, and k is [B, Sk, Hk, D]: its Sk; else 0 */
+    int64_t row_k;            /* Sk of k where the queries are packed and k is [B, Sk, Hk, D]; else 0 */
 } attn_dims;
 
-/* Sizes from the shapes alone, without checking that they agree: for attn_check and for messages. Needs the ranks
- * right. */
+/* Sizes from the shapes alone, for attn_check() and for messages. The ranks must be right. The function does
+ * not check that the shapes agree. */
 attn_dims attn_dims_of(const attn_problem *p);
 
-/* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row +
+/* A tensor with strides by meaning. The element (b, h, row, column) is at b * batch + h * head + row * row +
  * column.
+ *
  *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the
- *                                 channel; of a pool of pages batch is the page and row its slot: attn_key_at() of
+ *                                 channel; in a pool of pages, batch is the page and row its slot: attn_key_at() of
  *                                 tiles.h
  *   lse dlse                      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
@@ -357,47 +361,51 @@ typedef struct attn_view {
     int64_t batch, head, row;
 } attn_view;
 
-/* A checked problem, resolved. Plain data: it may be copied to a device (its pointers are the problem's). */
+/* A checked problem, resolved. It is plain data and may be copied to a device; its pointers are the problem's
+ * pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
     int64_t group;      /* H / Hk: query head h reads key/value head h / group */
     int64_t mask_group; /* query head h reads mask_startend_rows head h / mask_group */
-    int mask_bounds;    /* n of mask_startend_rows: 1, 2 or 4; 0 without */
-    int64_t keep_tail;  /* columns of a keep_mask that is of the last keys of each row; -1: it is of all */
+    int mask_bounds;    /* last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
+    int64_t keep_tail;  /* columns of a keep_mask that covers the last keys of each row; -1: it covers all keys */
     bool causal, top_left;
-    int64_t left, right; /* the window, normalised: 0 to ATTN_UNBOUNDED, causal already in `right` */
+    int64_t left, right; /* the window, each side from 0 to ATTN_UNBOUNDED; `right` also expresses causal */
     double scale;
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k; /* NULL where not given */
-    const int32_t *page_table;                          /* the same; row b starts at b * page_table_row */
+    const int32_t *page_table;                          /* of the tensor page_table; row b starts at b *
+                                                         * page_table_row */
     const int32_t *prefix_keys;                         /* the same */
     int64_t page_table_row;
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
 
-/* Does everything agree? Shapes, dtypes, ranges of options, values of index tensors and masks (read on the host).
- * The one validator: no kernel is started on a problem that it has not passed. Outputs need not be given; those
- * that are must have the right shape. INVALID, TOO_LARGE (sizes overflow) or UNSUPPORTED (head dim above
- * ATTN_MAX_HEAD_DIM, of a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
+/* Do the shapes, dtypes, ranks, ranges of options and values of index tensors and masks (read on the host)
+ * agree? This is the only validator, and kernels run only problems that passed it. Outputs need not be given;
+ * a given one must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv
+ * above ATTN_MAX_HEAD_DIM, in a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL. result_dtype is
- * that of out in a forward, and of dq, dk and dv in a backward (q's, or float32); the other outputs are float32.
- * NOT_FOUND where this problem has no such output (dsinks without sinks). */
+/* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL.
+ * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). Other
+ * outputs are float32. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
-/* ---- Features ----------------------------------------------------------------------------------------------------
+/* ---- Features
+ * ------------------------------------------------------------------------------------------------------
  *
- * What a problem asks of a kernel, a bit for each: every tensor that is given or wanted, and every option in use. A
- * kernel names the bits that it knows, and gets no problem with another. So a tensor or an option that is added to the
- * tables is refused by every kernel but those that take ATTN_ALL_SCORES (they compute each score by the one definition
- * that the new member joins: score.h) until the kernel's own row names it. Where keys lie, and as what, is no matter of
- * scores: every kernel names that by itself. */
+ * What a kernel must support to compute a problem: one bit for every tensor that is given or wanted, and for
+ * every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem with
+ * another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row
+ * does not name it. Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the one
+ * definition in score.h, which the new member joins. How keys are stored (pages, float8) is not part of
+ * ATTN_ALL_SCORES; every kernel names those bits itself. */
 
-/* id, its option on the wire, when its bit is set; ATTN_SCORE_OPTION_MAP has more */
+/* id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more options. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -413,7 +421,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     X(DOUT_DTYPE, "", "dout has another dtype than q")                                       \
     X(GRAD_DTYPE, "grad_dtype", "dq, dk or dv is float32, q is not")
 
-/* Bits 0 to 39 are tensors (their attn_tensor_id), the others options. */
+/* Bits 0 to 39 are tensors (by attn_tensor_id), the others are options. */
 enum attn_option_bit {
     ATTN_OPTION_FIRST = 39,
 #define X(id, wire, meaning) ATTN_OPTION_##id,
@@ -430,35 +438,37 @@ enum attn_option_bit {
 #define ATTN_KEY_FEATURES     (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE)) /* where and what keys are */
 #define ATTN_ALL_SCORES       (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
-/* The options above as data; bit ATTN_OPTION_FIRST + 1 + n. */
+/* The options above as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {
     const char *wire; /* "" where the client has no option of that name */
     const char *meaning;
 } attn_option_info;
 extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST - 1];
 
-/* Of a checked problem. Reads shapes, dtypes and options, no memory. */
+/* The features of a checked problem. Reads its shapes, dtypes and options, and no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Floating point operations by the convention of the field: 2 * (D + Dv) a permitted (query, key, head) triple
- * forward, 2.5 times that backward. Causal, window and lengths are counted exactly, other masks as if they hid
- * nothing. A closed form: only cu_seqlens and seqlens make it look at each sequence. */
+/* Floating point operations by the convention of the field: a forward has 2 * (D + Dv) for each permitted
+ * (query, key, head) triple, and a backward 2.5 times as many. Causal, window and lengths are counted
+ * exactly; other masks count as if they hid nothing. It is a closed form, which reads each sequence only for
+ * cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
-/* The permitted (query, key, head) triples that are left when FlashMask's hidden ones are taken out too; otherwise
- * those that attn_flops() counts. Walks over mask_startend_rows, where given. */
+/* The permitted (query, key, head) triples, as attn_flops() counts them, without those that FlashMask hides.
+ * Reads all of mask_startend_rows, where given. */
 double attn_scores(const attn_problem *p);
 
-/* Query rows of all heads that exist: without padding and gaps. Reads lengths. */
+/* Query rows of all heads together, without padding and gaps. Reads lengths. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* None of the outputs that this checked problem asks for has an element: attn_run() passes it over, and it needs no
- * workspace, however large its sizes are. */
+/* Are all outputs that this checked problem requests without elements? attn_run() skips such a problem, and
+ * it needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
-/* Is it right? Recomputes `rows` rows of out, evenly spread over batch, heads and queries (-1: all), by textbook
- * loops in double, on one thread, and compares. For a checked forward problem whose out has been computed;
- * everything in host memory. It needs 8 * Sk * (D + Dv) bytes and about rows * Sk * (D + Dv) nanoseconds. */
+/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). It recomputes them by
+ * textbook loops in double, on one thread, and compares. The problem is a checked forward whose out has been
+ * computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and about rows * Sk * (D + Dv)
+ * nanoseconds. */
 typedef struct attn_verification {
     double max_abs;  /* the largest |got - want|; infinite where one is finite and the other is not */
     double largest;  /* the largest finite |want| */
@@ -467,9 +477,9 @@ typedef struct attn_verification {
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* The same in steps, for somebody who may stop in between: attn_verifier_step() compares one row, or makes K and V of
- * the next head ready (which takes about as long), and says whether that was the last step. close() may come at any
- * time and says what was found so far. `p` must stay until then. */
+/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row, or
+ * prepares K and V of the next head, which takes about as long; it says whether that was the last step.
+ * close() may be called at any time and reports what was found until then. `p` is borrowed until close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
@@ -509,23 +519,25 @@ typedef struct attn_device_options {
 } attn_device_options;
 
 typedef struct attn_device_info {
-    const char *backend;   /* "cpu", "reference", "cuda" */
-    int index;             /* of the backend's devices: 0 of "cuda:0" */
+    const char *backend;   /* "cpu", "reference", "cuda", ... */
+    int index;             /* number of the device in its backend: 0 of "cuda:0" */
     char name[64];         /* "cuda:0", "cpu" */
-    char description[128]; /* for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
-    double fastest_flops;  /* no kernel here does more operations (attn_flops) in a second, */
-    double fastest_scores; /* and none more permitted (query, key, head) triples: to tell what cannot be done in time */
-    int units;             /* threads, or multiprocessors of a GPU: what attn_cost_of() has rates of */
+    char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
+    double fastest_flops;  /* upper bound on operations (attn_flops) per second of every kernel of this device, */
+    double fastest_scores; /* and on permitted triples per second: both show which work cannot end in time */
+    int units;             /* threads of a CPU, multiprocessors of a GPU; attn_cost_of() has rates per unit */
     bool unified;          /* kernels read and write staging memory directly: no copies needed */
-    bool reads_staging;    /* those whose row says in_place can, though there is memory of its own, which is faster */
-    int streams; /* how many batches are worth having in flight; where it is unified, each on a thread of its own */
+    bool reads_staging;    /* kernels whose row says in_place can read staging memory, though device memory is
+                            * faster */
+    int streams;           /* batches worth having in flight; on a unified device each of them has its own thread */
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, in order of preference, NULL at the end. "reference" and "paper" are never
- * chosen by themselves. */
+/* Names of the backends in this build, preferred first, with NULL at the end. "reference" and "paper" run
+ * only when named. */
 const char *const *attn_backends(void);
-bool attn_is_gpu(const char *backend);      /* do its devices compute beside the processor? False: no such backend */
+bool attn_is_gpu(const char *backend);      /* is it a backend whose devices are not the host's processor?
+                                             * False for an unknown name */
 int attn_device_count(const char *backend); /* 0 where there is no driver, no such device or no such backend */
 
 /* *device is owned by the caller until attn_device_close(). `options` may be NULL. */
@@ -534,46 +546,48 @@ attn_status attn_device_open(const char *backend, int index, const attn_device_o
 void attn_device_close(attn_device *device); /* NULL is fine */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
-/* Memory the device computes in, and host memory it can copy from and to quickly (pinned for a GPU). On a unified
- * device both are plain memory, 64-byte aligned. Thread-safe. Contents are undefined. */
+/* Device memory, in which the device computes, and staging memory: host memory with fast copies to and from
+ * the device (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. Thread-safe.
+ * Contents are undefined. */
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_staging_free(attn_device *device, void *memory, size_t bytes);
 
-/* Memory of this device that another process has allocated, and lends by a handle (CUDA: a cudaIpcMemHandle_t): *memory
- * is where it begins here. What problems have there is used in place. Whoever lends it may change it at any time, and
- * must not free it before it was released here. Errors: INVALID (no such handle, or one of this process; the memory is
- * of another device, or has fewer than `bytes` bytes), UNSUPPORTED (the backend has none), NO_MEMORY, DEVICE_LOST. Of a
- * handle that is imported twice *memory may be the same; each import is released once. Thread-safe; both may wait for
- * the driver, and releasing for all work of the device. Before attn_device_close(). */
+/* Memory of this device that another process has allocated, and lends by a handle (CUDA: a
+ * cudaIpcMemHandle_t). *memory is its address here, and problems use it in place. The lender may change its
+ * contents at any time, and must not free it before it is released here. A handle that is imported twice may
+ * give the same *memory; each import is released once. Errors: INVALID (no valid handle, a handle of this
+ * process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend has none),
+ * NO_MEMORY, DEVICE_LOST. Both are thread-safe and may wait for the driver; a release may wait for all work
+ * of the device. Release everything before attn_device_close(). */
 enum { ATTN_HANDLE_BYTES = 64 };
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
                                void **memory, attn_error *err);
 void attn_device_release_import(attn_device *device, void *memory);
 
-/* Memory of this process that copies to and from any device are quick with from now on, as with staging memory (CUDA:
- * cudaHostRegister). Its pages are held where they are, also those of a file that is cut off: what is copied is what
- * was there. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the driver
- * refuses), DEVICE_LOST. Thread-safe; takes the driver some 0.1 ms per MiB. Unpinned once, before it is unmapped and
- * before attn_device_close(). */
+/* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast
+ * as from staging memory. Its pages stay in memory, also those of a file that is truncated meanwhile; a copy
+ * then has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend
+ * cannot, or the driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin once,
+ * before unmapping it and before attn_device_close(). */
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
 
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
-/* What a kernel computes. A device tries its kernels in their order; one may still refuse a problem for its sizes or
- * strides. */
+/* What a kernel computes. A device tries its kernels in order. A kernel may still refuse a problem for its
+ * sizes or strides. */
 typedef struct attn_kernel {
     const char *name; /* "avx512", "sm90", "generic" */
     attn_op op;
     uint32_t dtypes;   /* of q: ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv */
-    uint64_t features; /* attn_features() that it knows */
-    bool in_place;     /* reads each number hardly more than once, and may do so in staging memory (reads_staging) */
+    uint64_t features; /* attn_features() bits that it supports */
+    bool in_place;     /* it reads each number about once, and may read it from staging memory (reads_staging) */
 } attn_kernel;
 
-/* The kernels of a device in order; NULL from the end on. Owned by the device. */
+/* Kernel `index` of a device; NULL past the last. The device owns it. */
 const attn_kernel *attn_kernel_at(const attn_device *device, int index);
 
 /* How a device computes one problem: chosen once, then handed to attn_workspace() and attn_run(). Plain data of about
@@ -583,12 +597,13 @@ typedef struct attn_plan {
     const attn_problem *problem;
     const attn_kernel *kernel;
     uint64_t features;      /* attn_features() of the problem */
-    size_t workspace_bytes; /* what this problem adds to attn_workspace(); 0 where the backend counts all together */
-    const void *form;       /* the kernel's own: which of its shapes */
-    attn_geometry geometry; /* of the problem, where the backend wants it */
+    size_t workspace_bytes; /* bytes that this problem adds to attn_workspace(); 0 where the backend sizes all
+                             * problems together */
+    const void *form;       /* the variant of the kernel, in a form that the kernel defines */
+    attn_geometry geometry; /* geometry of the problem, where the backend needs it */
 } attn_plan;
 
-/* For a checked problem. UNSUPPORTED where no kernel of the device computes it. */
+/* Plans a checked problem. UNSUPPORTED where no kernel of the device computes it. */
 attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
 /* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
@@ -613,7 +628,7 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
  * more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
-/* Scratch memory (device memory) that attn_run() needs for these plans together. */
+/* Bytes of scratch memory (device memory) that attn_run() needs for these plans together. */
 attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
@@ -624,27 +639,28 @@ void attn_stream_close(attn_stream *stream);
 
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
-/* Buffers belong to the stream until attn_stream_done() or attn_stream_wait() says so. A stream is used by one
- * thread at a time; where the device is unified, whose attn_run() returns when all is computed, streams of one device
- * by several threads side by side. Errors may surface at any later call on the stream. */
+/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the
+ * end. One thread at a time uses a stream. On a unified device, where attn_run() returns when all is
+ * computed, several threads may each use a stream of their own. An error may surface at any later call on the
+ * stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* A piece of device memory to be copied within the device, or cleared. Where the device reads staging memory
- * (attn_device_info), either side may be such. */
+/* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
+ * (attn_device_info), either side may be staging memory. */
 typedef struct attn_move {
     void *to;
     const void *from; /* NULL: zeros */
     size_t bytes;     /* a multiple of 4, as the addresses are */
 } attn_move;
 
-/* Does `count` moves, in any order: none reads what another writes. The list may go when this returns. */
+/* Queues `count` moves, in any order: no move reads what another writes. The list may be freed when this returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
-/* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too).
- * Plans are those of the stream's device, and borrowed for the call. Each answer depends on its own problem alone, to
- * the bit: not on count, order, threads or the load. `workspace` may be NULL: then it is allocated inside, for this
- * call. On an error none of the outputs may be used. */
+/* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors
+ * too). The plans are plans of the stream's device, and are borrowed for the call. Each answer depends on its
+ * own problem alone, to the bit: not on count, order, threads or load. `workspace` may be NULL; then the call
+ * allocates its own. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Merging: attention to parts of the keys ----------------------------------------------------------------------
@@ -671,67 +687,71 @@ typedef struct attn_result {
     attn_tensor out, lse;
 } attn_result;
 
-/* Queues the merge on the stream, as attn_run() does; pointers are device memory. `parts` and `whole` may go when this
- * returns, their memory when the stream is done. INVALID where shapes, strides or dtypes disagree, or memory is
- * missing; err->member is "/parts/3/lse", or "/out" of the result. */
+/* Queues the merge on the stream, as attn_run() does; pointers are device memory. `parts` and `whole` may be
+ * freed when this returns, their memory when the stream is done. INVALID where shapes, strides or dtypes
+ * disagree, or memory is missing; err->member is "/parts/3/lse", or "/out" for the result. */
 attn_status attn_merge(attn_stream *stream, const attn_result *parts, int count, const attn_result *whole,
                        attn_error *err);
 
-/* The second of the three steps at attn_lse_look: queues the sums on the stream, behind the copies of q and k. The
- * problem has the device's addresses. `found` is device memory of the size of look->found; the caller copies it there
- * afterwards. UNSUPPORTED where the device is unified. */
+/* The second of the three steps of attn_lse_choose(): queues the sums on the stream, behind the copies of q
+ * and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which
+ * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
-/* attn_run() a piece at a time, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each
- * call queues some 50 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued.
- * All calls have the same plans and the same workspace, which must not be NULL and which nothing else uses meanwhile. A
- * caller that waits for the stream between two calls can give up work of seconds within 0.1 s.
+/* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call.
+ * Each call queues some 50 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all
+ * work is queued. All calls have the same plans and the same workspace, which must not be NULL and must not
+ * be used otherwise meanwhile. A caller that waits for the stream between calls can abandon seconds of work
+ * within 0.1 s.
  *
- * Rows whose scores leave float32 take up to a thousand times as long as others. A problem without such rows, which is
- * a matter of milliseconds, may leave them out, because only its results show that it has some. When all is queued and
- * the stream is done, attn_stream_left_rows() says whether a problem did that since the last such question. Then the
- * outputs are not complete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at the first
- * call. */
+ * Rows whose scores leave float32 take up to a thousand times as long as others. A problem of a few
+ * milliseconds may leave them out at first, because only its results show whether it has any. When all is
+ * queued and the stream is done, attn_stream_left_rows() says whether a problem did so since its last call.
+ * If it did, the outputs are incomplete, and the caller runs the same plans once more, with *step =
+ * ATTN_EVERY_ROW at the first call. */
 enum { ATTN_NO_MORE_STEPS = -1 };
 #define ATTN_EVERY_ROW (INT64_C(1) << 62)
 attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                           attn_error *err);
 bool attn_stream_left_rows(attn_stream *stream);
 
-/* From now on attn_run() on this stream gives up when it finds *cancel other than 0: on the CPU between two tiles, on a
- * GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may set *cancel
- * at any time, with attn_cancel(); it must exist until the stream heeds another (NULL: none). */
+/* Sets the cancel flag of this stream (NULL: none). From then on attn_run() gives up when *cancel is not 0:
+ * on the CPU between two tiles, on a GPU between two launches. It then returns CANCELLED, and none of the
+ * outputs may be used. Any thread may set *cancel at any time with attn_cancel(). The flag must exist until
+ * the stream gets another one. */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
-/* From now on this stream runs for `owner`, a pointer that is compared and never followed. On a device that computes
- * with this machine's threads, owners that compute at the same time share the threads equally, however many streams
- * each has. NULL is an owner like others. Call it from the stream's thread, between two runs. */
+/* Sets the owner for which this stream runs, a pointer that is compared and never followed. On a device that
+ * computes with this machine's threads, owners that compute at the same time share the threads equally,
+ * however many streams each has. NULL is an owner like others. Call it from the stream's thread, between two
+ * runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
 /* Nanoseconds that all threads together computed on this stream since attn_stream_serve(). 0 on a device that is not
  * unified: attn_stream_elapsed_us() has its time. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* One problem, planned and with the op set for you. */
+/* Runs one problem; the call plans it and sets its op. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 
-/* Notes the moment (slot 0 to ATTN_MARKS - 1) when everything before it in the stream is done. */
+/* Records the moment when all earlier work in the stream is done, in slot 0 to ATTN_MARKS - 1. */
 enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot); /* after done: between two marks */
+double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot); /* between two marks, once the
+                                                                                 * stream is done */
 
-/* The same between marks of two streams of one device; NaN where their devices differ. */
+/* Microseconds between marks of two streams of one device; NaN where their devices differ. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* never blocks */
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
-/* The end of what is on the stream, seen without asking the driver, whose lock threads would wait for.
- * attn_stream_note() puts a note behind everything; attn_stream_noted() then says whether the device has come there.
- * After an error it may never: who has looked for long enough asks attn_stream_done(). UNSUPPORTED where there is no
- * such thing. */
+/* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
+ * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached
+ * it. After an error it may never be reached: a caller that has polled long enough calls attn_stream_done().
+ * UNSUPPORTED where the backend has no notes. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 

@@ -1,9 +1,9 @@
-/* backend.h: what a backend fills in. attention.c checks, chooses and forwards; everything below it is one of these
- * tables.
+/* backend.h: the table of functions that a backend provides. attention.c checks arguments, chooses a kernel
+ * and forwards the call to one of these tables.
  *
  * A backend embeds attn_device and attn_stream as the first member of its own structs:
  *     struct cpu_device { attn_device base; struct pool *pool; ... };
- * The functions are called with arguments that attention.c has checked; problems have passed attn_check(). */
+ * attention.c has checked the arguments of each function; problems have passed attn_check(). */
 #ifndef ATTN_BACKEND_H
 #define ATTN_BACKEND_H
 
@@ -23,12 +23,12 @@ struct attn_device {
 
 struct attn_stream {
     attn_device *device;
-    const int *cancel; /* of attn_stream_heed(); stream_open() leaves it NULL */
-    const void *owner; /* of attn_stream_serve(); stream_open() leaves it NULL */
-    int64_t spent_ns;  /* since attn_stream_serve(); a backend that computes on this machine's threads adds to it */
+    const int *cancel; /* set by attn_stream_heed(); stream_open() leaves it NULL */
+    const void *owner; /* set by attn_stream_serve(); stream_open() leaves it NULL */
+    int64_t spent_ns;  /* nanoseconds since attn_stream_serve(); only backends on this machine's threads add to it */
 };
 
-/* Shall run() give up? To be asked between pieces of work of a few milliseconds. `cancel` may be NULL. */
+/* Must run() give up? Call it between pieces of work of a few milliseconds. `cancel` may be NULL. */
 static inline bool attn_is_cancelled(const int *cancel)
 {
     return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;
@@ -39,10 +39,10 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* The contracts are those of the functions of the same name in attention.h. */
+/* The functions have the contracts of the functions of the same name in attention.h. */
 struct attn_backend {
     const char *name;
-    bool is_gpu; /* its devices compute by themselves, and --devices numbers them */
+    bool is_gpu; /* its devices are not the host's processor, and --devices numbers them */
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
     void (*close)(attn_device *device);
@@ -53,8 +53,8 @@ struct attn_backend {
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
     const attn_kernel *(*kernel)(const attn_device *device, int index);
-    /* Can kernel `index`, whose row takes the problem, compute it? Then the rest of the plan is filled in. NULL: any
-     * kernel can, and no plan needs the geometry. */
+    /* Can kernel `index`, whose row takes the problem, compute it? If so, the function fills in the rest of
+     * the plan. NULL: every kernel can, and plans need no geometry. */
     bool (*plan)(const attn_device *device, int index, attn_plan *plan);
     attn_status (*workspace)(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -70,51 +70,51 @@ struct attn_backend {
     /* NULL, both: each call returns when its work is done. */
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    attn_status (*note)(attn_stream *stream, attn_error *err); /* NULL, both: this backend cannot */
+    attn_status (*note)(attn_stream *stream, attn_error *err); /* NULL, both: this backend has no notes */
     bool (*noted)(const attn_stream *stream);
-    /* NULL, both: nobody lends memory of these devices. */
+    /* NULL, both: memory of these devices cannot be shared between processes. */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err); /* NULL, both: it cannot */
     void (*unpin)(attn_device *device, void *memory);
-    /* attn_lse_start(); NULL: the host sums up itself. */
+    /* attn_lse_start(); NULL: the host computes the sums itself. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
-    /* NULL: run() does not queue work, it does it. Of problems that are empty there is nothing to do. */
+    /* NULL: run() computes instead of queueing work. Empty problems need nothing. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() leaves no rows out */
+    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() never leaves rows out */
 };
 
-/* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */
+/* Does the kernel's row take the problem? The kernel may still refuse it: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* attn_plan_make() of a problem that is said to have these features. For tests, which add one that no kernel knows. */
+/* attn_plan_make() with the features given instead of computed. For tests, which add one that no kernel supports. */
 attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 
-/* Does cost.c have rates of this kernel? A kernel without rates counts as the slowest. For tests. */
+/* Does cost.c have rates for this kernel? A kernel without rates counts as the slowest. For tests. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
-/* A part of a problem is a problem in the same memory: some rows of the batch and some key/value heads, with their
- * query heads. Gradients that are sums over batch or heads (dsinks, gradients of broadcast tensors) are sums over the
- * part alone. Dropout counts the part's rows and heads from 0. */
+/* A part of a problem, which is a problem in the same memory: some rows of the batch and some key/value heads
+ * with their query heads. Gradients that are sums over batch or heads (dsinks, gradients of broadcast
+ * tensors) are sums over the part alone. Dropout counts the part's rows and heads from 0. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* heads: of keys and values */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* Writes the results of rows that do not exist, on the host: 0, and -inf to lse. No kernel writes them. padding.c. */
+/* Writes, on the host, the results of padding rows: 0, and -inf to lse. Kernels never write them. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
-/* attention.c lists those of the build, preferred first. */
+/* attention.c lists the backends of the build, preferred first. */
 extern const attn_backend
     attn_backend_reference;                   /* kernels/cpu/reference.c: textbook loops in double; defines correct */
 extern const attn_backend attn_backend_paper; /* kernels/cpu/paper.c: FlashAttention-2 as in its paper, to be read */
 extern const attn_backend attn_backend_cpu;   /* kernels/cpu/cpu.c: flash attention on all cores */
 extern const attn_backend attn_backend_cuda;  /* kernels/cuda/common/device.cu, with ATTN_CUDA */
 extern const attn_backend
-    attn_backend_fake; /* kernels/fake/fake.c: fails as it is told; test builds only, with ATTN_FAKE */
+    attn_backend_fake; /* kernels/fake/fake.c: fails by script; only in test builds, with ATTN_FAKE */
 
 #ifdef __cplusplus
 }

@@ -62,8 +62,8 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* "[0, 3, 17]", of an index or of a shape */
-enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 }; /* digits and sign of an int64_t, comma and space */
+/* for text of an index or a shape: "[0, 3, 17]" */
+enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 }; /* for each number: digits and sign of an int64_t, comma and space */
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
     size_t n = (size_t)snprintf(text, INDEX_BYTES, "[");
@@ -73,8 +73,8 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
     return text;
 }
 
-/* Does this op look at the tensor at all? A forward ignores what only backward uses, so that one problem can serve
- * both. */
+/* Does this op use the tensor? A forward ignores tensors that only a backward uses, and one problem can thus
+ * serve both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
     const attn_role role = attn_tensors[id].role;
@@ -102,7 +102,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        const char *const all = attn_tensors[id].axes.plain; /* `letters` may lack the first of these */
+        const char *const all = attn_tensors[id].axes.plain; /* `letters` may lack the first of these letters */
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
                          attn_tensors[id].name, is, t->rank, (int)strlen(attn_tensors[id].axes.plain) - 1,
@@ -136,8 +136,8 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
                      as_q && others ? ", or " : "", attn_dtype_list(others, list));
 }
 
-/* No axis negative or absurd, and the bytes countable, also in float32: answers may be wider than what was asked
- * with. */
+/* No axis may be negative or too large, and the bytes must be countable, in float32 too, because answers may
+ * be wider than their inputs. */
 static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -158,7 +158,7 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
     return ATTN_OK;
 }
 
-/* Sizes that other tensors set. */
+/* Checks the sizes that other tensors determine. */
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -169,7 +169,8 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_axis_size(d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* a gradient: its tensor has been through here already */
+        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* a gradient: the tensor it belongs to is checked
+                                                           * already */
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
@@ -219,7 +220,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
 
 /* ---- 1. q, k, v -------------------------------------------------------------------------------------------------- */
 
-/* The axis that a letter stands on, in the client's order. */
+/* The axis that a letter stands on, in the client's order of axes. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -250,7 +251,7 @@ static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char
                      (ll)size, most, backward ? " in a backward" : "");
 }
 
-/* What is not a matter of k's and v's shapes. */
+/* Checks what page_table requires apart from the shapes of k and v. */
 static attn_status check_page_table(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -416,7 +417,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
     if (last > INT64_MAX / (int64_t)bytes - 1)
         return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
                          "%s: its strides reach past 2^63 bytes", name);
-    /* Memory of results may be found later: attn_run() looks again. */
+    /* A result may get its memory later; attn_run() checks it again. */
     if (axis_of(p, id, 'k') == 1 && t->rank == 4 && p->cu_seqlens_q.rank && p->page_table.rank == 0 && elements > 0 &&
         t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1])
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
@@ -459,7 +460,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
 
 /* ---- 6. Values --------------------------------------------------------------------------------------------------- */
 
-/* Finds a row's first fault: its column, or -1. The row has `count` elements. */
+/* Finds the first fault in a row of `count` elements. Returns its column, or -1. */
 typedef int64_t (*row_test)(const void *row, int64_t count, int64_t limit);
 
 static int64_t first_float_not_finite(const void *row, int64_t count, int64_t minus_inf_allowed)
@@ -468,7 +469,8 @@ static int64_t first_float_not_finite(const void *row, int64_t count, int64_t mi
     int64_t j;
     uint32_t any = 0;
     for (j = 0; j < count; j++)
-        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* no branch: it vectorises */
+        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* without a branch, so that the compiler
+                                                                    * vectorises the loop */
     if (!any) return -1;
     for (j = 0; j < count; j++)
         if (!isfinite(x[j]) && !(minus_inf_allowed && x[j] == -INFINITY)) return j;
@@ -488,7 +490,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* -inf is always allowed in a bias */
+    (void)limit; /* a bias may always be -inf */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -524,7 +526,7 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Every row (last axis) of a tensor. `rule` ends the message. */
+/* Tests every row (last axis) of a tensor. `rule` is the end of the message. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -540,18 +542,18 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would show its sign */
+            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would write the sign of NaN */
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        int a = last - 1; /* the next row, as an odometer counts */
+        int a = last - 1; /* advances to the next row, as an odometer counts */
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }
 }
 
-/* The first of the values 1 to n that is below the one before it; n + 1 where they ascend. */
+/* The first of the values 1 to n that is below its predecessor; n + 1 where they ascend. */
 static int64_t first_descent(const int32_t *values, int64_t n)
 {
     int64_t i = 1;
@@ -559,8 +561,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
     return i;
 }
 
-/* What to do about values that are wrong, but add up to the rows: they are lengths. Or they ascend to the rows: they
- * are ends. Else empty. */
+/* A hint for wrong values. Where they add up to the rows, they are lengths; where they ascend to the rows,
+ * they are ends. Otherwise the hint is empty. */
 enum { CURE_BYTES = 128, SUMS_SHOWN = 3 };
 static void lengths_cure(char text[CURE_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
@@ -605,7 +607,7 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, cure);
 }
 
-/* No length of a row or a sequence is longer than its room. */
+/* Checks that no length exceeds the room of its row or sequence. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {
@@ -624,7 +626,7 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* Packed queries beside k of [B, Sk, Hk, D]: cu_seqlens_k, if it is given, must have the starts of k's rows. */
+/* Packed queries with k of [B, Sk, Hk, D]: checks that a given cu_seqlens_k has the starts of k's rows. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const cu = p->cu_seqlens_k.data;
@@ -637,7 +639,7 @@ static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* The entries that are read: of row b those of the pages that hold its first seqlens_k[b] keys. */
+/* Checks the entries that kernels read: in row b, the pages that hold its first seqlens_k[b] keys. */
 static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -658,7 +660,7 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     return ATTN_OK;
 }
 
-/* Within both rows, whose page tables agree so far. */
+/* Checks prefix_keys: each prefix must lie within both rows, and their page tables must agree in it. */
 static attn_status check_prefixes(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -715,7 +717,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
 
-/* Steps 1 to 3, but for the sizes of results. */
+/* Steps 1 to 3, without the sizes of results. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -732,23 +734,23 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Would heads be fewer than rows in the other layout? In real problems they nearly always are. Axis 1 has the heads in
- * bhsd, axis 2 in bshd. A single query is fewer than the heads in any layout. */
+/* Would the other layout have fewer heads than rows? Real problems nearly always have. Axis 1 has the heads
+ * in bhsd, axis 2 in bshd. A single query is fewer than the heads in any layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;
     return t->shape[heads] < t->shape[3 - heads];
 }
 
-/* Shapes were refused. Where all of them are valid in the other layout, and that is the likelier one, the message ends
- * with a hint. The length of alibi_slopes says nothing about axes. A request in bhsd has named its layout, because bshd
- * is the default. */
+/* Called after shapes were refused. Where all shapes are valid in the other layout, and that layout is the
+ * likelier one, the message ends with a hint. The length of alibi_slopes says nothing about axes. A request
+ * in bhsd has named its layout, because bshd is the default. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    for (int a = 1; a <= 2; a++) /* of rows there may be none, of heads not: with a 0 the other order fits by chance */
+    for (int a = 1; a <= 2; a++) /* there may be no rows, but not no heads: with a 0 the other order fits by chance */
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;
     other.layout = as_bhsd ? ATTN_BHSD : ATTN_BSHD;
@@ -760,8 +762,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
              as_bhsd ? "[B, H, S, D]" : "[B, S, H, D]", as_bhsd ? "missing" : "meant");
 }
 
-/* The shape of k was refused. Where it would be valid with its last two axes exchanged, or with q in its place, the
- * message says so. */
+/* Called after the shape of k was refused. Where it would be valid with its last two axes exchanged, or with
+ * q in its place, the message says so. */
 static void suspect_k(const attn_problem *p, attn_error *err)
 {
     attn_problem transposed = *p, exchanged = *p;
@@ -788,7 +790,7 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    { /* out and lse exist inside a computation even where nobody asked for them: their sizes must be countable */
+    { /* out and lse exist inside a computation even where they are not wanted: their sizes must be countable */
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };
         if (!attn_shape_bytes(ATTN_F32, 4, rows, &bytes))

@@ -1,13 +1,14 @@
 /* cost.c: attn_cost_of(), the time that a problem is expected to take, from a table of measured rates.
  *
- *   rates    a row for each kernel, operation and kind of numbers: what a triple (query, key, head) costs
- *   extras   what a tensor or an option adds to a triple, by family of kernels
- *   sums     triples times rates, over the units of the device that find work
+ *   rates    a row for each kernel, operation and kind of numbers: the cost of a triple (query, key, head)
+ *   extras   the cost that a tensor or an option adds to a triple, by family of kernels
+ *   sums     triples times rates, over the units of the device that have work
  *
- * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), and
- * hold for any number of them. A GPU works in whole blocks: one of 128 rows takes as long for a single row. Another
- * machine of the same kind is up to three times as fast or slow. `build/cost-bench` prints estimates beside what it
- * measures: a new kernel, or one that has become faster, is measured with it, and its row changed.
+ * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a
+ * GPU), and hold for any number of units. A GPU works in whole blocks: a block of 128 rows takes as long for
+ * a single row. Another machine of the same kind is up to three times as fast or slow. `build/cost-bench`
+ * prints estimates beside its measurements. Use it to measure a kernel that is new or has become faster, and
+ * change the kernel's row.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
@@ -24,17 +25,27 @@
 
 /* ---- Rates ------------------------------------------------------------------------------------------------------- */
 
-/* Kernels whose options cost alike. */
-enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE }; /* NARROW: HOPPER, of few rows */
+/* Families of kernels, in each of which an option costs the same. */
+enum family {
+    CPU,
+    PORTABLE,
+    DOUBLE,
+    HOPPER,
+    NARROW,
+    GENERIC,
+    DECODE,
+    SIMPLE
+}; /* NARROW: kernels of HOPPER
+                                                                                 * for few rows */
 
 #define CPU_MOST  5.8e37 /* SIMD_SCORE_MOST of cpu/simd.h, in natural units */
 #define CUDA_MOST 0x1p27 /* kernels/README.md, "The CUDA backend" */
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Scores from which on the second form of the kernels of GENERIC, for options, needs no repair: HUGE_SCORE of
- * cuda/common/args.cuh. The kernels of float32 repair every row of a tile whose numbers allow scores of SINGLE_BOUND,
- * whatever its form (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 repairs too, also where scores are
- * huge. */
+/* The score from which on the variant for options of GENERIC's kernels needs no repair: HUGE_SCORE of
+ * cuda/common/args.cuh. The kernels of float32 repair every row of a tile whose numbers allow scores of
+ * SINGLE_BOUND, in each variant (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 repairs too,
+ * even where scores are huge. */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -43,27 +54,28 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE }; 
 #define FLOAT8 (ATTN_DTYPE_BIT(F8E4M3))
 #define ANY    ATTN_DTYPES_FORWARD
 
-/* Nanoseconds of a unit. A triple costs pair + product * (D + Dv), in a row that leaves float32 also
- * strange + strange_product * (D + Dv). */
+/* Nanoseconds of a unit. A triple costs pair + product * (D + Dv). In a row that leaves float32 it costs
+ * strange + strange_product * (D + Dv) more. */
 struct rate {
     const char *kernel;
     attn_op op;
     unsigned dtypes; /* of q */
     enum family family;
-    double head;   /* each head of each sequence, whatever it holds; of a GPU's kernels each block, see work */
-    double number; /* each number of K and V of each key/value head: reading or packing it */
+    double head;   /* each head of each sequence, whatever its size; for GPU kernels each block, see struct work */
+    double number; /* each number of K and V of each key/value head: the cost to read or pack it */
     double pair, product;
     double strange, strange_product;
     double cheap; /* a triple of a row that counts as cheap in attn_strange (strange.h) */
-    double most;  /* the largest score of an ordinary row; in a backward that is given lse, the largest lse */
+    double most;  /* the largest score of an ordinary row; in a backward with a given lse, the largest lse */
 };
 
-enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of so few rows read K and V as they lie */
+enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
 
-/* The rate of strange rows of GENERIC's backward is between those of blocks alone (400 ns at 64 columns) and of a full
- * device (1450); values whose sums overflow are gone over twice by sm90's forward.
+/* The rate of strange rows of GENERIC's backward is between that of blocks alone (400 ns at 64 columns) and
+ * that of a full device (1450 ns). sm90's forward computes values whose sums overflow twice.
  *
- * Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap, most. */
+ * Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap,
+ * most. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -112,7 +124,8 @@ static const struct rate few_rows[] = {
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Of these the kernels of GENERIC have a second form, which treats score by score; each costs something besides. */
+/* Options for which the kernels of GENERIC have a second variant that computes score by score; each option
+ * adds its cost. */
 #define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -126,16 +139,16 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* Who does it: the blocks of the kernel; the same, where one alone on its multiprocessor waits for memory half of the
- * time and two do not; or a warp for each row. */
+/* What computes the extra. TILES: the kernel's blocks. WAITS: the same, where a block alone on its
+ * multiprocessor waits for memory half of the time, and two do not. ROWS: a warp for each row. */
 enum by { TILES, WAITS, ROWS };
 
-/* What a triple costs more where the problem has one of these features; a row counts once. */
+/* The additional cost of a triple where the problem has one of these features. A row counts once. */
 static const struct extra {
     enum family family;
     attn_op op;
     uint64_t features;
-    const char *name; /* of the feature, for attn_cost.because */
+    const char *name; /* name of the feature, for attn_cost.because */
     double pair, product;
     enum by by;
 } extras[] = {
@@ -185,14 +198,14 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* What a call takes that finds everything ready: seconds. A GPU's are a few launches, one after the other. */
+/* Seconds that a call takes when everything is ready. A GPU's call is a few launches, one after the other. */
 #define CALL_S         5e-6
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
-/* A block of a GPU that cannot copy pieces of 16 bytes (head dims that are no multiple of eight) takes so many
- * nanoseconds for a key and its value, for each 64 columns: in a forward, where another block waits beside it, and in a
- * backward. Kernels of float32 and SIMPLE have no such pieces. */
+/* Nanoseconds for a key and its value, per 64 columns, in a block of a GPU that cannot copy pieces of 16
+ * bytes, because head dims are not multiples of eight. There is one number for a forward, where another block
+ * waits beside it, and one for a backward. Kernels of float32 and of SIMPLE have no such pieces. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -207,7 +220,8 @@ static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dty
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
-    return &rates[sizeof rates / sizeof *rates - 1]; /* the slowest; a test looks for a row of each kernel */
+    return &rates[sizeof rates / sizeof *rates - 1]; /* an unknown kernel is the slowest; a test checks that
+                                                      * each kernel has a row */
 }
 
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
@@ -219,20 +233,20 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64,     /* a unit of a CPU works on so many rows of a head, */
-    UNIT_KEYS = 2048,   /* and where there are few on so many keys; blocks that decode do, too */
-    BLOCK = 128,        /* rows of a block of a GPU's other kernels; in a backward its keys */
-    OPTIONS_BLOCK = 64, /* the same of a forward of GENERIC with options */
-    WARPS = 32,         /* rows that a multiprocessor has in hand where a warp has one */
-    COLUMNS = 64        /* of which tiles have a multiple */
+    UNIT_ROWS = 64,     /* rows of a head that a unit of a CPU works on; */
+    UNIT_KEYS = 2048,   /* keys that it works on where rows are few, as blocks of decode kernels do */
+    BLOCK = 128,        /* rows of a block of other GPU kernels; in a backward, its keys */
+    OPTIONS_BLOCK = 64, /* rows of a block of GENERIC's forward with options */
+    WARPS = 32,         /* rows that a multiprocessor computes at a time where a warp has one row */
+    COLUMNS = 64        /* the columns of tiles are a multiple of this */
 };
 
-/* A problem in the sizes that rates are of: the triples of tiles, with what they are padded by. */
+/* The sizes of a problem to which rates apply: triples as tiles have them, padding included. */
 struct work {
-    double heads, columns, numbers, triples; /* heads: what rate.head is of */
-    double tiled, tile_columns;              /* triples and columns that blocks compute */
-    double key_blocks;                       /* keys of all blocks that are odd: see ODD_FORWARD */
-    double by[ROWS + 1];                     /* of the device's units, those that find work */
+    double heads, columns, numbers, triples; /* heads: the number that rate.head multiplies */
+    double tiled, tile_columns;              /* triples and columns that blocks compute, padding included */
+    double key_blocks;                       /* keys of all blocks that copy odd head dims: see ODD_FORWARD */
+    double by[ROWS + 1];                     /* for each enum by: how many of the device's units have work */
 };
 
 static double at_most(double x, double most)
@@ -245,8 +259,8 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
-/* Blocks of `block` rows, of the queries, or in a backward of the keys, of each sequence and head. A block computes all
- * of its rows, whether they are there or not. */
+/* Counts blocks of `block` rows (the queries, in a backward the keys) of each sequence and head. A block
+ * computes all of its rows, padding included. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
 {
     const bool back = r->op == ATTN_OP_BACKWARD;
@@ -282,7 +296,7 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     return w;
 }
 
-/* Nanoseconds; most and because: the largest part that is no product, so far. */
+/* A sum in nanoseconds. most and because: the largest part so far, apart from products. */
 struct sum {
     double ns, most;
     const char *because;
@@ -318,7 +332,7 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* The forward that a backward runs first, which was not given out and lse. */
+/* Adds the forward that a backward runs first where out and lse are not given. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
 {

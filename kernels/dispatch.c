@@ -1,10 +1,10 @@
-/* dispatch.c: the way from a call to the backend that serves it.
+/* dispatch.c: from a call to the backend that serves it.
  *
  *   backends    the list of the build, in order of preference
- *   kernels     rows of a backend, the first that takes a problem; a plan is that choice
- *   dispatch    one line per function: the device knows its backend
+ *   kernels     rows of a backend; a plan is the first kernel that takes a problem
+ *   dispatch    one line per function, which calls the device's backend
  *
- * To add a backend: a table of functions (backend.h) and a row in `backends`. */
+ * To add a backend, write a table of functions (backend.h) and add it to `backends`. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -30,7 +30,7 @@ enum { BACKENDS = sizeof backends / sizeof *backends };
 
 const char *const *attn_backends(void)
 {
-    /* Written out and not copied from the tables, for it must be constant before any thread starts. */
+    /* Written out instead of copied from the tables, because it must be constant before any thread starts. */
     static const char *const names[] = {
 #ifdef ATTN_FAKE
         "fake",
@@ -143,7 +143,8 @@ attn_status attn_plan_make(const attn_device *device, const attn_problem *proble
 
 /* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
-/* The next problems, from *first on, that are not empty and follow each other: how many, 0 at the end. */
+/* Finds the next run of problems, from *first on, that are not empty and adjacent. Returns their number; 0 at
+ * the end. */
 static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
@@ -218,7 +219,7 @@ attn_status attn_workspace(const attn_device *device, const attn_plan *plans, in
         size_t part = 0;
         const attn_status status = device->backend->workspace(device, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        if (part > *bytes) *bytes = part; /* one stretch after the other uses it */
+        if (part > *bytes) *bytes = part; /* one stretch after another uses the same workspace */
     }
     return ATTN_OK;
 }

@@ -13,7 +13,7 @@
 
 #include "attention.h"
 
-/* A function of a header that host C, host C++ and device code share. */
+/* Marks a function that host C, host C++ and device code share. */
 #if defined(__CUDACC__)
 #define ATTN_HD static inline __host__ __device__
 #else
@@ -41,8 +41,8 @@ ATTN_HD float attn_bf16_to_f32(uint16_t bits)
     return attn_f32_from_bits((uint32_t)bits << 16);
 }
 
-/* A small format with `mantissa` stored bits and exponent bias `bias`, without its sign: subnormals are multiples of
- * 2^(1 - bias - mantissa). */
+/* Widens the magnitude of a small format with `mantissa` stored bits and exponent bias `bias`. Subnormals are
+ * multiples of 2^(1 - bias - mantissa). */
 ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 {
     const uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
@@ -67,8 +67,8 @@ ATTN_HD float attn_e4m3_to_f32(uint8_t bits)
 
 /* ---- Narrowing: one rounding ------------------------------------------------------------------------------------- */
 
-/* |x| rounded to `mantissa` stored bits with exponent bias `bias`, as the integer that encodes it, without a limit
- * above: the caller compares with its largest code. x is finite and its sign is ignored. */
+/* Rounds |x| to `mantissa` stored bits with exponent bias `bias`, and returns the integer that encodes it.
+ * The result has no upper limit: the caller compares it with its largest code. x is finite. */
 ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
 {
     uint64_t bits, significand, kept, rest, half;
@@ -76,7 +76,7 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     memcpy(&bits, &x, sizeof bits);
     bits &= UINT64_C(0x7fffffffffffffff);
     exponent = (int)(bits >> 52);
-    if (exponent == 0) return 0; /* a subnormal double is below half of the least number of any of our types */
+    if (exponent == 0) return 0; /* a subnormal double is below half of the least number of every type here */
     exponent -= 1023;
     significand = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
     shift = 52 - mantissa;
@@ -152,7 +152,7 @@ ATTN_HD double attn_load(attn_dtype dtype, const void *data, int64_t index)
     }
 }
 
-/* `x` rounded once. Integers are not written: no output has such a type. */
+/* Stores `x`, rounded once. Integer types are not supported, because no output has one. */
 ATTN_HD void attn_store(attn_dtype dtype, void *data, int64_t index, double x)
 {
     switch (dtype) {

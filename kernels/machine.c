@@ -1,11 +1,12 @@
 /* machine.c: how many cores, how much memory and how many threads this process may use. See machine.h.
  *
- * /proc/self/cgroup has a line for each hierarchy: "0::/a/b" is that of version 2, "4:memory:/a/b" one of version 1
- * with its controllers. Every group from ours up to the root may set a limit, and the least of them counts.
+ * /proc/self/cgroup has a line for each hierarchy: "0::/a/b" belongs to version 2, "4:memory:/a/b" to a
+ * hierarchy of version 1 with its controllers. Every group from ours up to the root may set a limit, and the
+ * least limit counts.
  *
- * The path is as seen from the root of our cgroup namespace. In a container of version 1 without a namespace it is the
- * host's path, while our own group is mounted as the root: the folders of the path are not there then, and the root's
- * files are ours. */
+ * The path starts at the root of our cgroup namespace. In a container of version 1 without a namespace it is
+ * the host's path, while our own group is mounted as the root. The folders of the path then do not exist, and
+ * the root's files are ours. */
 #include "machine.h"
 
 #include <limits.h>
@@ -16,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The beginning of a file, a line at most; "" when there is none. */
+/* Reads the beginning of a file, at most a line; "" when there is no file. */
 static const char *read_line(const char *directory, const char *name, char line[128])
 {
     char path[PATH_MAX];
@@ -28,7 +29,8 @@ static const char *read_line(const char *directory, const char *name, char line[
     return line;
 }
 
-/* The number in a file; `fallback` when there is none ("max", or no such file) or it is not positive. */
+/* Reads the number in a file. Returns `fallback` when there is none ("max", or no such file) or it is not
+ * positive. */
 static int64_t read_number(const char *directory, const char *name, int64_t fallback)
 {
     char line[128];
@@ -105,7 +107,7 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    if (strstr(path, "/..") != NULL) path = ""; /* our group is outside of what our namespace shows */
+    if (strstr(path, "/..") != NULL) path = ""; /* our group lies outside of our namespace */
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {
         read(directory, machine);
@@ -115,7 +117,7 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
     }
 }
 
-/* A line of /proc/self/cgroup: number, controllers and path, with colons between. */
+/* Reads a line of /proc/self/cgroup: number, controllers and path, separated by colons. */
 static void look_at_line(const char *root, char *line, struct attn_machine *machine)
 {
     line[strcspn(line, "\n")] = '\0';
@@ -135,7 +137,7 @@ void attn_machine_look(const char *root, struct attn_machine *machine)
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) machine->cores = CPU_COUNT(&set);
-    else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t holds */
+    else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* there are more processors than a cpu_set_t holds */
     if (machine->cores < 1) machine->cores = 1;
 
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

@@ -5,15 +5,16 @@
 
 #include <stdint.h>
 
-/* Affinity mask and cgroup quota (rounded up); physical memory and the narrowest limit of the cgroups from ours up to
- * the root (version 2, or 1). 4 GiB where nothing says how much memory there is. */
+/* What affinity mask and cgroup quota (rounded up) allow, and the smaller of physical memory and the
+ * narrowest memory limit of our cgroups up to the root (version 2, or 1). Memory is 4 GiB where the system
+ * does not tell. */
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
-    int64_t threads; /* the least pids limit of our cgroups, for all their processes together; INT64_MAX: none */
+    int64_t threads; /* the least pids limit of our cgroups, which all their processes share; INT64_MAX: none */
 };
 
-/* `root` is put before /proc and /sys paths; "" outside tests. */
+/* Fills *machine. `root` is put before /proc and /sys paths; it is "" outside tests. */
 void attn_machine_look(const char *root, struct attn_machine *machine);
 
 #endif

@@ -1,4 +1,4 @@
-/* merge.c: attn_merge(): what it refuses, and its loops on the host. */
+/* merge.c: attn_merge(): its checks, and its loops on the host. */
 #include "merge.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 enum { COLUMNS = 64 }; /* summed at a time */
 
-/* Columns [first, first + columns) of a row of out. */
+/* Merges columns [first, first + columns) of a row of out. */
 static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, int64_t first, int64_t columns)
 {
     const int64_t from = attn_at(&m->out_of_part, row->b, row->h, row->i) + first;
@@ -46,7 +46,7 @@ static attn_status refuse(attn_error *err, const char *where, const char *name, 
     return attn_fail(err, ATTN_INVALID, member, "%s: %s", member + 1, rule);
 }
 
-/* Has the tensor this shape, memory, and a last axis without gaps? */
+/* Checks that the tensor has this shape, memory, and a last axis without gaps. */
 static attn_status check_tensor(const attn_tensor *t, unsigned dtypes, int rank, const int64_t *shape,
                                 const char *where, const char *name, attn_error *err)
 {
@@ -76,7 +76,7 @@ static attn_view lse_view(const attn_tensor *t)
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 
-/* A part against the first one: also dtype and strides must be the same. */
+/* Checks a part against the first part: dtype and strides must also be equal. */
 static attn_status check_part(const attn_result *part, const attn_result *first, const int64_t *lse_shape,
                               const char *where, attn_error *err)
 {

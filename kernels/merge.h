@@ -1,5 +1,5 @@
-/* merge.h: the arithmetic that brings partial results of one row together, in C and in CUDA; and a checked merge as the
- * backends get it. attn_merge() uses it, and on the CPU the splits of few queries over many keys do. */
+/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and a checked merge as
+ * backends get it. attn_merge() uses it, and so does the CPU where it splits few queries over many keys. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 
@@ -18,7 +18,7 @@ ATTN_HD float attn_merge_top(float top, float next)
     return next > top || next != next ? next : top;
 }
 
-/* exp(lse - top): what a part weighs beside the heaviest part. An empty part weighs nothing. */
+/* exp(lse - top): the weight of a part relative to the heaviest part. An empty part has weight 0. */
 ATTN_HD float attn_merge_weight(float lse, float top)
 {
     return lse == -INFINITY ? 0 : expf(lse - top);
@@ -30,8 +30,8 @@ ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t
     for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
 }
 
-/* A checked merge: sizes, where each part is, and the strides that all parts have. Plain data, which may be copied to a
- * device. */
+/* A checked merge: sizes, the place of each part, and the strides that all parts share. Plain data, which may
+ * be copied to a device. */
 typedef struct attn_merge_plan {
     int64_t B, Sq, H, Dv; /* packed: B is 1 and Sq the rows of all sequences */
     int count;
@@ -48,8 +48,8 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 
 /* One row of a merge: row n is head n % H of query n / H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* lse_at: where its lse is in each part */
-    float top, sum;          /* the largest lse; the parts' weights added up, 0 where all parts are empty */
+    int64_t b, h, i, lse_at; /* lse_at: offset of the row's lse in each part */
+    float top, sum;          /* the largest lse; the sum of the parts' weights, 0 where all parts are empty */
 } attn_merge_row;
 
 ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
@@ -66,7 +66,7 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* The share of part p in the row: shares add up to 1, so that no sum of them overflows. */
+/* The share of part p in the row. Shares add up to 1, and no sum of them overflows. */
 ATTN_HD float attn_merge_share(const attn_merge_plan *m, const attn_merge_row *row, int p)
 {
     return attn_merge_weight(m->part_lse[p][row->lse_at], row->top) / row->sum;
@@ -77,7 +77,7 @@ ATTN_HD float attn_merge_lse(const attn_merge_row *row)
     return row->sum == 0 ? -INFINITY : row->top + logf(row->sum);
 }
 
-/* Merges rows [first, end) on the host. merge.c. */
+/* Merges rows [first, end) on the host. See merge.c. */
 void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
 
 #ifdef __cplusplus

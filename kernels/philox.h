@@ -37,7 +37,7 @@ ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint3
     return counter;
 }
 
-/* The words of keys j, j + 1 .. j + 7 where j = 8 * `group`. head_index is b * H + h. */
+/* The words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h. */
 ATTN_HD attn_philox attn_dropout_words(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
 {
     attn_philox counter;
@@ -53,13 +53,13 @@ ATTN_HD uint32_t attn_dropout_half(attn_philox words, int half)
     return words.word[half >> 1] >> (16 * (half & 1)) & 0xffffu;
 }
 
-/* 0 to 65536. A half below it is dropped. */
+/* The threshold, 0 to 65536. An element whose half is below it is dropped. */
 ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
 {
     return (uint32_t)(dropout_p * 65536.0 + 0.5);
 }
 
-/* One element, for scalar code. */
+/* Is one element kept? For scalar code. */
 ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
 {
     return attn_dropout_half(attn_dropout_words(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;

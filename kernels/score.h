@@ -1,13 +1,14 @@
-/* score.h: what the options of ATTN_SCORE_OPTION_MAP make of a score. The one definition, in C and in CUDA.
+/* score.h: how the options of ATTN_SCORE_OPTION_MAP change a score. It is the one definition, for C and CUDA.
  *
  *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
  *
- * Code that computes scores one by one takes it from here: the reference and the kernel "double" of the CPU
+ * Code that computes scores one by one uses it: the reference and the CPU's kernel "double"
  * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of
- * cuda/common/args.cuh). Those take an option that is added here as it is. Fast kernels have expressions of their own
- * for the options that their row names, and get no problem with another.
+ * cuda/common/args.cuh). An option that is added here works in all of these at once. A fast kernel has its
+ * own expressions for the options that its row names, and gets no problem with another.
  *
- * C computes in double, which defines correct; CUDA in float, and in double where a score leaves float. */
+ * C computes in double, which defines correct results. CUDA computes in float, and in double where a score
+ * leaves float. */
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 
@@ -57,7 +58,7 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_score_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    (void)q, (void)i, (void)j; /* for options that depend on where the pair is; softcap does not */
+    (void)q, (void)i, (void)j; /* an option that depends on the pair's position uses these; softcap does not */
     *derivative = 1;
     if (o->softcap > 0) {
         const attn_real t = attn_tanh(s / (attn_real)o->softcap);

@@ -13,11 +13,12 @@ typedef struct attn_strange {
     double cheap, costly;
 } attn_strange;
 
-/* A row is ordinary where its largest score is below `from` in size; in a backward that is given lse: where that is.
- * From `cheap_from` on it is cheap. Two things make a row costly all the same:
- *   bound_from  the largest number of q near it, that of its keys, D and the scale multiply to so much, whatever its
- *               scores are; in float32 alone. 0: no matter
- *   gradients   its scores are cheap, but the backward's dq leaves float32, for it is a multiple of the scale */
+/* A row is ordinary where the size of its largest score is below `from`; in a backward with a given lse, the
+ * size of lse counts instead. From `cheap_from` on it is cheap. Two things make a row costly all the same:
+ *
+ *   bound_from  the product of the largest number of q near it, that of its keys, D and the scale reaches this bound,
+ *               whatever the scores are. It concerns float32 alone; 0: no bound
+ *   gradients   its scores are cheap, but the backward's dq leaves float32, because dq is a multiple of the scale */
 typedef struct attn_strange_limits {
     double from, cheap_from, bound_from;
     bool gradients;

@@ -1,6 +1,6 @@
 /* tiles.h: where things are and which pairs count, shared by host and device code.
  *
- * Every backend asks the same questions of a problem; this is the one place that answers them:
+ * Every backend needs the same facts about a problem. These functions are the only source of them:
  *
  *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an
  *                               attn_view, whose strides are by meaning (batch, head, row), and 0 of broadcast axes.
@@ -13,7 +13,7 @@
  *
  * Invariants:
  *   1. A row's index inside its sequence is i; its address uses q_start + i. Unpacked, q_start is 0 and `batch` is a
- *      stride; packed, `batch` is 0 and q_start says where the sequence begins. So one expression serves both.
+ *      stride; packed, `batch` is 0 and q_start says where the sequence begins. One expression serves both.
  *   2. Alignment, ALiBi and dropout see the lengths and indices of the sequence, never of the packed tensor.
  *   3. Everything is 64-bit. attn_check() keeps every axis below 2^31, so sums of two lengths and a clamped window
  *      fit. */
@@ -22,8 +22,8 @@
 
 #include "dtype.h"
 
-/* An lse of this size says nothing about the sum that it is the logarithm of: in float32 its last bit is worth 2. A
- * backward that is given such a one takes it from the scores. */
+/* An lse of this size does not determine the sum whose logarithm it is: its last bit in float32 is worth 2. A
+ * backward with such an lse computes it again from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
 /* Where a row sees one key, lse is that key's score if both differ by no more than this share of lse. Rounding in
@@ -62,7 +62,7 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
     return b * view->batch + h * view->head + row * view->row;
 }
 
-/* The same of a row of k or v: `line` is k_start + j. The one place that knows of pages. */
+/* attn_at() for a row of k or v: `line` is k_start + j. Only this function knows of pages. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
@@ -70,7 +70,7 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* How many rows of k and v, from `line` on, are a row's stride from one to the next. */
+/* How many rows of k and v, from `line` on, follow each other at the row stride. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
@@ -82,10 +82,10 @@ ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
     return d->packed && d->page_size == 0;
 }
 
-/* A window so wide that it is none: no i + a differs from a key by as much. */
+/* The bound of a window that hides nothing: no i + a is this far from a key. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
-/* Reads only the shapes and strides of `p`, none of its memory. kernels/attention.c. */
+/* Reads only the shapes and strides of `p`, and no memory of tensors. See kernels/attention.c. */
 #ifdef __cplusplus
 extern "C"
 #endif
@@ -99,7 +99,7 @@ typedef struct attn_sequence {
     int64_t Sq, Sk;
 } attn_sequence;
 
-/* Reads cu_seqlens or seqlens: call it where they are. */
+/* Reads cu_seqlens or seqlens: call it where that memory can be read. */
 ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
 {
     attn_sequence s;
@@ -110,14 +110,14 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* Rows that belong to sequence b, with those that do not exist. Reads cu: call it where cu is. */
+/* Rows that sequence b has room for, padding included. Reads cu: call it where cu can be read. */
 ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
 {
     return cu ? cu[b + 1] - cu[b] : all;
 }
 
-/* Are there rows whose results no kernel writes: queries that do not exist, or packed keys that do not exist? (Kernels
- * write zeros behind seqlens_k where keys are not packed.) */
+/* Are there rows whose results kernels do not write: padding queries, or padding keys of a packed problem?
+ * Kernels themselves write zeros behind seqlens_k where keys are not packed. */
 ATTN_HD bool attn_has_padding(const attn_geometry *g)
 {
     return g->seqlens_q || (g->seqlens_k && g->cu_k);
@@ -126,10 +126,11 @@ ATTN_HD bool attn_has_padding(const attn_geometry *g)
 /* ---- Which pairs count: causal, window, alignment ---------------------------------------------------------------- */
 
 typedef struct attn_range {
-    int64_t lo, hi; /* lo <= x < hi; lo == hi where there is none */
+    int64_t lo, hi; /* lo <= x < hi; lo == hi where the range is empty */
 } attn_range;
 
-/* What is added to i before it is compared with a key: the last query sees the last key, or the first the first. */
+/* The number added to i before it is compared with a key. It aligns the last query with the last key, or the
+ * first with the first. */
 ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
 {
     return g->top_left ? 0 : s->Sk - s->Sq;
@@ -193,8 +194,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* The key that column 0 of keep_mask is of; may be negative, and columns of no key are not read. Keys before it are
- * kept. */
+/* The key of column 0 of keep_mask. It may be negative; columns without a key are not read. Keys before it
+ * are kept. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;
@@ -207,7 +208,7 @@ typedef struct attn_mask {
     int32_t lts, lte, uts, ute;
 } attn_mask;
 
-/* From the n bounds of a column as the client gave them. */
+/* Makes it from the n bounds of a column as the client gave them. */
 ATTN_HD attn_mask attn_mask_of(const int32_t *bounds, int n, bool causal, int64_t Sq)
 {
     attn_mask m = { 0, 0, 0, 0 };
@@ -224,7 +225,7 @@ ATTN_HD bool attn_mask_hides(attn_mask m, int64_t i)
     return (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
 }
 
-/* The extremes of the bounds of several columns. */
+/* The least and largest bounds of several columns. */
 typedef struct attn_mask_extremes {
     attn_mask min, max;
 } attn_mask_extremes;
@@ -248,13 +249,14 @@ ATTN_HD void attn_mask_extremes_add(attn_mask_extremes *e, attn_mask m)
 }
 
 typedef enum attn_tile_kind {
-    ATTN_TILE_FREE,    /* nothing is hidden: no test an element */
-    ATTN_TILE_PARTIAL, /* ask attn_mask_hides() for every element */
+    ATTN_TILE_FREE,    /* nothing is hidden: no element needs a test */
+    ATTN_TILE_PARTIAL, /* every element needs attn_mask_hides() */
     ATTN_TILE_HIDDEN   /* everything is hidden: skip the tile */
 } attn_tile_kind;
 
-/* Queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain; PARTIAL may be either
- * (a tile that only both intervals together cover is called partial: correct, only slower). */
+/* Classifies queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain.
+ * PARTIAL may be either: a tile that only both intervals together cover is called partial, which is correct
+ * and only slower. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

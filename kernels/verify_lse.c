@@ -40,7 +40,7 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-#define APART 4 /* tolerances between what is told from each other, and twice as many over all rows */
+#define APART 4 /* numbers are apart where they differ by this many tolerances; over all rows, by twice as many */
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
@@ -87,7 +87,11 @@ lse_variants lse_variants_of(const attn_problem *p)
         const unsigned without = table[v].without;
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
-        if (without == LSE_MASKS) all.list[v].applies = (masks & (masks - 1)) != 0; /* else it is one of those before */
+        if (without == LSE_MASKS)
+            all.list[v].applies = (masks & (masks - 1)) != 0; /* with one mask, leaving
+                                                                                     * out all masks is the
+                                                                                     * variant of that mask,
+                                                                                     * which stands before */
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
         for (int before = 0; before < v; before++) all.list[v].applies &= !is_same_scale(scales[before], scales[v]);
@@ -114,7 +118,7 @@ static uint64_t hash_of(const attn_geometry *g)
     return state;
 }
 
-/* Row `index` of all, heads first. */
+/* Row `index` of all rows, heads first. */
 static attn_lse_row row_at(const attn_geometry *g, int64_t index)
 {
     const attn_dims *const d = &g->dims;
@@ -133,7 +137,7 @@ static attn_lse_row row_at(const attn_geometry *g, int64_t index)
     return row;
 }
 
-/* Multiply-adds that a row takes; `whole`: without causal and window. */
+/* Multiply-adds that a row takes. `whole`: without causal and window. */
 static int64_t cost_of(const attn_geometry *g, const attn_lse_row *row, bool whole)
 {
     const attn_sequence s = attn_sequence_of(g, row->b);
@@ -154,7 +158,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* a row of padding becomes one that exists */
+        row.i %= s.Sq; /* a padding row is replaced by a row that exists */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -182,7 +186,7 @@ struct reader {
     float k[ATTN_MAX_HEAD_DIM];
 };
 
-enum { AT_ONCE = 8 }; /* numbers, in loops of a fixed length: these become vectors */
+enum { AT_ONCE = 8 }; /* numbers per loop of fixed length, which the compiler vectorises */
 
 /* Converts a float16 without branches: its bits at a float32's places are the number times 2^-112, subnormals too. */
 static float widen_half(uint16_t bits)
@@ -276,7 +280,8 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Rows whose lse says nothing of a sum, and rows with NaN, are neither right nor wrong. */
+/* Does the row tell anything? Rows whose lse does not determine a sum, and rows with NaN, are neither right
+ * nor wrong. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);

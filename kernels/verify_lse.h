@@ -1,9 +1,9 @@
-/* verify_lse.h: rows of scores in float64, with the given options and with others, on host and device. verify_lse.c
- * says what they are for. */
+/* verify_lse.h: sums of scores of a row in float64, with the given options and with others, on host and
+ * device. verify_lse.c explains their use. */
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-#define ATTN_SCORES_IN_DOUBLE /* score.h; so this header comes first */
+#define ATTN_SCORES_IN_DOUBLE /* score.h reads this, which is why this header is included first */
 
 #include <float.h>
 #include <math.h>
@@ -28,7 +28,7 @@ enum lse_part {
 typedef struct lse_variant {
     double scale;
     unsigned without; /* of enum lse_part */
-    bool applies;     /* it differs from what is given */
+    bool applies;     /* this variant differs from the given options */
 } lse_variant;
 
 typedef struct lse_variants {
@@ -76,7 +76,7 @@ ATTN_HD double lse_size_of(const lse_sum *s)
     return s->sum > 0 ? s->size / s->sum : 0;
 }
 
-/* May query i of head h of sequence b see key j, which exists? */
+/* Does query i of head h of sequence b see the existing key j? */
 ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn_lse_row *row, int64_t j,
                       unsigned without)
 {
@@ -101,7 +101,7 @@ ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn
     return true;
 }
 
-/* z of a visible pair, from q . k. */
+/* The score z of a visible pair, from q . k. */
 ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
 {
@@ -133,7 +133,7 @@ extern "C" {
 
 /* The variants of a checked problem's scores. It reads no tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* Sums all rows by all variants in host memory, as attn_lse_start() does on a device. For the fake device. */
+/* Sums all rows by all variants in host memory, as attn_lse_start() does on a device. Used by the fake device. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

@@ -35,8 +35,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* The compiler's run-time library asks cpuid for the instructions and xgetbv whether the system saves their
- * registers. */
+/* The compiler's run-time library reads cpuid for the instructions, and xgetbv for whether the system saves
+ * their registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -49,7 +49,7 @@ static bool has_avx512(void)
 }
 #endif
 
-/* Best first; the last one runs anywhere. */
+/* Best first. The last one runs on every processor. */
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
@@ -70,7 +70,7 @@ static const struct variant *best(void)
     return v;
 }
 
-/* NULL until somebody asks. Two threads that ask first at once find the same answer, so the race is harmless. */
+/* NULL until the first use. Two threads that come first at once find the same answer, so the race is harmless. */
 static _Atomic(const struct variant *) chosen;
 
 static const struct variant *variant(void)
@@ -111,8 +111,8 @@ bool base64_use(const char *name)
  * are left to the caches. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character; false, and nothing changed, where it cannot stand here. *out moves behind what a full group
- * wrote. */
+/* Takes one character. Returns false, and changes nothing, where it cannot stand here. *out moves behind the
+ * bytes of a full group. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
     if (d->ended) { /* only the second '=' of two may follow */

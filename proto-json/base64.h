@@ -19,53 +19,56 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A stream: text arrives in pieces of any size. Zero-initialise. Where a call stopped at a character, the state is that
- * before the character, and the stream may go on with another one. */
+/* A stream whose text arrives in pieces of any size. Zero-initialise it. Where a call stopped at a character,
+ * the state is the one before that character, and the stream may go on with another character. */
 typedef struct base64_decoder {
-    uint32_t bits;   /* of the unfinished group, 6 for each character */
-    int held;        /* characters of the unfinished group, 0 to 3; a first '=' of two counts */
+    uint32_t bits;   /* bits of the unfinished group, 6 for each of its characters */
+    int held;        /* characters of the unfinished group, 0 to 3; the first '=' of two counts as one */
     bool ended;      /* padding was seen */
     uint64_t offset; /* characters consumed */
 } base64_decoder;
 
-/* Room that decoding `count` characters needs at `out`. It is more than the bytes written, for SIMD stores whole
- * vectors: what lies behind the last byte that *written counts, up to this size, may be overwritten. */
+/* Bytes that `out` must have room for when `count` characters are decoded. SIMD stores whole vectors, which
+ * may overwrite memory behind the last byte that *written counts, up to this size. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
-/* Decodes up to the first character that cannot stand where it stands: one outside the alphabet, a '=' too early,
- * one where the bits left over are not zero, anything behind the padding. Returns how many characters it took,
- * `count` where it met none; decoder->offset grows by as much, and so is the position of that character in the
- * stream. *written: bytes that are now at `out`; a group gives its bytes with its last character. `out` must have
- * room for BASE64_DECODED_MAX(count). Where the stop comes early only the characters taken and the 64 bytes behind
- * them count: bytes beyond are not touched. */
+/* Decodes up to the first character that cannot stand in its place: one outside the alphabet, a '=' too
+ * early, one whose leftover bits are not zero, or anything behind the padding. Returns how many characters it
+ * took, which is `count` where all are good. decoder->offset grows by that number and then is the position of
+ * the bad character in the stream. *written: bytes that are now at `out`; a group gives its bytes with its
+ * last character. `out` must have room for BASE64_DECODED_MAX(count). Where it stops early, it writes at most
+ * 64 bytes behind those of the characters it took. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* The same for text that is base64 to its last character: false where it had to stop, decoder->offset says at which
- * one. */
+/* base64_decode_until() for text that must be base64 to its last character. Returns false where it stopped
+ * earlier; decoder->offset then is the position of the bad character. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* The text is complete: false where it stops inside a group (offset says how long it was). */
+/* Call this when the text is complete. Returns false where the text stops inside a group; decoder->offset is
+ * its length. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Why the decoder stopped at `found`, in words that complete "at offset 17: ": static text. */
+/* Why the decoder stopped at `found`: static text that completes "at offset 17: ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
-/* The first characters, at most BASE64_HEAD, of the text that the decoder has taken, NUL-ended. `bytes` are the `count`
- * that it has written. */
+/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, NUL-ended. `bytes`
+ * are the `count` bytes that the decoder has written. */
 enum { BASE64_HEAD = 8 };
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
-/* Characters of the text of `bytes` bytes. */
+/* Length in characters of the base64 text of `bytes` bytes. */
 #define BASE64_ENCODED(bytes) (((uint64_t)(bytes) + 2) / 3 * 4)
 
-/* Encodes `count` bytes, with padding at the end, to exactly BASE64_ENCODED(count) characters. Encode a stream in
- * blocks whose size is a multiple of 3, but for the last. */
+/* Encodes `count` bytes, with padding at the end, to exactly BASE64_ENCODED(count) characters. To encode a
+ * stream, pass blocks whose size is a multiple of 3; only the last block may have another size. */
 void base64_encode(const uint8_t *bytes, size_t count, char *text);
 
-/* The variants this processor and its system can run, best first: names until NULL. "scalar" is always the last. */
+/* The variants that this processor and its system can run, best first, with NULL at the end. The last is
+ * always "scalar". */
 const char *const *base64_variants(void);
 
-/* For tests and benchmarks: pick one (NULL: the best) for the whole process. False where it cannot run here. */
+/* Picks one variant for the whole process (NULL: the best), for tests and benchmarks. Returns false where
+ * this processor cannot run it. */
 bool base64_use(const char *variant);
 
 #endif

@@ -1,8 +1,8 @@
-/* base64_simd.h: what base64.c asks of a variant. Private to the base64*.c files.
+/* base64_simd.h: the two loops that each SIMD variant provides to base64.c. Private to the base64*.c files.
  *
- * A variant is two loops over whole groups. Everything that is difficult about base64 (pieces, padding, errors) is
- * done once, in base64.c, by the one scalar step() that all variants share; a variant may stop wherever it likes,
- * and what it leaves is done by that step. So a variant can be slow or short-sighted, but not lenient. */
+ * Each loop handles whole groups only. base64.c handles pieces, padding and errors once, in the scalar step()
+ * that all variants share. A variant may stop before any group, and step() does what it leaves. A variant can
+ * therefore be slow, but it cannot accept bad text. */
 #ifndef BASE64_SIMD_H
 #define BASE64_SIMD_H
 
@@ -19,22 +19,23 @@ typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out
  * `count` and writes nothing beyond the text of the bytes it took. */
 typedef size_t base64_encode_groups(const uint8_t *bytes, size_t count, char *text);
 
-/* The alphabet: the character of each sextet; and for each character its sextet, or BASE64_FOREIGN,
- * a bit that none has. */
+/* The alphabet as two tables: the character of each sextet, and the sextet of each character. Characters
+ * outside the alphabet have BASE64_FOREIGN, a bit that no sextet has. */
 enum { BASE64_FOREIGN = 0x80 };
 extern const char base64_alphabet[65];
 extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* The same, but the bytes go to memory past the caches, in whole lines, and are there for other threads when the call
- * returns. For streams larger than the caches: an ordinary store first reads the line that it is about to overwrite. */
+/* base64_decode_groups for streams larger than the caches. It stores whole lines past the caches, because an
+ * ordinary store first reads the line that it overwrites. Other threads see the bytes when the call returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 
 enum { BASE64_LINE = 64 }; /* bytes of a cache line */
 
-/* Characters whose bytes lead from `out` to the next line. A group is 3 bytes, and 3 * 43 = 1 modulo 64. */
+/* Characters to decode until the output reaches the next 64-byte line. A group is 3 bytes, and 3 * 43 = 1
+ * modulo 64. */
 static inline size_t base64_chars_to_line(const uint8_t *out)
 {
     return (BASE64_LINE - (uintptr_t)out % BASE64_LINE) * 43 % BASE64_LINE * 4;

@@ -1,4 +1,4 @@
-/* cache.c: small bodies: of /v1/caches, what a cache is to be, and how long; of KServe's index. One table a body. */
+/* cache.c: small bodies, with a table for each: a new cache and a length (/v1/caches), and KServe's index. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -18,9 +18,9 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    size_t offset; /* in what it is read into; of TYPE_SCALES a float * and an int behind it */
+    size_t offset; /* of the member in the struct that is read; for TYPE_SCALES, of a float * with an int behind it */
     int64_t minimum, maximum;
-    const char *rule; /* in words; NULL: the limits say it */
+    const char *rule; /* the rule in words; NULL: the limits make it */
 };
 
 #define AT(field) offsetof(proto_cache, field)
@@ -72,7 +72,7 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, decode_value_cure(value));
 }
 
-/* A single number has the count 0, until it is known how many heads it is for. */
+/* Reads numbers or a single number, whose count is 0 until the number of heads is known. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;
@@ -186,7 +186,7 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
-/* A single number becomes that of every head. */
+/* Copies a single number to every head. */
 static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_error *err)
 {
     if (*scales == NULL || *count > 0) return ATTN_OK;
@@ -199,7 +199,7 @@ static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_
     return ATTN_OK;
 }
 
-/* A number that is a key's and a value's has one scale: kernels multiply by each of the two. */
+/* Where a key's number is also a value's, both have one scale, because kernels multiply by each of the two. */
 static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
 {
 #define AS_KEYS ": values of a latent cache are the first numbers of its keys"

@@ -47,7 +47,7 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* The first op that takes a member of this name; PROTO_OP_COUNT: none does. */
+/* The first operation that takes a member of this name; PROTO_OP_COUNT: none does. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -59,7 +59,8 @@ static proto_op op_of(const char *name)
     return op;
 }
 
-/* A name that this op does not take: of another op, an output, or nothing known. */
+/* The error for a name that this operation does not take: a member of another operation, an output, or an
+ * unknown name. */
 static attn_status foreign(proto_op op, const char *name, attn_error *err)
 {
     const int id = tensor_named(name);
@@ -89,7 +90,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* With `context` the problem comes from what was saved: only what a backward adds may stand beside it. */
+/* With `context` the problem comes from the saved forward. Only members that a backward adds may stand beside it. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -103,7 +104,7 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     return ATTN_OK;
 }
 
-/* What can be said of a problem whose keys and values are in caches, before these are looked at. */
+/* Checks a problem whose keys and values are in caches, as far as possible without reading the caches. */
 static attn_status of_caches(const struct decode_reader *r, const proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -176,7 +177,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* A gradient of a tensor that was not given is a fault of the request (400); NOT_FOUND is for what was lost. */
+    /* A gradient of a tensor that was not given is a fault of the request (400). NOT_FOUND is for lost
+     * contexts and caches. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -259,7 +261,7 @@ attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, 
     return decoder->format->shared ? decoder->format->shared(decoder->reader, shared, count, err) : ATTN_OK;
 }
 
-/* attn_check() reads the values of the others; of these there is nothing to check but their sizes. */
+/* attn_check() reads the values of all other tensors. For these it checks only their sizes. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -282,7 +284,7 @@ static attn_status no_memory(attn_error *err)
     return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* {"requests": [...]} and nothing else. */
+/* Reads {"requests": [...]}, which may have no other member. */
 static attn_status envelope(const proto_decoder *d, const struct decode_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
@@ -324,7 +326,7 @@ static attn_status envelope(const proto_decoder *d, const struct decode_reader *
     return ATTN_OK;
 }
 
-/* Memory for the tensors that are made here, behind the lifted values. */
+/* Makes room, behind the lifted values, for the tensors that the decoder makes. */
 static attn_status make_room(struct format_body *body, struct decode_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");

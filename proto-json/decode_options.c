@@ -1,4 +1,4 @@
-/* decode_options.c: the members that are not tensors, one row of proto_options[] for each. See decode.c. */
+/* decode_options.c: the members that are not tensors; proto_options[] has a row for each. See decode.c. */
 #include "decode_internal.h"
 
 #include <math.h>
@@ -84,7 +84,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-/* "NAME: is VALUE, must be RULE", and the cure */
+/* The error "NAME: is VALUE, must be RULE", with a hint. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *cure, attn_error *err)
 {
@@ -97,13 +97,13 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, cure);
 }
 
-/* The same of a value that is no word. */
+/* wrong_word() for a value that is not a word. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, decode_value_cure(value), err);
 }
 
-/* The same for a value that should be true or false. */
+/* wrong_word() for a value that should be true or false. */
 static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
 {
     const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);
@@ -113,12 +113,12 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", cure, err);
 }
 
-/* The same of one that should be an integer; one in a pair cannot be left out. */
+/* wrong_word() for a value that should be an integer. A number of a pair cannot be left out. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    if (!step && text && text_is_among("0 -1", text)) /* what other programs write for none */
+    if (!step && text && text_is_among("0 -1", text)) /* other programs write these for "none" */
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule, step || text ? decode_integer_cure(value) : decode_value_cure(value),
                       err);
@@ -135,7 +135,7 @@ static attn_status integer(const proto_option *o, const char *step, const cJSON 
     return wrong_integer(o->name, step, value, rule, err);
 }
 
-/* The list of names after "must be", with commas and `or`. */
+/* Adds a name to the list after "must be", with commas and `or`. */
 static void list_add(struct text *list, const char *name, bool last)
 {
     if (list->used > 0) text_put_string(list, last ? " or " : ", ");
@@ -163,7 +163,7 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_cure(o->name, &best, cure), err);
 }
 
-/* `outputs`: each name one that the op gives, none twice. */
+/* Reads `outputs`: each name must be an output of the operation, and may occur once. */
 static attn_status output_names(const proto_option *o, proto_op op, const cJSON *value, uint64_t *to, attn_error *err)
 {
     char rule[128], step[16], cure[TREE_CURE_BYTES];
@@ -203,7 +203,7 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT <= 64, "outputs is a mask of 64 bits");
 
-/* Is it one that could be an id? Copies it. (strspn() would make its table anew for each of a thousand.) */
+/* Could the text be an id? Copies it. (strspn() would build its table again for each of a thousand ids.) */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {
@@ -247,7 +247,7 @@ static attn_status identifiers(const proto_option *o, const cJSON *value, proto_
 
 #define UNBOUNDED ", where -1 is unbounded"
 
-/* Units end a name: what a number of it counts. */
+/* The unit at the end of a name, in which its number is counted. */
 static const char *unit_of(const char *name)
 {
     const size_t length = strlen(name);

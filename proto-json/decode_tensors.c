@@ -1,5 +1,4 @@
-/* decode_tensors.c: members that are tensors, and what is said of values that are not what they should be.
- * See decode.c. */
+/* decode_tensors.c: members that are tensors, and hints for wrong values. See decode.c. */
 #include "decode_internal.h"
 
 #include <assert.h>
@@ -56,7 +55,7 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* What else there is to say of a size that is no integer. */
+/* A hint for a size that is not an integer. */
 static const char *size_cure(const cJSON *size)
 {
     const char *const text = tree_number(size);
@@ -92,19 +91,19 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     return ATTN_OK;
 }
 
-/* Do the brackets of an array agree with the shape? A flat list of the right length does; so does one without
- * elements that ends where the shape has its first 0. */
+/* Do the brackets of an array agree with the shape? A flat list of the right length agrees. An array without
+ * elements agrees if it ends at the shape's first 0. */
 static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
 {
     if (lift->rank == 1 && (t->rank > 1 || lift->shape[0] == t->shape[0]))
-        return true; /* the number of elements is checked anyway */
+        return true; /* the number of elements is checked elsewhere */
     if (lift->rank > t->rank || (lift->rank < t->rank && lift->elements)) return false;
     for (int a = 0; a < lift->rank; a++)
         if (lift->shape[a] != t->shape[a]) return false;
     return true;
 }
 
-/* Advice where the brackets of `data` do not agree with the shape. */
+/* A hint where the brackets of `data` do not agree with the shape. */
 static const char *nesting_cure(const scan_lift *lift, const attn_tensor *t)
 {
     const bool four = lift->rank == 4 && t->rank == 4;
@@ -114,7 +113,7 @@ static const char *nesting_cure(const scan_lift *lift, const attn_tensor *t)
                : "";
 }
 
-/* Of what dtype so many bytes would be right for so many elements; NULL: of none. */
+/* The dtype for which this number of bytes would be right; NULL: none. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -133,7 +132,7 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* The same, and what to do about it; "" for none. Returns `cure`. */
+/* A hint that names this dtype; "" for none. Returns `cure`. */
 static const char *bytes_cure(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                               char cure[TREE_CURE_BYTES])
 {
@@ -149,7 +148,7 @@ static const char *bytes_cure(attn_tensor_id id, const proto_dtype *dtype, uint6
     return cure;
 }
 
-/* What else there is to say of bytes that are not as many as they must be. */
+/* A hint for a wrong number of bytes. */
 static const char *length_cure(attn_tensor_id id, const scan_lift *lift, const uint8_t *bytes, const proto_dtype *dtype,
                                uint64_t elements, char cure[TREE_CURE_BYTES])
 {
@@ -165,7 +164,7 @@ static const char *length_cure(attn_tensor_id id, const scan_lift *lift, const u
     return cure;
 }
 
-/* int64 become int32, in place: element i is written where element i / 2 was read. */
+/* Turns int64 into int32 in place: element i is written where element i / 2 was read. */
 static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
 {
     const int64_t *const from = t->data;
@@ -199,7 +198,7 @@ static attn_status data(const struct decode_reader *r, attn_tensor_id id, const 
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], cure[TREE_CURE_BYTES];
     const scan_lift *lift;
     int64_t bytes, elements;
-    if (!cJSON_IsNumber(value)) /* the only numbers in a skeleton are indices of lifted values */
+    if (!cJSON_IsNumber(value)) /* numbers in a skeleton are always indices of lifted values */
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
                          tree_describe(value, quote), cJSON_IsObject(value) || cJSON_IsNull(value) ? "; " : "",
@@ -270,8 +269,8 @@ attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dt
                      bytes_cure(id, dtype, (uint64_t)size, (uint64_t)elements, cure));
 }
 
-/* Names of dtypes that mean something but are not taken. Their numbers have fewer than 8 bits, or scales between them,
- * so no simple conversion helps: */
+/* Names of dtypes that exist but are not taken. Their numbers have fewer than 8 bits, or share scales, and no
+ * simple conversion helps. */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
@@ -295,7 +294,7 @@ const char *decode_dtype_cure(attn_tensor_id id, bool given, const cJSON *value,
     const char *const word = tree_string(value);
     char name[HABIT_DTYPE_BYTES];
     proto_dtype dtype;
-    const bool four_bits = word && !strcmp(word, "F4"); /* in safetensors; NumPy's f4 has four bytes */
+    const bool four_bits = word && !strcmp(word, "F4"); /* safetensors' F4; NumPy's f4 has four bytes */
     const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
     const bool known = word && proto_dtype_parse(habit_dtype(word, name), &dtype) && !four_bits;
     const char *const habit = word ? habit_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
@@ -315,7 +314,7 @@ const char *decode_dtype_cure(attn_tensor_id id, bool given, const cJSON *value,
     return cure;
 }
 
-/* A member of a tensor is missing. */
+/* The error for a missing member of a tensor. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -339,8 +338,8 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Bytes of the cu_seqlens_k that goes with this cu_seqlens_q. Both are equally long; 0 where that is longer than a body
- * of `most` bytes. A cu_seqlens_q with fewer numbers than its shape says is refused later. */
+/* Bytes of the cu_seqlens_k that goes with this cu_seqlens_q, which is equally long. 0 where they exceed a
+ * body of `most` bytes. A cu_seqlens_q with fewer numbers than its shape says is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
@@ -362,7 +361,7 @@ size_t decode_room_of(const cJSON *problem, size_t most)
     return bytes;
 }
 
-/* Zeros; decode_room_of() has counted them. */
+/* Takes zeroed memory, which decode_room_of() has counted. */
 static void *take(const struct decode_reader *r, size_t bytes)
 {
     uint8_t *const at = r->room->at;
@@ -377,13 +376,13 @@ void decode_starts_of_keys(const struct decode_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() says what is wrong */
+    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report this fault */
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
     p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });
 }
 
-/* One number for all: a tensor [1]. */
+/* One number for all heads: makes a tensor [1]. */
 static attn_status number(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err)
 {

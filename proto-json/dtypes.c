@@ -1,5 +1,5 @@
-/* dtypes.c: the dtypes that a body may name. Most are taken as they come; int64 and bool, which NumPy and PyTorch make
- * of indices and masks, become what the kernels read while they are decoded. */
+/* dtypes.c: the dtypes that a body may name. Most stay as they are. int64 and bool, which NumPy and PyTorch
+ * use for indices and masks, are converted for the kernels while they are decoded. */
 #include "proto.h"
 
 #include <stdio.h>
@@ -41,7 +41,7 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
     char list[ATTN_DTYPE_LIST_BYTES];
     struct text t = text_in(text, PROTO_DTYPE_LIST_BYTES);
     text_put_string(&t, attn_dtype_list(dtypes, list));
-    for (int d = 0; d < CONVERTED; d++) /* a tensor that takes what it becomes takes that alone */
+    for (int d = 0; d < CONVERTED; d++) /* a tensor that takes the converted dtype has no other */
         if (dtypes == 1u << converted[d].dtype.as) text_printf(&t, " or %s", converted[d].dtype.name);
     return text;
 }

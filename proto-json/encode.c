@@ -42,13 +42,14 @@ struct piece {
 };
 
 enum {
-    TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX, /* "]],[[-1.5": the brackets and one number */
-    /* Of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most 168
-     * bytes). */
+    TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX, /* the longest token, as in "]],[[-1.5": brackets
+                                                             * and one number */
+    /* Bytes of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has
+     * at most 168 bytes). */
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
 };
 
-/* One element of an array with what stands before it, or the brackets at the end. */
+/* One element of an array with the brackets and comma before it, or the brackets at the end. */
 struct token {
     char text[TOKEN_BYTES];
     size_t length, taken;
@@ -61,16 +62,16 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* How long it is: arrays are written once only to be measured. */
+    /* Measuring the answer's length; arrays are formatted once for that alone. */
     uint64_t length;          /* of what is measured */
     size_t measured;          /* pieces */
-    int64_t measured_element; /* of the next one, an array */
+    int64_t measured_element; /* next element of the next array */
 
     /* Where reading stands. */
     size_t piece;
-    uint64_t taken;  /* characters of that piece */
-    uint64_t read;   /* characters of all pieces */
-    int64_t element; /* of an array: the next one */
+    uint64_t taken;  /* characters of that piece that were read */
+    uint64_t read;   /* characters of the whole answer that were read */
+    int64_t element; /* next element of an array */
     struct token token;
 };
 
@@ -91,7 +92,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* What has been written since the last piece becomes one. */
+/* Turns the text since the last piece into a piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -118,10 +119,10 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* of numbers the length: proto_encoder_measure() */
+        add_piece(e, piece); /* proto_encoder_measure() finds the length of arrays */
 }
 
-/* A double that may be anything: JSON has no number for what is not finite. */
+/* Writes any double. JSON has no number for NaN and infinities. */
 static void put_double(struct text *t, double x)
 {
     if (isnan(x)) text_put_string(t, "\"NaN\"");
@@ -129,7 +130,8 @@ static void put_double(struct text *t, double x)
     else text_printf(t, "%.9g", x);
 }
 
-/* Our own short texts in quotes: names of devices and contexts. What would need an escape is left out. */
+/* Writes a short text of our own in quotes: a name of a device or a context. Characters that need an escape
+ * are left out. */
 static void put_plain(struct text *t, const char *text)
 {
     text_put_char(t, '"');
@@ -148,8 +150,8 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* The sizes that the server has read from the shapes: a wrong layout shows here and nowhere else. Queries that are
- * packed have no B and no Sq, and keys no Sk. Of caches it is the longest that counts. */
+/* Writes the sizes that the server has read from the shapes; they reveal a wrong layout. Packed queries have
+ * no B and no Sq, packed keys no Sk. For caches, Sk is that of the longest. */
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
     const attn_dims d = attn_dims_of(&item->problem);
@@ -214,8 +216,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5)
-                                              : 0; /* no clock of ours gives anything else */
+        uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0; /* the clock gives no other values */
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
         text_put_string(&t, "\":");
@@ -298,8 +299,9 @@ void proto_encoder_free(proto_encoder *encoder)
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* Element `element` of an array, with the brackets and the comma before it; one past the last: the closing brackets. An
- * array without elements is []: its nesting could be endless. False, and an empty token, behind the end. */
+/* Writes element `element` of an array, with the brackets and the comma before it; for the index past the
+ * last, the closing brackets. An array without elements is [], because its nesting could be endless. After
+ * the end it returns false and an empty token. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
     const attn_tensor *const t = piece->tensor;
@@ -348,8 +350,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Characters [taken, taken + capacity) of a tensor's base64: whole groups of four straight to `to`; a group that
- * the reader splits is made again for each part. */
+/* Reads characters [taken, taken + capacity) of a tensor's base64. Whole groups of four go straight to `to`.
+ * A group that the reader splits is encoded again for each part. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;
@@ -378,7 +380,8 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    (void)proto_encoder_length(e); /* where an array ends is known when it was measured; nothing is done twice */
+    (void)proto_encoder_length(e); /* the end of an array is known once it is measured; a measured array is
+                                    * not measured again */
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];
         size_t room = capacity - done, count = 0;

@@ -1,25 +1,27 @@
-/* encode.h: what formats write answers with. An answer is a list of pieces: text, which lies in one small buffer, and
- * tensors, of which only the address is kept until they are read. */
+/* encode.h: the functions that formats write answers with. An answer is a list of pieces: text, which lies in
+ * one small buffer, and tensors, which stay where they are until they are read. */
 #ifndef ENCODE_H
 #define ENCODE_H
 
 #include "proto.h"
 #include "text/text.h"
 
-enum { ENCODE_PROBLEM_BYTES = 4096 }; /* of a problem document, at most; of facts, twice over */
+enum { ENCODE_PROBLEM_BYTES = 4096 }; /* bound on a problem document, and twice the bound on the facts of an answer */
 
-/* The text of the answer. What has been written since the last tensor goes before the next one. */
+/* The text of the answer. Text written since the last tensor goes before the next tensor. */
 struct text *encode_text(proto_encoder *encoder);
 
-/* The tensor comes here: its bytes as they are, in base64, as an array of numbers, nested as its shape says, or as a
- * flat list in which what is not finite has no quotes, as KServe's clients read it. Outputs are C-contiguous. */
+/* Adds a tensor at this place of the answer. ENCODE_BYTES: its bytes as they are. ENCODE_BASE64: base64.
+ * ENCODE_ARRAY: an array of numbers, nested by its shape. The fourth way is a flat list in which NaN and
+ * infinities have no quotes, as KServe's clients read it. Outputs are C-contiguous. */
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
-/* What an answer says beside its tensors, in order: names, and values as JSON. Returns how many. */
+/* The facts that an answer states beside its tensors, in order: names, with values as JSON. Returns how many
+ * there are. */
 enum {
     ENCODE_FACTS = 8,
-    ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64, /* the lengths of so many caches */
+    ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64, /* the lengths of PROTO_MAX_CACHES caches, and some more */
 };
 struct encode_fact {
     const char *name;

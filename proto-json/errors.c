@@ -24,14 +24,15 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* nobody is there to read that it was cancelled */
+    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* the client is gone and will not read it */
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE; /* another process, or this one after a restart, can */
-    case ATTN_OK:                                      /* no error to speak of: being asked is a fault of ours */
+    case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE; /* another process can do it, or this one after a restart */
+    case ATTN_OK:                                      /* ATTN_OK is no error: a call with it is a bug of the
+                                                        * caller */
     case ATTN_DEVICE:
     case ATTN_INTERNAL:
     case ATTN_STATUS_COUNT: break;
@@ -50,8 +51,8 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* How many bytes the escaped `detail` may take at most; attn_error.text is shorter than this unless it is full of
- * control characters. Halved until the document fits. */
+/* Largest size of the escaped `detail`, halved until the document fits. attn_error.text is shorter unless it
+ * is full of control characters. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,

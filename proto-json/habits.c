@@ -12,7 +12,7 @@
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-/* Places that agree: what an operation does not take, no cure of its own may name. */
+/* Groups of places that share a hint. A hint must not name a member that one of the places does not take. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append"
@@ -32,7 +32,7 @@
 #define A_WINDOW   "write \"window\": [left, right]"
 #define NO_WEIGHTS "the weights are never formed; the nearest to them is lse, which a forward and a decode return"
 
-/* Words that have one cure in a forward and a backward, and another in a decode. */
+/* Words with one hint in a forward and a backward, and another in a decode. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -390,7 +390,7 @@ const struct habit habits[] = {
     { HABIT_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
     { HABIT_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f", "float32" },
     { HABIT_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
-      "bfloat16" }, /* NumPy calls that of ml_dtypes V2 */
+      "bfloat16" }, /* NumPy's name for the bfloat16 of ml_dtypes is V2 */
     { HABIT_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
     { HABIT_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
     { HABIT_DTYPE, "int int32array i4", "int32" },
@@ -557,7 +557,7 @@ const char *habit_dtype(const char *word, char name[HABIT_DTYPE_BYTES])
 
 bool habit_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* not that of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* but not the '>' of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -572,7 +572,7 @@ bool habit_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    const char *begins; /* all that stands before it; NULL: anything may */
+    const char *begins; /* all text before it; NULL: any text */
     char found;
     const char *cure;
 } texts[] = {
@@ -612,9 +612,9 @@ const char habit_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_CALL;
 
 bool habit_is_hex(const uint8_t *bytes, size_t count)
 {
-    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK }; /* what is all digits for so long is no chance any more */
-    bool digit = false; /* base64 of zeros is all 'A': a decimal digit must be there too */
-    if (count < LEAST || count % 3 != 0) return false; /* no hexadecimal has padding */
+    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK }; /* text of this many digits is not hexadecimal by chance */
+    bool digit = false; /* base64 of zeros is all 'A', so there must also be a decimal digit */
+    if (count < LEAST || count % 3 != 0) return false; /* hexadecimal text has no padding */
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
         char text[BASE64_ENCODED(BLOCK)];
         const size_t part = count - at < BLOCK ? count - at : BLOCK;
@@ -669,7 +669,7 @@ const char *habit_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* Letters that begin none of null, true, false, NaN, Infinity, None, True, False. */
+/* Letters with which none of null, true, false, NaN, Infinity, None, True, False begins. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     HABIT_OTHER, 1
@@ -680,8 +680,8 @@ const char *habit_bytes(const uint8_t *bytes, size_t count)
 
 static const struct {
     habit_place place; /* HABIT_OTHER: any */
-    int before;        /* only so near to the body's begin; 0: anywhere */
-    const char *found; /* any of these; a NUL where it is empty */
+    int before;        /* only this near to the start of the body; 0: anywhere */
+    const char *found; /* one of these characters was found; empty: a NUL */
     const char *cure;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },

@@ -1,6 +1,6 @@
-/* habits.h: what people write who come from other programs, and what is written here. Only tables, looked at once
- * something has been refused: a good request never gets here. A new habit is a word in a row of habits.c,
- * or a new row. */
+/* habits.h: hints about words and values that other programs use, and what this server takes instead. The
+ * tables are read only after a refusal, so a good request never pays for them. To add a hint, add a word to a
+ * row of habits.c, or a row. */
 #ifndef HABITS_H
 #define HABITS_H
 
@@ -8,55 +8,58 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where a word was written. A member of a problem: the operation's name, as in proto_operations[]; each
- * operation takes others. */
-#define HABIT_CACHE  "cache"  /* a member of a cache that is to be made */
-#define HABIT_LENGTH "length" /* a member of what is said of a fork or of a truncation */
+/* The place of a word. For a member of a problem it is the operation's name, as in proto_operations[],
+ * because each operation takes other members. */
+#define HABIT_CACHE  "cache"  /* a member of the body that creates a cache */
+#define HABIT_LENGTH "length" /* a member of the body of a fork or a truncation */
 #define HABIT_TENSOR "tensor" /* a member of a tensor */
-#define HABIT_INPUT  "input"  /* the same of KServe's inputs */
+#define HABIT_INPUT  "input"  /* a member of one of KServe's inputs */
 #define HABIT_KSERVE "kserve" /* a member of KServe's request */
-#define HABIT_DTYPE  "dtype"  /* a dtype; the cure is its name here */
-/* Other places have the name of the option whose value, or of the tensor whose dtype, the word is. */
+#define HABIT_DTYPE  "dtype"  /* a dtype; the hint is its name here */
+/* For a value, the place is the name of its option; for a dtype, also the name of its tensor. */
 
-/* Words that mean the same in some places, both with spaces between them, and what to do about each. A 'name' in a cure
- * for a member is one that is taken in all of these places. */
+/* Words that mean the same in some places, and a hint for each; words and places are separated by spaces. A
+ * 'name' in a hint for a member is a member that all of these places take. */
 struct habit {
     const char *places, *words, *cure;
 };
-extern const struct habit habits[]; /* places is NULL after the last */
+extern const struct habit habits[]; /* the last row has places == NULL */
 
-/* What to do about a word that is not known at that place: "write 'causal'". NULL: no habit that is known. Case and
+/* The hint for an unknown word at that place, as "write 'causal'"; NULL: the tables have none. Case and
  * underscores do not count: isCausal is is_causal. */
 const char *habit_of(const char *place, const char *word);
 
-/* For a word that is no known habit: which members there are about a part of it, such as mask or window; by places as
- * above. NULL: no part is known. */
+/* For a word without a hint of its own: the members about a topic in it, such as mask or window. Places are
+ * as above. NULL: no topic is known. */
 extern const struct habit habit_topics[];
 const char *habit_topic(const char *place, const char *word);
 
-/* A dtype of another program: "torch.bfloat16" is bfloat16, "<f4" and "float" are float32, "double" is float64. */
+/* Reads a dtype of another program: "torch.bfloat16" is bfloat16, "<f4" and "float" are float32, "double" is
+ * float64. */
 enum { HABIT_DTYPE_BYTES = 32 };
 const char *habit_dtype(const char *word, char name[HABIT_DTYPE_BYTES]);
-/* ">f4": bytes the other way round. */
+/* Does the dtype say big-endian, as ">f4" does? */
 bool habit_big_endian(const char *dtype);
 
-/* Text that is no base64: `head` is how it begins, as far as it is base64, cut after some characters; `position` is
- * that of the character found. What it is taken for, and the cure; NULL: unknown. */
+/* A hint for text that is not base64: what it seems to be, and what to do. NULL: unknown. `head` is the start
+ * of the text, as far as it is base64, cut after some characters. `position` is that of the bad character
+ * `found`. */
 const char *habit_text(const char *head, uint64_t position, char found);
 
-/* Were the bytes made of text that was all hexadecimal digits, as base64 is not by chance? A "0x" may stand in front.
- * Of many bytes the first are looked at. */
+/* Were the bytes decoded from text of hexadecimal digits only, which base64 is not by chance? A "0x" may
+ * stand in front. The function reads only the first of many bytes. */
 bool habit_is_hex(const uint8_t *bytes, size_t count);
 /* Are these bytes base64 text again? */
 bool habit_is_base64(const uint8_t *bytes, size_t count);
 extern const char habit_hex[];         /* what to do about it */
-extern const char habit_typed_array[]; /* and about one that JSON.stringify() has made an object of */
+extern const char habit_typed_array[]; /* the hint about a typed array that JSON.stringify() has turned into
+                                        * an object */
 
-/* Bytes that are a file around the tensor: what it is, and the cure; NULL: unknown. */
+/* A hint for bytes that are a file around the tensor: which file, and what to do; NULL: unknown. */
 const char *habit_bytes(const uint8_t *bytes, size_t count);
 
-/* What to do about a character that cannot stand at byte `at` of a body, where this was expected: in brackets, to stand
- * behind the message; "": unknown. */
+/* A hint about a character that cannot stand at byte `at` of a body, where `place` was expected. It is text
+ * in brackets to append to the message; "": unknown. */
 typedef enum habit_place { HABIT_OTHER, HABIT_VALUE, HABIT_NAME, HABIT_END } habit_place;
 const char *habit_character(uint64_t at, habit_place place, unsigned char found);
 

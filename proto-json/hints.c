@@ -23,7 +23,7 @@ static int64_t elements_of(const attn_tensor *t)
     return t->rank > 0 && attn_shape_elements(t->rank, t->shape, &elements) ? elements : 0;
 }
 
-/* Is every number 0 or 1, and at least one of them 1? Compares bits, by the dtype. */
+/* Is every number 0 or 1, and at least one of them 1? It compares bits, by the dtype. */
 static bool is_of_bits(const attn_tensor *t)
 {
     const int64_t elements = elements_of(t);
@@ -86,7 +86,7 @@ void hints_put(struct text *t, unsigned hints)
         if (!(hints >> i & 1)) continue;
         text_put_char(t, before);
         text_put_char(t, '"');
-        text_put_string(t, texts[i]); /* no hint has a character that needs an escape */
+        text_put_string(t, texts[i]); /* hints have no characters that need an escape */
         text_put_char(t, '"');
         before = ',';
     }

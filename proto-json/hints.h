@@ -18,7 +18,7 @@
     X(FEW_QUERIES, "there are more heads than queries and keys; layout is bhsd if the tensors are [B, H, S, D]; this " \
                    "hint is not given where layout is named")
 
-/* The hints, as bits, of a problem that has passed attn_check(). */
+/* The hints of a problem that has passed attn_check(), as bits. */
 unsigned hints_of(const proto_item *item);
 
 /* Writes the hints as a JSON array of strings. */

@@ -1,7 +1,8 @@
-/* json.c: JSON as a format of bodies and answers: scan.c reads it, and an answer is an object of tensors and facts.
+/* json.c: JSON as a format of bodies and answers. scan.c reads the bodies; an answer is an object of tensors
+ * and facts.
  *
- * A body without a content type, or with the wrong one, is read as JSON. The first bytes are kept until it can be said
- * whether they are those of a safetensors file: of all that is no JSON the one with a cure. */
+ * A body without a content type, or with a wrong one, is read as JSON. The reader keeps its first bytes until
+ * they show whether the body is a safetensors file, because the error then has a hint. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,7 @@ struct reader {
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
     size_t first_bytes; /* of these, what has come */
-    attn_error error;   /* they are no JSON's; once set, the answer to every call */
+    attn_error error;   /* set where the first bytes are not JSON; every call then returns it */
 };
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
@@ -40,7 +41,7 @@ static void close_reader(void *reader)
     free(r);
 }
 
-/* The first bytes are there, or all that will come: they go to the scanner. */
+/* Sends the first bytes to the scanner, once there are enough of them or the body ends. */
 static attn_status first_bytes_done(struct reader *r, attn_error *err)
 {
     if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);
@@ -98,7 +99,7 @@ static size_t held_bytes(const void *reader)
     return scan_held_bytes(((const struct reader *)reader)->scan);
 }
 
-/* Of base64: arrays of numbers may need more. */
+/* For base64 text; arrays of numbers may need more. */
 static size_t memory_for(uint64_t body_bytes)
 {
     return (size_t)(body_bytes / 4 * 3);

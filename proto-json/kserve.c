@@ -10,9 +10,8 @@
  * name, and the names of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the
  * end of the body; but the sizes of binary inputs are held against their shapes at once, so that none of them makes the
  * bytes of another look wrong. What follows the JSON goes straight to the caller's memory, each tensor to a boundary of
- * 64. An input in shared memory has its place there too, behind the others: whoever decodes has it filled, once the
- *     body is complete; in the memory of a GPU it stays
- * where it is.
+ * 64. An input in shared memory has its place there too, behind the others: the decoder's caller fills it
+ * once the body is complete. An input in a GPU's memory stays where it is.
  *
  * Invariants:
  *   1. The state between two bytes is in struct kserve_reader alone; a body gives the same result however it is split.
@@ -36,13 +35,13 @@
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
 
-/* Those that are complete are passed. */
+/* Moves `now` past the inputs that are complete. */
 static void pass(struct kserve_reader *r)
 {
     while (r->now < r->lift_count && r->lifts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* How much of the piece belongs to the part of the body that is being read; and it is taken. */
+/* Takes the bytes of the piece that belong to the current part of the body. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -117,7 +116,7 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
     return r->error.status;
 }
 
-/* The body ends too early. */
+/* The error for a body that ends too early. */
 static attn_status cut_off(struct kserve_reader *r)
 {
     if (r->json_bytes != JSON_BYTES_UNKNOWN && !r->root)
@@ -137,7 +136,7 @@ static attn_status cut_off(struct kserve_reader *r)
                      r->json_bytes == JSON_BYTES_UNKNOWN ? "; binary data need " JSON_LENGTH : "");
 }
 
-/* Nothing more comes. Twice is as once. */
+/* Ends the body. A second call changes nothing. */
 static attn_status end_body(struct kserve_reader *r, attn_error *err)
 {
     if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)kserve_end_json(r);
@@ -237,7 +236,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* A pointer into the tree that was made here becomes one into the body: /q/shape/1 is /inputs/0/shape/1. */
+/* Turns a pointer into the tree made here into one into the body: /q/shape/1 becomes /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
     char first[TREE_NAME_BYTES], pointer[sizeof(tree_member) + 64];
@@ -267,7 +266,8 @@ static void locate(const proto_call *call, attn_error *err)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* What is no string, number or bool is a string that holds JSON, as in a request. */
+/* Writes facts as parameters. A value other than a string, number or bool becomes a string of JSON, as in a
+ * request. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -285,7 +285,8 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
     text_put_char(t, '}');
 }
 
-/* As bytes, as numbers, or only named: what lies in shared memory has no parameters, as Triton's C++ client demands. */
+/* Writes an output as bytes, as numbers, or by name only. One in shared memory has no parameters, because
+ * Triton's C++ client requires that. */
 static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *tensor, bool binary, bool in_region)
 {
     struct text *const t = encode_text(e);
@@ -318,11 +319,11 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     const proto_item *const item = &call->items[0];
     struct text *const t = encode_text(e);
     bool first = true;
-    (void)request_id; /* it goes into problem documents of several problems */
+    (void)request_id; /* only problem documents of several problems have it */
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        text_put_json(t, call->id, 6 * ID_BYTES); /* as much as escapes can make of it */
+        text_put_json(t, call->id, 6 * ID_BYTES); /* the largest size with escapes */
         text_put_string(t, "\",");
     }
     text_put_string(t, "\"model_name\":\"");

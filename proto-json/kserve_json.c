@@ -1,5 +1,5 @@
-/* kserve_json.c: the JSON of a KServe request: its tree becomes that of a JSON body,
- * and each tensor gets its place. See kserve.c. */
+/* kserve_json.c: the JSON of a KServe request. It turns the request's tree into that of a JSON body, and
+ * gives each tensor its place. See kserve.c. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* "/inputs/2/datatype" and "q: datatype", for what may have to be said of them. (printf() took longer over these than
- * all else over a request.) */
+/* Write "/inputs/2/datatype" and "q: datatype", for errors about them. (printf() for these took longer than
+ * all other work on a request.) */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -62,7 +62,8 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
     return listed;
 }
 
-/* A member that is not known here; other servers may have it. `where` is NULL at the top; `place`: of habits. */
+/* The error for an unknown member, which other servers may have. `where` is NULL at the top; `place` is as in
+ * habits.h. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -128,7 +129,7 @@ static const char *const input_members[] = { "name", "shape", "datatype", "param
 static const char *const input_parameters[] = { BINARY_SIZE, FP8, REGION, REGION_AT, REGION_SIZE, NULL };
 static const char shared_memory[] = "shared_memory_";
 
-/* Writes what an operation takes, for a message: " (its inputs are q, k, v, ...)". */
+/* Writes the inputs of an operation, for a message: " (its inputs are q, k, v, ...)". */
 static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
 {
     struct text t = text_in(listed, LISTED_BYTES);
@@ -157,7 +158,7 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* One of the parameters that say where in shared memory a tensor is; *place was {.bytes = -1}. */
+/* Reads one of the parameters that give a tensor's place in shared memory. *place was {.bytes = -1} at first. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -178,7 +179,7 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Do they say enough? `said`: any of them was given. */
+/* Are these parameters complete? `said`: at least one of them was given. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -195,7 +196,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* What its parameters say. *size: of its bytes; -1: they are not binary. place->bytes: the same, in shared memory. */
+/* Reads the parameters of an input. *size: the size of its binary data; -1: it has none. place->bytes: that
+ * in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -228,7 +230,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* The dtype by KServe's name becomes the one by which decode.c knows it. */
+/* Turns a dtype by KServe's name into the name that decode.c knows. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJSON *input, bool fp8, proto_dtype *dtype)
 {
     cJSON *const value = cJSON_DetachItemFromObjectCaseSensitive(input, "datatype");
@@ -260,7 +262,7 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
     return status;
 }
 
-/* An input becomes a tensor of a JSON body, with `data` that is the number of a lifted value. */
+/* Turns an input into a tensor of a JSON body, whose `data` is the index of a lifted value. */
 static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
 {
     struct kserve_input *const slot = &r->inputs[index];
@@ -341,7 +343,10 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->lift = (int)data->valuedouble;
-        if (fp8 && r->lifts[slot->lift].typed) r->lifts[slot->lift].dtype = dtype.as; /* numbers of UINT8: its bytes */
+        if (fp8 && r->lifts[slot->lift].typed)
+            r->lifts[slot->lift].dtype = dtype.as; /* an array of numbers
+                                                                                       * of UINT8: each number
+                                                                                       * is a byte */
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
     return ATTN_OK;
@@ -364,12 +369,12 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* The lifted value gets its place in memory, behind what is there. */
+/* Gives the lifted value its place in memory, behind all others. */
 static attn_status place_one(struct kserve_reader *r, scan_lift *lift, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
     const uint64_t end =
-        at + (uint64_t)size; /* a size is at most 2^53: what 64 bits do not hold was over the limit before */
+        at + (uint64_t)size; /* a size is at most 2^53: a sum that exceeds 64 bits was over the limit before */
     lift->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
         return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",
@@ -378,7 +383,7 @@ static attn_status place_one(struct kserve_reader *r, scan_lift *lift, int64_t s
     return ATTN_OK;
 }
 
-/* Each binary input, behind what the scanner has taken out of the JSON. */
+/* Gives each binary input its place, behind the values that the scanner has lifted. */
 static attn_status place(struct kserve_reader *r)
 {
     attn_status status = ATTN_OK;
@@ -409,7 +414,8 @@ attn_status kserve_place_shared(struct kserve_reader *r)
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Is the output wanted as bytes, or (place->bytes >= 0) in shared memory? *binary is what the request says of all. */
+/* Reads whether an output is wanted as bytes, or (place->bytes >= 0) in shared memory. *binary is the
+ * request's default. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -445,7 +451,8 @@ static attn_status read_output_parameters(struct kserve_reader *r, int index, co
     return check_place(r, pointer, where, said, place);
 }
 
-/* Their names become `outputs`; none at all means those that are sent by default. *text: some are sent as numbers. */
+/* Turns the names of outputs into `outputs`; without a name the default outputs are sent. *text: some are
+ * sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
     cJSON *names;
@@ -503,8 +510,8 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
     return cJSON_AddRawToObject(r->root, name, digits) ? ATTN_OK : no_memory(r);
 }
 
-/* "[-1,0]": parameters are strings, numbers and bools, so an array is the string of its JSON. *value stays NULL where
- * it is none, for decode.c to say so. */
+/* Parses a parameter such as "[-1,0]". Parameters are strings, numbers and bools, so an array comes as a
+ * string of JSON. *value stays NULL where the string is not JSON, which decode.c then reports. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
@@ -516,7 +523,8 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     return ATTN_OK;
 }
 
-/* The text of a sequence_id, a number or a name; "" of 0, which is none. NULL: it is neither. */
+/* The text of a sequence_id, which is a number or a name. "" for 0, which means no sequence. NULL: neither
+ * number nor name. */
 static const char *sequence_id_of(const cJSON *one)
 {
     const char *const text = tree_string(one), *const number = tree_number(one), *const id = text ? text : number;
@@ -525,7 +533,7 @@ static const char *sequence_id_of(const cJSON *one)
     return strcmp(id, "0") ? id : "";
 }
 
-/* sequence_id, sequence_start, sequence_end. */
+/* Reads sequence_id, sequence_start and sequence_end. */
 static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, const char *pointer)
 {
     const char *const name = one->string, *const id = sequence_id_of(one);
@@ -547,7 +555,7 @@ static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, cons
     return ATTN_OK;
 }
 
-/* With sequence_id, or where neither of the others is true. */
+/* A sequence_id must be given where one of the other two is true. */
 static attn_status check_sequence(struct kserve_reader *r)
 {
     const proto_sequence *const s = &r->sequence;
@@ -558,7 +566,8 @@ static attn_status check_sequence(struct kserve_reader *r)
                      "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
 }
 
-/* A sequence that the request starts, before anything else is read, so that whoever refuses the request knows of it. */
+/* Finds a sequence that the request starts before anything else is read, so that a refusal can end the
+ * sequence too. */
 static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
@@ -569,7 +578,7 @@ static void look_for_start(struct kserve_reader *r)
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
-/* Triton's own: what they do here. Others may not be given. */
+/* Reads a parameter that Triton reserves. *known is false for any other name. */
 static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool *known, int64_t *timeout_us,
                                  bool *all_binary)
 {
@@ -591,7 +600,7 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     return ATTN_OK;
 }
 
-/* The parameter becomes a member of the problem as it is. */
+/* Makes the parameter a member of the problem, unchanged. */
 static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
@@ -600,7 +609,7 @@ static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON 
                : no_memory(r);
 }
 
-/* An option becomes a member of the problem. */
+/* Makes an option a member of the problem. */
 static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     const proto_option *const o = kserve_option_named(one->string);
@@ -650,7 +659,7 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
         if (status == ATTN_OK && !known) status = read_option(r, parameters, one);
         if (status != ATTN_OK) return status;
     }
-    if (timeout_us > 0) { /* the smaller one of the two */
+    if (timeout_us > 0) { /* the smaller of the two */
         const int64_t most_ms = (timeout_us + 999) / 1000;
         const cJSON *const given = cJSON_GetObjectItemCaseSensitive(r->root, "timeout_ms");
         if (!given || (tree_integer(given, 1, TREE_INTEGER_MAX, &timeout_ms) && most_ms < timeout_ms)) {
@@ -661,7 +670,7 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
     return ATTN_OK;
 }
 
-/* What the model's name says. */
+/* Adds the options that the model's name implies. */
 static attn_status apply_model(struct kserve_reader *r)
 {
     const cJSON *const causal = cJSON_GetObjectItemCaseSensitive(r->root, "causal");
@@ -674,7 +683,7 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The JSON ---------------------------------------------------------------------------------------------------- */
 
-/* Whatever the request's JSON says of a model was said in the URL already. */
+/* The URL names the model, and the request's JSON has no member for it. */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -688,7 +697,7 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* A member that has no place there. If it is a tensor or an option, the message says where it goes. */
+/* The error for a member that has no place there. For a tensor or an option the message says where it belongs. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {
     static const char *const reserved[] = { "timeout",        "binary_data_output", "sequence_id",
@@ -706,7 +715,7 @@ static attn_status unknown_member(struct kserve_reader *r, const char *name)
     return unknown(r, pointer, HABIT_KSERVE, NULL, name, members);
 }
 
-/* The tree of the body becomes that of a JSON body. */
+/* Turns the tree of the body into that of a JSON body. */
 static attn_status translate(struct kserve_reader *r)
 {
     char quote[TREE_QUOTE_BYTES];

@@ -53,8 +53,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1); its code is sign, exponent and fraction, as in
  * IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent;       /* of the smallest normal number */
-    uint32_t largest, sign, infinity, nan; /* codes; infinity 0: there is none */
+    int fraction_bits, min_exponent;       /* minimum exponent: that of the smallest normal number */
+    uint32_t largest, sign, infinity, nan; /* codes; infinity is 0 where the format has none */
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
     [ATTN_F16] = { 10, -14, 0x7BFF, 0x8000, 0x7C00, 0x7E00 },
@@ -88,12 +88,12 @@ static double bits_double(uint64_t bits)
 
 /* ---- Decimal to binary ------------------------------------------------------------------------------------------- */
 
-/* The text of a number, taken apart: (-1)^negative * w * 10^exponent, and more digits behind w where `longer`. */
+/* The parsed text of a number: (-1)^negative * w * 10^exponent, with more digits behind w where `longer`. */
 struct decimal {
     bool negative, longer, integer; /* integer: neither point nor exponent was written */
     uint64_t w;                     /* the first 19 significant digits, or all of them */
     int exponent;
-    const char *text; /* of the digits and the point; what follows is not among "0123456789." */
+    const char *text; /* text of the digits and the point; the character behind it is not among "0123456789." */
     size_t count;
 };
 
@@ -107,14 +107,14 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all the bits below that one */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all bits below that one */
 
 enum {
     HUGE_EXPONENT = 38,   /* w * 10^39 >= 10^39 > 2^128: beyond every dtype */
     TINY_EXPONENT = -66,  /* w * 10^-67 < 10^-48 < 2^-150, half of the smallest float32: 0 in every dtype */
-    GRID_SHIFT = 52 - 24, /* places of a double behind the 25th */
+    GRID_SHIFT = 52 - 24, /* binary places of a double behind the 25th */
 };
-static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for any number out there */
+static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for every number beyond these exponents */
 
 /* Natural numbers of any size that 768 digits and the exponents above can make: 10^768 * 2^244 < 2^2816. */
 struct big {
@@ -153,11 +153,11 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Sign of d - m * 2^q. The two are known to differ by little, which bounds everything here. */
+/* Sign of d - m * 2^q. The two differ by little, which bounds all numbers here. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    int exponent = d->exponent; /* is that of the 19th significant digit; made that of the last one */
+    int exponent = d->exponent; /* exponent of the 19th significant digit, turned into that of the last one */
     int significant = 0, pending = 0;
     uint32_t chunk = 0; /* nine digits at a time */
     for (size_t i = 0; i < d->count; i++) {
@@ -180,9 +180,9 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     return big_compare(&left, &right);
 }
 
-/* The same in 128 bits where they suffice. w * 10^e <> m * 2^q becomes, without the common powers of two and with every
- * factor on the side where it is whole, w * 5^e <> m * 2^(q - e) or w <> m * 5^-e * 2^(q - e). With |e| <= 27 one side
- * is below 2^64 * 5^27 < 2^127, and the other is near it. */
+/* compare_big() in 128 bits where they suffice. w * 10^e <> m * 2^q becomes, without the common powers of two
+ * and with every factor on the side where it is whole, w * 5^e <> m * 2^(q - e) or w <> m * 5^-e * 2^(q - e).
+ * With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other is near it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -223,7 +223,8 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* A double on the truth's side of every number of 25 bits, and equal to the truth where that is such a number. */
+/* A double that compares with every number of 25 bits as the exact value does, and equals the exact value
+ * where that is such a number. */
 static double magnitude(const struct decimal *d)
 {
     enum { GUARD = 8 }; /* more than the error of x below, in units of its last place */
@@ -241,30 +242,30 @@ static double magnitude(const struct decimal *d)
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q)); /* one unit up or down, or the grid point */
 }
 
-/* The code of a double from 0 to HUGE_NUMBER, rounded to nearest, ties to even; false where that is beyond the
- * largest. */
+/* Rounds a double from 0 to HUGE_NUMBER to the nearest code, ties to even. Returns false where the result is
+ * beyond the largest. */
 static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    int below = exponent < f->min_exponent ? f->min_exponent - exponent
-                                           : 0; /* a subnormal loses that many places more */
+    int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0; /* a subnormal has that many places less */
     int shift = 52 - f->fraction_bits + below;
-    if (bits == 0 || shift > 54) { /* less than half of the smallest */
+    if (bits == 0 || shift > 54) { /* less than half of the smallest number */
         *code = 0;
         return true;
     }
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    c += (cut > half) | ((cut == half) & c); /* the comparisons are 0 or 1; without branches, for they are a toss */
+    c += (cut > half) | ((cut == half) & c); /* the comparisons are 0 or 1; there is no branch, because it
+                                              * would be unpredictable */
     /* Nothing overflows: 2^200 is 326 << 23. A normal c has the bit that counts as one in the exponent's field; so
      * has a subnormal one that was rounded up to it. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
 
-/* The lowest bytes of a code. As memcpy, for numbers_convert() writes where doubles are. */
+/* Writes the lowest bytes of a code. It uses memcpy() because numbers_convert() writes where doubles are. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -294,7 +295,7 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Elements of each kind: NULL, or what is wrong with them. */
+/* Writes an element of each kind. Returns NULL, or the fault of the number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -304,7 +305,7 @@ static const char *put_integer(numbers_type type, bool negative, uint64_t w, voi
     return NULL;
 }
 
-/* x is the truth as magnitude() has it. */
+/* x is a double from magnitude(). */
 static const char *put_floating(numbers_type type, bool negative, double x, void *out, size_t index)
 {
     const struct format *f = &formats[type];
@@ -354,9 +355,9 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* The digits at p, appended to w; returns where they end. While the piece has eight more characters they are looked
- * at together, and those that are digits are moved up, so that zeros stand in front of them: no branch depends on
- * how many. */
+/* Appends the digits at p to w; returns where they end. While the piece has eight more characters, they are
+ * tested together, and the digits among them are shifted behind zeros. No branch depends on the number of
+ * digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -379,7 +380,7 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* The value of a number of more than 19 digits, zeros in front included. written_exponent: behind its e. */
+/* The value of a number of more than 19 digits, leading zeros included. written_exponent: the number behind its e. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -405,11 +406,11 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Takes a whole number apart and returns where it ends. NULL where it does not end before `end`, is malformed, or
- * is too long: the machine shall look at it. `p` is at a digit or a minus. */
+/* Parses a whole number and returns where it ends. NULL where it does not end before `end`, is malformed, or
+ * is too long: the state machine then reads it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    enum { SATURATED = 100000 }; /* an exponent that no number of NUMBERS_CHARS digits makes up for */
+    enum { SATURATED = 100000 }; /* an exponent that the digits of NUMBERS_CHARS characters cannot offset */
     const char *const start = p;
     d->negative = *p == '-';
     p += d->negative;
@@ -448,14 +449,14 @@ static const char *quick(const char *p, const char *end, struct decimal *d)
     return p;
 }
 
-/* The number as element `element` of the array, at out[index]. */
+/* Writes the number as element `element` of the array, to out[index]. */
 static const char *put_decimal(numbers_reader *r, const struct decimal *d, void *out, size_t index, uint64_t element)
 {
     if (is_integer_type(r->type)) return put_integer(r->type, d->negative, d->longer ? UINT64_MAX : d->w, out, index);
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED]; /* no dtype reaches further */
+    if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED]; /* no dtype has larger numbers */
     if (!d->integer && !r->fractional) {
         r->fractional = true;
         r->fraction_element = element;
@@ -481,10 +482,10 @@ enum state {
     NEXT,                  /* behind ',': a value */
     AFTER,                 /* behind a value: ',' or ']' */
     WORD,                  /* inside a string */
-    BARE_WORD,             /* inside such a word without quotes */
+    BARE_WORD,             /* inside such a word that has no quotes */
     DONE,
     COMPLETE,
-    WRONG /* no states: the number ended before this character; it cannot stand here */
+    WRONG /* results that are not states: the number ended before this character; the character cannot stand here */
 };
 
 enum character { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CHARACTERS };
@@ -549,10 +550,10 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1; /* not known until an array of that depth is closed */
+    for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1; /* unknown until an array of that depth is closed */
 }
 
-/* May a value (or, `opens`, an array) stand where the reader is? NULL, or what is wrong. */
+/* May a value (with `opens`, an array) stand at the reader's position? Returns NULL, or the fault. */
 static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
@@ -588,7 +589,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* An element has been put. */
+/* Counts an element that was written. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -597,9 +598,8 @@ static void count_element(numbers_reader *r)
     r->state = AFTER;
 }
 
-/* Takes numbers that follow each other with a comma between, from p on, where check_place() has let the first one
- * stand and there is room for it: the way of nearly all. Returns where it stopped. *error: what is wrong with the
- * number there. */
+/* Reads numbers separated by commas from p on. check_place() has accepted the first one, and there is room
+ * for it. Nearly all numbers take this way. Returns where it stopped. *error: the fault of the number there. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -645,12 +645,12 @@ static const char *value_expected(const numbers_reader *r, char c)
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
-    const uint64_t base, elements; /* where text[0] is in the whole, and how many there were before */
+    const uint64_t base, elements; /* offset of text[0] in the whole text; number of elements before it */
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* the error is where the token began, not at p */
-    bool full;     /* there is no room for the next one */
+    bool at_token; /* the error is at the start of the token, not at p */
+    bool full;     /* there is no room for the next element */
 };
 
 static inline size_t done_here(const struct feed *f)
@@ -663,7 +663,7 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Which of the bare words begins so; BARE_WORDS: none that may stand here. */
+/* The bare word that has this beginning; BARE_WORDS: none that may stand here. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
     int w = 0;
@@ -710,7 +710,7 @@ static void begin_token(struct feed *f, char c)
     r->text[r->held++] = c;
 }
 
-/* Where a value may begin. */
+/* Reads one character where a value may begin. */
 static inline void before_value(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -743,7 +743,7 @@ static void after_value(struct feed *f, char c)
     else if (!(f->error = close_array(f->r))) f->p++;
 }
 
-/* Inside "NaN" and its like. */
+/* Reads one character inside "NaN" or another word. */
 static void in_word(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -923,8 +923,8 @@ static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* 44 */
 };
 
-/* power * c / 2^64, rounded to odd: the lowest bit also says whether anything was cut off. What is below 2^-31 of a
- * unit is taken for the rounding up of `power`. */
+/* power * c / 2^64, rounded to odd: the lowest bit also says whether a nonzero rest was cut off. A rest below
+ * 2^-31 of a unit counts as the rounding up of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
     u128 product = (u128)power * c;
@@ -944,8 +944,9 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* One digit less? At most one multiple of 10^(k + 1) is inside; for s < 10 that would be 0 or 10 only, and no
-     * shorter. Which case it is is a toss: both are computed, so that the compiler may choose without a branch. */
+    /* Can one digit less do? At most one multiple of 10^(k + 1) is inside; for s < 10 that could only be 0 or
+     * 10, which is no shorter. The case is unpredictable: both are computed, and the compiler may choose
+     * without a branch. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -957,7 +958,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     return shorter ? with_tenth : without;
 }
 
-/* Characters are written eight at a time, of which not all may count: NUMBERS_TEXT_MAX has room for the rest. */
+/* Writes eight characters, of which some may not count. NUMBERS_TEXT_MAX has room for the others. */
 static void put_eight(char *text, uint64_t eight)
 {
     memcpy(text, &eight, 8);
@@ -975,9 +976,9 @@ static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
     uint64_t hundreds = (v * 5243 >> 19) &
-                        UINT64_C(0x0000007F0000007F); /* 5243 / 2^19: 1 / 100 for what is below 10^4 */
+                        UINT64_C(0x0000007F0000007F); /* 5243 / 2^19 is 1 / 100 for numbers below 10^4 */
     v = hundreds | (v - hundreds * 100) << 16;
-    uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F); /* 103 / 2^10: 1 / 10 for what is below 100 */
+    uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F); /* 103 / 2^10 is 1 / 10 for numbers below 100 */
     return (tenths | (v - tenths * 10) << 8) + UINT64_C(0x3030303030303030);
 }
 
@@ -1005,10 +1006,11 @@ static size_t write_decimal(uint32_t s, int k, char *text)
 {
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 }; /* 0.0001 to 999999999 are written without an exponent */
     int count = count_digits(s), point = count + k;     /* s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                       /* nine digits, with zeros behind */
+    s *= integer_tens[9 - count];                       /* nine digits, padded with trailing zeros */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8; /* without the zeros behind */
+    count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8; /* the number of digits without
+                                                                            * trailing zeros */
 
     char *t = text;
     if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* 1.2345e-7 */

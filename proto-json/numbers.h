@@ -38,11 +38,12 @@
 
 enum {
     NUMBERS_RANK = ATTN_MAX_RANK, /* nesting */
-    NUMBERS_CHARS = 768,          /* of one number's text; a longer one is refused */
-    NUMBERS_TEXT_MAX = 24,        /* room for the text of one; it has 16 characters at most, but is written in chunks */
+    NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
+    NUMBERS_TEXT_MAX = 24,        /* room for the text of one number written: at most 16 characters, stored in
+                                   * larger chunks */
 };
 
-/* What elements are converted to. Each attn_dtype, or float64 for elements whose dtype is not known yet. */
+/* The type that elements are converted to: each attn_dtype, or float64 while the dtype is not known. */
 typedef enum numbers_type {
 #define X(id, ...) NUMBERS_##id = ATTN_##id,
     ATTN_DTYPE_MAP(X)
@@ -57,7 +58,7 @@ typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_
 typedef struct numbers_reader {
     /* For the caller to read. */
     uint64_t elements; /* appended so far */
-    uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of what is at fault */
+    uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the fault */
     const char *error; /* static text that completes "at offset 17: "; NULL while all is well */
     bool bare_words;   /* the caller's to set */
     int rank;          /* after NUMBERS_DONE */
@@ -65,17 +66,18 @@ typedef struct numbers_reader {
 
     /* The reader's own. */
     numbers_type type;
-    int state;                   /* of the grammar; numbers.c has the diagram */
+    int state;                   /* state of the grammar; numbers.c has the diagram */
     int depth;                   /* open brackets */
-    int leaf_depth;              /* where the elements are, 0: not known yet */
+    int leaf_depth;              /* depth at which the elements are; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* elements of the open array of each depth */
     uint64_t token;              /* offset of the token that is being read */
-    bool fractional;             /* some element was no integer literal; the first one: */
+    bool fractional;             /* some element was not an integer literal; the first such element is: */
     uint64_t fraction_element;
-    bool truths; /* some element was true or false; the first one: */
+    bool truths; /* some element was true or false; the first such element is: */
     uint64_t truth_element;
-    int word, held;               /* string: which one, and how much of it; number: characters in text */
-    char text[NUMBERS_CHARS + 1]; /* of a number that pieces split, and a comma behind it */
+    int word, held;               /* in a string: which word, and how much of it was read; in a number:
+                                   * characters in text */
+    char text[NUMBERS_CHARS + 1]; /* a number that two pieces share, and a comma behind it */
 } numbers_reader;
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
@@ -85,20 +87,22 @@ void numbers_begin(numbers_reader *reader, numbers_type type);
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
-/* After NUMBERS_BAD, for a caller that reads on by another grammar: where the token at fault stands, and in `token` how
- * much of it was taken, *length characters. What follows is text + taken. */
+/* After NUMBERS_BAD, for a caller that goes on with another grammar: the place of the bad token, and in
+ * `token` the *length characters that were taken of it. The text after them is at text + taken. */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place; /* behind '[', ',', a value */
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);
 
-/* The dtype has become known after NUMBERS_DONE: converts all the elements of an untyped reader, at `values`, to
- * `type`, at `out`, which may be the same memory. The result is what a reader of that type would have appended: the
- * float64 of an untyped reader are not rounded to nearest but such that nothing is lost for the narrower type.
- * Where that reader had refused, returns false; reader->error says why, and *element is the first element at fault. */
+/* Converts all elements of an untyped reader to `type`, when the dtype becomes known after NUMBERS_DONE.
+ * `values` and `out` may be the same memory. The result is what a reader of that type would have appended: an
+ * untyped reader rounds its float64 values in a way that loses nothing for a narrower type. Where a reader of
+ * that type would have refused, it returns false; reader->error says why, and *element is the first bad
+ * element. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
-/* The text of one value of the dtype (not NUL-ended); returns its length. `text` must have room for NUMBERS_TEXT_MAX
- * characters. Whole numbers have no ".0", but negative zero is -0.0; below 0.0001 and from 10^9 on there is an exponent
- * (1.5e-7, 1e30); and what is not finite becomes "NaN", "Infinity", "-Infinity", quotes included. */
+/* Writes the text of one value of the dtype, not NUL-ended, and returns its length. `text` must have room for
+ * NUMBERS_TEXT_MAX characters. Whole numbers have no ".0", except that negative zero is -0.0. Numbers below
+ * 0.0001 and from 10^9 on have an exponent (1.5e-7, 1e30). NaN and infinities become "NaN", "Infinity" and
+ * "-Infinity", quotes included. */
 size_t numbers_format(attn_dtype dtype, const void *value, char *text);
 
 #endif

@@ -42,15 +42,15 @@ typedef struct proto_operation {
     attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
 
     bool computes;      /* a device computes the problem */
-    bool takes_caches;  /* keys and values lie in caches of the server, and the request is a step on these */
-    bool cache_in_path; /* the path names the one cache of the step; otherwise the member `caches` names all */
+    bool takes_caches;  /* keys and values lie in caches of the server, and the request is a cache transaction */
+    bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
     bool envelope;      /* one body may hold several problems: {"requests": [...]} */
 
     uint64_t takes;   /* inputs that a problem may have */
     uint64_t needs;   /* inputs that a problem must have; with the member `context` only those with role IN_BACK */
-    uint64_t appends; /* inputs that the step adds to the ends of its caches */
+    uint64_t appends; /* inputs that are added to the ends of the caches */
     uint64_t gives;   /* outputs that the member `outputs` may name */
-    uint64_t usual;   /* outputs of a problem without the member `outputs` */
+    uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
 
     const proto_model *models; /* PROTO_MODELS of them; NULL: KServe has none */
 
@@ -76,7 +76,7 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
     return proto_operations[op].gives >> id & 1;
 }
 
-/* Does a device take part? Otherwise the handler of the route answers as soon as the body has passed all checks. */
+/* Does a device take part? Otherwise the route's handler answers as soon as the body has passed all checks. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
     return operation->computes || operation->takes_caches;

@@ -51,7 +51,7 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule);
 }
 
-/* {"b64": "..."}. What stands there is never quoted: with it others could open the memory. */
+/* Reads {"b64": "..."}. No message quotes the handle, because others could open the memory with it. */
 static attn_status read_handle(const cJSON *value, uint8_t handle[ATTN_HANDLE_BYTES], attn_error *err)
 {
     const cJSON *const b64 = cJSON_IsObject(value) ? value->child : NULL;

@@ -38,26 +38,26 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* {} */, HEADER_ALIGNMENT = 8 };
 struct slot {
     const char *name; /* the tree's */
     int64_t begin, end;
-    int index; /* in the header: the order of those that are empty */
+    int index; /* order in the header, for tensors without bytes */
 };
 
 struct reader {
     proto_limits limits;
-    attn_error error; /* once set, the answer to every call */
+    attn_error error; /* once set, every call returns it */
     uint64_t offset;  /* bytes of the body so far */
 
     /* The header. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* known after LENGTH_BYTES */
     scan *header;          /* NULL: not begun */
-    int values;            /* in it, those of strings in __metadata__ included */
+    int values;            /* values in the header, with those inside strings of __metadata__ */
     struct tree_memory trees;
-    cJSON *root; /* of the header, in there; NULL: it is not complete */
+    cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
 
     /* The data, in the order of the file. */
     struct slot *slots;
-    scan_lift *lifts; /* .bytes: how many have arrived */
-    int count, now;   /* tensors; the first that is not complete */
+    scan_lift *lifts; /* .bytes: the bytes that have arrived */
+    int count, now;   /* number of tensors; the first that is not complete */
     struct scan_room room;
 };
 
@@ -101,7 +101,7 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* A tensor's description: what it holds is decode.c's business, but for where its data are. */
+/* Reads where a tensor's data are. decode.c checks the rest of its description. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };
@@ -151,7 +151,7 @@ static int by_place(const void *a, const void *b)
     return one->index - other->index;
 }
 
-/* Invariant 2; and each gets its place in memory. */
+/* Checks invariant 2, and gives each tensor its place in memory. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -186,14 +186,14 @@ static attn_status place(struct reader *r)
 
 /* ---- Options of the header --------------------------------------------------------------------------------------- */
 
-/* Is it a string in JSON, whatever it says? Then it may stand in the string of __metadata__ without quotes of its
- * own. */
+/* Is a value of this type a string in JSON? If so, it may stand in the string of __metadata__ without quotes
+ * of its own. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
 }
 
-/* The value that is written in `text`; *value stays NULL where that is no JSON. */
+/* Parses the value in `text`. *value stays NULL where the text is not JSON. */
 static attn_status parse(struct reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
@@ -204,13 +204,13 @@ static attn_status parse(struct reader *r, const char *text, cJSON **value)
     return ATTN_OK;
 }
 
-/* str(True) of Python is True. */
+/* Python's str(True) is True. */
 static const char *json_of_bool(const char *text)
 {
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* A scale is a number in __metadata__, or a tensor of the file. */
+/* The error for a scale that is neither a number in __metadata__ nor a tensor of the file. */
 static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -220,8 +220,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* What a string of __metadata__ stands for: the JSON in it, or else itself,
- * for decode.c to say what is wrong with it. */
+/* The value of a string of __metadata__: the JSON in it, or else the string itself, which decode.c then
+ * refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -242,9 +242,9 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
-/* Members of __metadata__ that programs write into their files to describe them. They say nothing of attention and are
- * passed over. None of them is a member of ours, or a likely misspelling of one. A name that ends with '*' stands for
- * all that begin so. */
+/* Members of __metadata__ with which programs describe their files. They do not concern attention and are
+ * ignored. None of them is a member of ours, or a likely misspelling of one. A name that ends with '*' stands
+ * for all names with that beginning. */
 /* clang-format off */
 static const char *const foreign[] = {
     "format", "framework", "library_name", "library_version", /* PyTorch, transformers, mlx: {"format": "pt"} */
@@ -268,7 +268,7 @@ static bool is_foreign(const char *name)
     return false;
 }
 
-/* Their strings become members of the problem. */
+/* Turns the strings of __metadata__ into members of the problem. */
 static attn_status options(struct reader *r, const cJSON *metadata)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -298,7 +298,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
 
 /* ---- The header -------------------------------------------------------------------------------------------------- */
 
-/* data_offsets become the index of a lifted value. */
+/* Replaces data_offsets by the index of a lifted value. */
 static attn_status lift(struct reader *r)
 {
     for (int i = 0; i < r->count; i++) {
@@ -309,7 +309,7 @@ static attn_status lift(struct reader *r)
     return ATTN_OK;
 }
 
-/* The tree of the header becomes that of a JSON body. */
+/* Turns the tree of the header into that of a JSON body. */
 static attn_status translate(struct reader *r)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -388,19 +388,19 @@ static uint64_t size_of(const struct slot *slot)
     return (uint64_t)(slot->end - slot->begin);
 }
 
-/* Those that are complete are passed. */
+/* Moves `now` past the tensors that are complete. */
 static void pass(struct reader *r)
 {
     while (r->now < r->count && r->lifts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
 }
 
-/* Where the body must end, as soon as the header is complete. */
+/* Where the body must end, known once the header is complete. */
 static uint64_t body_end(const struct reader *r)
 {
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* How much of the piece belongs to the part of the body that is being read; and it is taken. */
+/* Takes the bytes of the piece that belong to the current part of the body. */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;
@@ -463,7 +463,7 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
     return r->error.status;
 }
 
-/* The body ends too early. */
+/* The error for a body that ends too early. */
 static attn_status cut_off(struct reader *r)
 {
     if (r->offset == 0)
@@ -522,7 +522,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* The outputs in the order of the file: larger elements first, so that each tensor lies on a multiple of its own. */
+/* Writes the outputs in the order of the file: larger elements first, so that each tensor is aligned to its
+ * elements. */
 static int in_order(const proto_item *item, attn_tensor_id order[ATTN_TENSOR_COUNT])
 {
     int count = 0;
@@ -577,7 +578,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     attn_tensor_id order[ATTN_TENSOR_COUNT];
     const int count = in_order(item, order);
     int64_t at = 0;
-    (void)request_id; /* it goes into problem documents of several problems */
+    (void)request_id; /* only problem documents of several problems have it */
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);
     text_put_char(t, '{');

@@ -66,15 +66,15 @@ enum { NO_LIFT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
 struct frame {
     bool object;
     int members; /* of an object */
-    int lift;    /* object: the value of its member `data` */
-    int dtype;   /* object: the value of its member `dtype`, where it is one */
+    int lift;    /* object: index of the lifted value of its member `data` */
+    int dtype;   /* object: value of its member `dtype`, where that is a dtype */
 };
 
 struct scan {
     proto_limits limits;
     bool plain;       /* nothing is lifted */
-    bool kserve;      /* as KServe's clients write */
-    attn_error error; /* once set, the answer to every call */
+    bool kserve;      /* JSON as KServe's clients write it */
+    attn_error error; /* once set, every call returns it */
     uint64_t offset;  /* bytes of the body in earlier pieces */
 
     /* The grammar. */
@@ -82,30 +82,30 @@ struct scan {
     int depth; /* frames in use */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
-    const char *literal; /* what must still come of true, false, null */
+    const char *literal; /* the rest of true, false or null that must follow */
     bool is_name;        /* the string is a member's name */
-    enum name name;      /* of the member whose value comes */
-    int hex_left;        /* digits of \u that must still come */
-    uint32_t code, high; /* the code point they make; the high surrogate before it, or 0 */
-    int utf8_left;       /* continuation bytes that must still come, the next one from utf8_low to utf8_high */
+    enum name name;      /* meaning of the name before the next value */
+    int hex_left;        /* digits of \u that must still follow */
+    uint32_t code, high; /* the code point so far; the high surrogate before it, or 0 */
+    int utf8_left;       /* continuation bytes that must still follow; the next is from utf8_low to utf8_high */
     unsigned char utf8_low, utf8_high;
 
     /* Where bytes go. */
     enum sink sink;
     int mute_depth;        /* not 0: frames from this one on go NOWHERE */
     char word[WORD_BYTES]; /* the string so far, decoded; NUL-ended */
-    int word_length;       /* WORD_BYTES: longer than any word that matters, or not ASCII */
+    int word_length;       /* WORD_BYTES: the string is longer than every word that matters, or not ASCII */
 
     struct text skeleton;
 
-    /* The caller's memory, and what was lifted into it. */
+    /* The caller's memory, and the values lifted into it. */
     struct scan_room room;
     size_t used; /* bytes */
     scan_lift *lifts;
     int lift_count, lift_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_lift;       /* whose reader this is, or NO_LIFT */
+    int numbers_lift;       /* the lift whose numbers `reader` reads, or NO_LIFT */
     uint64_t numbers_begin; /* where its '[' was */
 };
 
@@ -119,7 +119,7 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 #define BYTES_BEHIND \
     " (bytes of tensors? The header Inference-Header-Content-Length says how many bytes of the body are JSON)"
 
-/* Not JSON: `expected` says what may stand here, `c` what does. */
+/* The error for text that is not JSON: `expected` names what may stand at `at`, where `c` stands. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
     const habit_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? HABIT_VALUE
@@ -162,7 +162,8 @@ static scan_lift *lift_of(scan *s)
     return &s->lifts[s->lift_count - 1];
 }
 
-/* The lifted value cannot be decoded. Its problem is refused later; what is left of it is only checked to be JSON. */
+/* Notes that the lifted value cannot be decoded. Its problem is refused later; the rest of the value is only
+ * checked to be JSON. */
 static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
     scan_lift *lift = lift_of(s);
@@ -236,7 +237,7 @@ static attn_status reserve(scan *s, size_t bytes)
     return scan_make_room(&s->room, lift->offset + lift->bytes, bytes, &s->error);
 }
 
-/* `bytes` more of the lifted value are in place. */
+/* Counts `bytes` more bytes of the lifted value, which are in place. */
 static attn_status lifted(scan *s, size_t bytes)
 {
     scan_lift *lift = lift_of(s);
@@ -247,7 +248,7 @@ static attn_status lifted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* A value to be lifted begins: its index goes into the skeleton in its stead. */
+/* Begins a lifted value; the skeleton gets its index instead. */
 static attn_status lift_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;
@@ -293,7 +294,7 @@ static bool word_is(const scan *s, const char *word)
     return (size_t)s->word_length == length && !memcmp(s->word, word, length);
 }
 
-/* Why the base64 decoder stopped at `found`: a habit, or its own words. */
+/* Why the base64 decoder stopped at `found`: a hint from habits.c, or the decoder's own reason. */
 static const char *base64_fault(scan *s, char found)
 {
     const scan_lift *lift = lift_of(s);
@@ -303,7 +304,7 @@ static const char *base64_fault(scan *s, char found)
     return habit ? habit : base64_reason(&s->base64, found);
 }
 
-/* The text ended inside a group. As hexadecimal it need not end with one. */
+/* The reason where base64 text ended inside a group. Hexadecimal text may end there too, and gets its hint. */
 static const char *base64_end_fault(scan *s)
 {
     const scan_lift *lift = lift_of(s);
@@ -313,9 +314,9 @@ static const char *base64_end_fault(scan *s)
     return "'=' at the end fills it to a multiple of four";
 }
 
-/* A piece of a base64 string: as far as it goes. What stops it is for string() to judge: a quote, an escape, or a
- * fault. One escape is common, for some libraries write every slash as "\\/": it is taken here, 64 characters from
- * the next on average. */
+/* Reads base64 text up to the end of the piece, or to a quote, an escape or a fault, which string() handles.
+ * One escape is handled here because it is common: some libraries write every slash as "\\/", on average 64
+ * characters apart. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text;
@@ -341,7 +342,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* An escape in a string has given a code point. */
+/* Takes the code point that an escape in a string has given. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -406,7 +407,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* JSON that is a string has many */
+        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* a string that holds JSON has many escaped quotes */
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
             p += 2 + run;
@@ -438,14 +439,14 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-    } else { /* a fault in base64 put it here: the next round takes it as plain text */
+    } else { /* a fault in base64 stopped here: the next round reads the rest as plain text */
         return ATTN_OK;
     }
     if (status == ATTN_OK) *text = p + 1;
     return status;
 }
 
-/* The character after '\', and the digits of \u. */
+/* Reads the character after '\', and the digits of \u. */
 static attn_status escape(scan *s, unsigned char c, uint64_t at)
 {
     static const char shorts[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
@@ -510,7 +511,7 @@ static attn_status push(scan *s, bool object, uint64_t at)
     return ATTN_OK;
 }
 
-/* The container ends. An array that came before its dtype is converted now, while it is the last thing in memory. */
+/* Ends a container. An array that stood before its dtype is converted now, while it is the last value in memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -520,7 +521,7 @@ static attn_status pop(scan *s, char c)
         s->mute_depth = 0;
         s->sink = SKELETON;
     }
-    s->name = NAME_OTHER; /* what stands next in an array has none */
+    s->name = NAME_OTHER; /* the next element of an array has no name */
     s->state = s->depth ? AFTER : DONE;
     if (frame.object && frame.lift != NO_LIFT && frame.lift == s->numbers_lift && frame.lift == s->lift_count - 1 &&
         frame.dtype != NO_DTYPE) {
@@ -564,9 +565,9 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* The array is no array of numbers; it may still be JSON. Puts the state machine where the token at fault begins, as if
- * it had read the array itself, has it read what was taken of that token, and lets it check the rest without keeping
- * anything. `at`: the first byte that was not taken. */
+/* The array holds something other than numbers, but may still be JSON. The state machine is put at the
+ * beginning of the bad token, as if it had read the array itself. It reads the part of that token that was
+ * taken, and then checks the rest without storing it. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];
@@ -575,7 +576,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     const int levels = s->numbers.depth;
     lift_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
     s->mute_depth = s->depth + 1;
-    at -= length; /* it may begin in an earlier piece */
+    at -= length; /* the token may begin in an earlier piece */
     for (int level = 0; level < levels; level++) {
         attn_status status = push(s, false, at);
         if (status != ATTN_OK) return status;
@@ -584,7 +585,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     return consume(s, (const unsigned char *)token, (const unsigned char *)token + length, at);
 }
 
-/* The next piece of the array. *text moves behind what was taken. */
+/* Reads the next piece of the array and moves *text behind what it took. */
 static attn_status array(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
@@ -600,7 +601,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     if ((status = lifted(s, written * bytes)) != ATTN_OK) return status;
     *text = begin + taken;
     switch (result) {
-    case NUMBERS_FULL: /* never: the room is for all the elements the text can hold */
+    case NUMBERS_FULL: /* impossible: there is room for all elements that the text can hold */
     case NUMBERS_MORE: return ATTN_OK;
     case NUMBERS_DONE:
         lift->elements = (int64_t)s->numbers.elements;
@@ -646,8 +647,8 @@ static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
     return emit_char(s, (char)c);
 }
 
-/* One character inside a number. *more: the number goes on; else the character stands behind it and is still to be
- * read. */
+/* Reads one character inside a number. *more: the number goes on; otherwise the character stands behind the
+ * number and must still be read. */
 static attn_status number(scan *s, unsigned char c, uint64_t at, bool *more)
 {
     const bool digit = c >= '0' && c <= '9', exponent = c == 'e' || c == 'E';

@@ -1,15 +1,15 @@
-/* healthcheck.c: one request to a running attnd, one line, one exit status.
+/* healthcheck.c: sends one request to a running attnd, prints one line and returns one exit status.
  *
- * The problem: a container's health must be asked from inside it, where there is no curl, and the asker must never
- * hang or crash itself. The idea: a blocking-free client of a hundred lines: resolve, connect, send one GET, read
- * the status line, every step against one deadline.
+ * The problem: a container's health must be tested from inside it, where there is no curl, and the test must neither
+ * hang nor crash. The idea: a small client with non-blocking sockets. It resolves, connects, sends one GET and reads
+ * the status line, and one deadline bounds all of these steps.
  *
  * Invariants
  * 1. Everything ends HEALTHCHECK_TIMEOUT_MS after the start, whatever the other side does.
- * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose port accepts connections but whose
- *    threads hang is not (the kernel accepts for it).
- * 3. Under TLS, which is not spoken here, a TLS record in answer to a ClientHello is the best proof there is: it shows
- *    that a thread of the daemon read ours. It says nothing of readiness, and the line says so. */
+ * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose threads hang is not healthy, although
+ *    its port still accepts connections: the kernel accepts them.
+ * 3. This client does not speak TLS. Under TLS it sends a ClientHello, and any TLS record as answer counts as
+ *    healthy: a thread of the daemon must have read it. The printed line says that this proves no readiness. */
 #include "server/healthcheck.h"
 
 #include <errno.h>
@@ -41,17 +41,17 @@ static const char usage[] =
     "unix:/run/attnd.sock) or nothing: the first address of ATTND_LISTEN, else 127.0.0.1:8080.\n"
     "The path is /readyz unless given; /livez asks whether the process works at all.\n";
 
-/* Where to ask. */
+/* The address and path to request. */
 struct target {
     bool tls, is_unix;
-    char host[256]; /* or the socket's path */
+    char host[256]; /* a host name, or a socket's path */
     char port[8];
     char path[512];
 };
 
-/* ---- What was asked for ------------------------------------------------------------------------------------------ */
+/* ---- The target -------------------------------------------------------------------------------------------------- */
 
-/* A wildcard address is one to listen on, not one to ask. */
+/* Returns the loopback address for a wildcard address, which can be listened on but not connected to. */
 static const char *askable(const char *host)
 {
     if (strcmp(host, "0.0.0.0") == 0) return "127.0.0.1";
@@ -59,7 +59,7 @@ static const char *askable(const char *host)
     return host;
 }
 
-/* http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH], unix:PATH. False where it is none of them. */
+/* Parses http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH] or unix:PATH. False: it is none of these. */
 static bool parse_target(const char *text, struct target *t)
 {
     memset(t, 0, sizeof *t);
@@ -78,7 +78,7 @@ static bool parse_target(const char *text, struct target *t)
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
         for (const char *c = t->path; *c; c++)
-            if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false; /* it would end the request line */
+            if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false; /* it may not stand in a request line */
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
     /* HOST, HOST:PORT, [IPV6], [IPV6]:PORT */
@@ -102,7 +102,7 @@ static bool parse_target(const char *text, struct target *t)
     return true;
 }
 
-/* The target as a URL, for the line that is printed. */
+/* Writes the target as a URL, for the printed line. */
 static void describe(const struct target *t, char *text, size_t capacity)
 {
     if (t->is_unix) snprintf(text, capacity, "unix:%s %s", t->host, t->path);
@@ -120,7 +120,7 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Waits for the socket; false at the deadline, with errno set. */
+/* Waits for the socket. Returns false at the deadline, with errno set. */
 static bool await(int fd, short events, int64_t deadline_ms)
 {
     for (;;) {
@@ -133,7 +133,7 @@ static bool await(int fd, short events, int64_t deadline_ms)
     }
 }
 
-/* A connected socket, or -1 with errno. */
+/* Returns a connected socket, or -1 with errno. */
 static int connect_to(int family, const struct sockaddr *address, socklen_t length, int64_t deadline_ms)
 {
     const int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -152,7 +152,7 @@ static int connect_to(int family, const struct sockaddr *address, socklen_t leng
     return -1;
 }
 
-/* Tries every address of the name. -1 with the reason in *why. */
+/* Tries all addresses of the name. Returns a socket, or -1 with the reason in *why. */
 static int open_target(const struct target *t, int64_t deadline_ms, const char **why)
 {
     int fd = -1;
@@ -177,7 +177,7 @@ static int open_target(const struct target *t, int64_t deadline_ms, const char *
     return fd;
 }
 
-/* Sends all of it; false with errno. */
+/* Sends all bytes, or returns false with errno. */
 static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_ms)
 {
     for (size_t sent = 0; sent < count;) {
@@ -188,7 +188,7 @@ static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_m
     return true;
 }
 
-/* Reads until `enough` bytes, a line feed, or the end. Returns how many; -1 with errno. */
+/* Reads until `enough` bytes, a line feed or the end. Returns how many bytes; -1 with errno. */
 static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_ms)
 {
     size_t used = 0;
@@ -201,9 +201,9 @@ static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_m
     return (ssize_t)used;
 }
 
-/* ---- The two questions ------------------------------------------------------------------------------------------- */
+/* ---- The two requests -------------------------------------------------------------------------------------------- */
 
-/* The HTTP status of GET path, or -1 with the reason in *why. */
+/* Returns the HTTP status of GET path, or -1 with the reason in *why. */
 static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const char **why)
 {
     char request[1024], line[256];
@@ -230,9 +230,9 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
     return status;
 }
 
-/* TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with what a server may have a key for: RSA, or a curve. It must find
- * something to agree to, since libmicrohttpd closes the connection of a client that speaks nothing it knows without the
- * alert that TLS asks for. */
+/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with suites for the usual keys of servers: RSA, or
+ * a curve. The server must find one it supports. Otherwise libmicrohttpd closes the connection without the
+ * alert that TLS demands. */
 static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 {
     static const unsigned char hello[94] = {
@@ -257,7 +257,7 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         *why = strerror(errno);
         return false;
     }
-    for (size_t used = 0; used < sizeof record;) { /* not read_line(): a record may hold a line feed */
+    for (size_t used = 0; used < sizeof record;) { /* not read_line(): a record may contain a line feed */
         const ssize_t n = recv(fd, record + used, sizeof record - used, 0);
         if (n > 0) used += (size_t)n;
         else if (n == 0) {
@@ -272,7 +272,7 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
     return (record[0] == 0x15 || record[0] == 0x16) && record[1] == 3; /* alert or handshake, TLS 1.0 and up */
 }
 
-/* The first address of ATTND_LISTEN, with TLS where the daemon of this environment serves it. */
+/* The first address of ATTND_LISTEN, and whether the daemon with this environment serves TLS there. */
 static bool target_of_environment(struct target *t)
 {
     const char *listen = getenv("ATTND_LISTEN"), *cert = getenv("ATTND_TLS_CERT");

@@ -1,9 +1,9 @@
-/* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
+/* main.c: starts everything in order, serves until a signal ends it, and stops everything in reverse order.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread cannot be had; 70 the last device failed;
- * 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong, or cannot be read;
- * 128 + N under --supervise: signal N ended the server five times in a row. Whatever is refused is
- * refused with one line on standard error, before anything is served. */
+ * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread is not available; 70 the last device
+ * failed; 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong or unreadable;
+ * 128 + N under --supervise: signal N ended the server five times in a row. If the server cannot start, it prints one
+ * line on standard error and serves nothing. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
@@ -33,7 +33,7 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* What an end may take once a drain is over. */
+/* Time for the process to end once a drain is over. */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -43,27 +43,27 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* A server's memory comes and goes in pieces of some hundred KiB. By default glibc would map each of them anew, and
- * fault in every page again. */
+/* Makes glibc keep freed memory. The server allocates and frees pieces of some hundred KiB. By default glibc maps each
+ * of them anew, which costs a fault for every page. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    mallopt(M_MXFAST, 0); /* no fast bins: freed pieces are merged at once, not all together in one unlucky request */
+    mallopt(M_MXFAST, 0); /* no fast bins: freed pieces are merged at once, not all together in one request */
 #endif
 }
 
-/* Started with a standard descriptor closed, the next socket would get its number, and log lines would go to a
- * client. */
+/* Opens /dev/null for closed standard descriptors. Otherwise the next socket would get such a number, and log lines
+ * would be sent to a client. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) abort();
 }
 
-/* All addresses: --listen, then --metrics-listen. Opened here, or inherited from the supervisor. */
+/* Opens all addresses (--listen, then --metrics-listen), or takes them over from the supervisor. */
 static bool open_listeners(const struct config *config, struct listener *listeners, int *count, bool *inherited,
                            attn_error *err)
 {
@@ -91,7 +91,7 @@ static void on_signal(void *loop, int number)
     loop_signal(loop, number);
 }
 
-/* Where a browser on this machine finds it; "" where it listens on unix sockets alone. */
+/* Writes the URL for a browser on this machine; "" if the server listens on unix sockets only. */
 static const char *first_url(const struct config *config, const struct listener *listeners,
                              char text[LISTENER_URL_BYTES])
 {
@@ -101,8 +101,8 @@ static const char *first_url(const struct config *config, const struct listener 
     return text;
 }
 
-/* Upper bound on this process's memory: tensors, connections, the CPU's working memory and caches, and the process
- * itself. Regions of shared memory are the clients'. */
+/* Upper bound on this process's memory: tensors, connections, the CPU device's working memory and caches, and the
+ * process itself. Memory of shared regions belongs to the clients. */
 static int64_t memory_bytes(const struct server *server)
 {
     const struct config *const config = server->config;
@@ -118,7 +118,7 @@ static int64_t memory_bytes(const struct server *server)
     return sum;
 }
 
-/* Says on standard error why the server does not start. */
+/* Prints on standard error why the server does not start. */
 static void complain_of_start(const attn_error *err)
 {
     char space[THREADS_SPACE_BYTES] = "";
@@ -174,7 +174,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* Pinning memory takes long and stalls the device: what was pinned once is kept. */
+    /* Pinning memory takes long and stalls the device, so memory that was pinned once is kept. */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
@@ -187,7 +187,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
             "option=--staging-bytes bytes=%lld machine_bytes=%lld text=\"requests may take more memory than there "
             "is, and the system ends the process then; the default is half the memory\"",
             (long long)config->staging_bytes, (long long)config->memory_bytes);
-    /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
+    /* A device's thread may be busy until the last deadline and --watchdog-ms after it; then its
+     * device counts as lost. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
     const char *const url = first_url(config, listeners, text);
@@ -209,8 +210,8 @@ out:
     if (server.devices) stopped = devices_stop(server.devices, MAIN_STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
-    /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. A driver whose device
-     * was lost may never return from closing it. */
+    /* The process ends at once: a running kernel cannot be interrupted, and its result is not needed. Closing a lost
+     * device might never return from the driver. */
     if (!stopped || status == EXIT_DEVICE_LOST) _exit(status);
     signals_quiet();
     loop_close(server.loop);
@@ -241,8 +242,8 @@ int main(int argc, char **argv)
     case CONFIG_BAD_FILE: return EXIT_CONFIG;
     default: return EXIT_USAGE_ERROR;
     }
-    signal(SIGPIPE, SIG_IGN); /* a client that left is an error of send(), not the end of the server; */
-    signal(SIGXFSZ, SIG_IGN); /* and a region of shared memory beyond `ulimit -f` is one of pwrite() */
+    signal(SIGPIPE, SIG_IGN); /* a client that left must be an error of send() and not end the server */
+    signal(SIGXFSZ, SIG_IGN); /* a shared region beyond `ulimit -f` must be an error of pwrite() */
     tune_malloc();
     log_open(config.log_format, config.log_level);
     if (!open_listeners(&config, listeners, &count, &inherited, &err)) {

@@ -1,8 +1,8 @@
-/* supervise.c: the parent.
+/* supervise.c: the parent process of --supervise.
  *
- * A server is started by fork and exec of this same program, with the sockets' numbers in ATTND_INHERITED_SOCKETS.
- * While it is dead the kernel keeps completing handshakes on the sockets, which stay open here: new clients wait
- * instead of being refused.
+ * It starts a server by fork and exec of this same program, with the sockets' numbers in ATTND_INHERITED_SOCKETS. The
+ * sockets stay open in the parent. While no server runs, the kernel completes handshakes on them, so new clients wait
+ * and are not refused.
  *
  *   the server ends with      the supervisor
  *   0                         ends with 0: it was drained
@@ -11,10 +11,10 @@
  *                             SUPERVISE_SHORT_LIFE_S; gives up after SUPERVISE_GIVE_UP such lives in a row and passes
  *                             its status on
  *
- * Signals go to the server: TERM and INT as TERM, HUP as HUP. One that is told to stop ends by itself, if need be by
- * force (signals.h); one that cannot even do that (it is stopped, or its kernel does not come back) is killed
- * SUPERVISE_KILL_MS later. It has a process group of its own, or a Ctrl-C would reach it twice and the second one would
- * mean: do not wait. It dies with its parent (PDEATHSIG). */
+ * Signals are passed to the server: TERM and INT as TERM, HUP as HUP. A server that is told to stop ends by itself, if
+ * necessary by force (signals.h). If it cannot (it is stopped, or its kernel does not return), it is killed
+ * SUPERVISE_KILL_MS later. It has a process group of its own. Otherwise a Ctrl-C would reach it twice, and the second
+ * one would mean: do not wait. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
 #include <assert.h>
@@ -45,16 +45,16 @@ int supervise_inherited(int *fds, int capacity)
         fds[count++] = (int)fd;
         if (*at != ',') break;
     }
-    unsetenv(variable); /* a server's own children have no part in this */
+    unsetenv(variable); /* programs that the server starts must not inherit it */
     return count;
 }
 
-/* Between fork and exec: nothing but system calls. */
+/* Runs between fork and exec, where only system calls are allowed. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(75); /* it died in between */
+    if (getppid() != parent) _exit(75); /* the parent has died meanwhile */
     setpgid(0, 0);
     for (int i = 0; i < count; i++) fcntl(listeners[i].fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -64,7 +64,7 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    char numbers[(CONFIG_MAX_LISTEN + 1) * 12]; /* each an int and a comma; one is that of --metrics-listen */
+    char numbers[(CONFIG_MAX_LISTEN + 1) * 12]; /* an int and a comma each; one more for --metrics-listen */
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
     assert(list.failure == TEXT_FINE);
@@ -90,9 +90,8 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    sigset_t watched,
-        before;          /* a server begins with the three blocked, as this process did: none finds it unprepared */
-    int64_t kill_ms = 0; /* when it is killed; 0: it was not told to stop */
+    sigset_t watched, before; /* a server starts with the three signals blocked, as this process did, and loses none */
+    int64_t kill_ms = 0;      /* time at which the server is killed; 0: it was not told to stop */
     int failures = 0;
     bool stopping = false;
 
@@ -104,7 +103,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: when the next one is due, while there is none */
+    int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: when to start the next server, while none runs */
     for (;;) {
         int status;
         const int64_t until_ms = child > 0 ? kill_ms > 0 ? kill_ms : clock_ms() + 3600000 : start_ms;
@@ -117,8 +116,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* No other server will need them. Held open here,
-             * they would let in clients whom nobody serves while this one drains. */
+            /* There will be no other server. If the sockets stayed open here, the kernel would accept clients that no
+             * server serves while this one drains. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {
@@ -130,7 +129,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            kill_ms = clock_ms() + SUPERVISE_KILL_MS; /* it may take a moment */
+            kill_ms = clock_ms() + SUPERVISE_KILL_MS; /* a killed server may take a moment to end */
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {
             const int64_t lived_ms = clock_ms() - began_ms;

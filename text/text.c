@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { FIRST_BYTES = 1024 }; /* of a growing text; it doubles from there */
+enum { FIRST_BYTES = 1024 }; /* first size of a growing text, which then doubles */
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
@@ -48,7 +48,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* an empty text is one too */
+    text_put(t, "", 0); /* a text without any piece gets memory too */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -87,7 +87,7 @@ void text_printf(struct text *t, const char *format, ...)
     }
 }
 
-/* How many bytes at `string`, at most `room`, stand for themselves in a JSON string: the usual ones. */
+/* How many bytes at `string`, at most `room`, need no escape in a JSON string. Most bytes need none. */
 static size_t plain_bytes(const char *string, size_t room)
 {
     size_t count = 0;
@@ -178,7 +178,7 @@ size_t text_cut(const char *text, size_t room)
     return length;
 }
 
-/* ---- Names that nobody knows ------------------------------------------------------------------------------------- */
+/* ---- Unknown names ----------------------------------------------------------------------------------------------- */
 
 bool text_is_among(const char *words, const char *word)
 {
@@ -196,14 +196,15 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips what joins the words of a name: cu_seqlens_q, cu-seqlens-q and "cu seqlens q" are cuSeqlensQ. */
+/* Skips the characters that join the words of a name: cu_seqlens_q, cu-seqlens-q and "cu seqlens q" are
+ * cuSeqlensQ. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
     return at;
 }
 
-/* Are both the same name? What joins the words does not count, nor do capitals. */
+/* Are both the same name? Joining characters and capital letters make no difference. */
 static bool is_same_name(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     const char *const a_end = a + a_bytes, *const b_end = b + b_bytes;
@@ -229,7 +230,8 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    int rows[3][TEXT_NAME_BYTES + 1]; /* of the table of all beginnings of a and b: two before this one are needed */
+    int rows[3][TEXT_NAME_BYTES + 1]; /* rows of the table of distances between all beginnings of a and b: a
+                                       * row needs the two before it */
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;
     for (size_t i = 1; i <= n; i++) {
@@ -254,7 +256,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* too short to be alike by so much */
+        return; /* too short: so many mistakes would turn it into any name */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -1,12 +1,13 @@
-/* text.h: text, written and read: a builder that never writes past its end, numbers, UTF-8, likeness of names.
+/* text.h: text, written and read: a builder that never writes past its end, numbers, UTF-8, likeness of
+ * names.
  *
- * It lies here, below the server, because requests and answers need it as much as log lines and options do. Only what
- * one place needs stands in that place: the incremental reader of numbers (numbers.h), the scanner's state inside a
- * character that a piece of the body cuts (scan.c), a header's own grammar (server/http/http_head.h).
+ * It lies below the server because requests and answers need it as much as log lines and options do. Code
+ * that only one place needs stays there: the incremental reader of numbers (numbers.h), the scanner's state
+ * inside a character that two pieces share (scan.c), a header's own grammar (server/http/http_head.h).
  *
- * What must be quick is inline: an answer has two dozen integers, a log line five, and printf() takes longer over them
- * than base64 over a small tensor. Nothing here depends on the locale but text_put_double(), and the program never
- * leaves that of C. */
+ * Functions that must be fast are inline. An answer has two dozen integers and a log line five, and printf()
+ * takes longer for them than base64 for a small tensor. Only text_put_double() depends on the locale, and the
+ * program always runs in the C locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -19,27 +20,28 @@
 
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
-/* A text that is being built, in a buffer of the caller's or in memory that grows. A piece that would make it longer
- * than `limit`, or for which there is no memory, is left out whole; from then on nothing is added, so that a text never
- * has a hole, and one look at `failure` at the end is enough. at[used] is NUL all the time, after a failure too; only a
- * growing text that has never had a piece, or never memory, has at == NULL, and a buffer of 0 bytes has no NUL. */
+/* A text under construction, in a buffer of the caller's or in memory that grows. A piece that would make it
+ * longer than `limit`, or that finds no memory, is left out whole. Nothing is added after that, so a text
+ * never has a gap, and it is enough to read `failure` once at the end. at[used] is always NUL, after a
+ * failure too. There are two exceptions: at is NULL in a growing text that never had a piece or never had
+ * memory, and a buffer of 0 bytes has no NUL. */
 struct text {
     char *at;
     size_t used;  /* bytes, without the NUL */
-    size_t size;  /* of the memory at `at`; after a failure `used`, which lets the next piece find out */
+    size_t size;  /* bytes of memory at `at`; after a failure it equals `used`, and the next piece fails too */
     size_t limit; /* `used` is never more */
     bool grows;   /* the memory is its own */
     text_failure failure;
 };
 
 struct text text_in(char *buffer, size_t capacity); /* capacity counts the NUL */
-struct text text_growing(size_t limit);             /* limit does not; from malloc() */
+struct text text_growing(size_t limit);             /* limit does not; memory from malloc() */
 
-/* Gives the memory of a growing text away, for free(); NULL after a failure, when all of it is freed. */
+/* Hands the memory of a growing text to the caller, for free(). NULL after a failure; the memory is freed then. */
 char *text_take(struct text *t, size_t *length);
-void text_free(struct text *t); /* of a growing text; leaves it empty */
+void text_free(struct text *t); /* frees a growing text and leaves it empty */
 
-/* Makes room for `count` bytes and the NUL, or fails. Of text_put() alone. */
+/* Makes room for `count` bytes and the NUL, or fails. Only text_put() calls it. */
 bool text_make_room(struct text *t, size_t count);
 
 static inline void text_put(struct text *t, const char *bytes, size_t count)
@@ -62,15 +64,15 @@ static inline void text_put_char(struct text *t, char c)
 
 void text_printf(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The inside of a JSON string: quotes, backslashes and control characters escaped, bytes that are not UTF-8 as '?'. At
- * most `room` bytes, cut between characters and escapes. */
+/* Appends `string` as the inside of a JSON string: quotes, backslashes and control characters escaped, bytes
+ * that are not UTF-8 as '?'. It writes at most `room` bytes, and cuts only between characters and escapes. */
 void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 enum { TEXT_DIGITS = 20 }; /* of 2^64 - 1 */
 
-/* x in decimal, ending before `end`; the beginning is returned. TEXT_DIGITS must be free there. */
+/* Writes x in decimal before `end` and returns the first digit. TEXT_DIGITS bytes must be free before `end`. */
 static inline char *text_digits_before(char *end, uint64_t x)
 {
     do *--end = (char)('0' + x % 10);
@@ -84,14 +86,14 @@ static inline void text_put_number(struct text *t, uint64_t x)
     text_put(t, begin, (size_t)(end - begin));
 }
 
-/* x, below 1000, with leading zeros: 007 */
+/* Appends x, which is below 1000, with leading zeros: 007. */
 static inline void text_put_three(struct text *t, unsigned x)
 {
     const char digits[3] = { (char)('0' + x / 100 % 10), (char)('0' + x / 10 % 10), (char)('0' + x % 10) };
     text_put(t, digits, 3);
 }
 
-/* Nanoseconds as milliseconds: 12.345; nothing is negative. */
+/* Appends nanoseconds as milliseconds: 12.345. `ns` is not negative. */
 static inline void text_put_ms(struct text *t, int64_t ns)
 {
     const uint64_t us = ns > 0 ? (uint64_t)ns / 1000 : 0;
@@ -100,13 +102,15 @@ static inline void text_put_ms(struct text *t, int64_t ns)
     text_put_three(t, (unsigned)(us % 1000));
 }
 
-/* 3 as 3, 0.25 as 0.25: the fewest of 15, 16 or 17 digits that read back as the same double, which is finite. */
+/* Appends a finite x (3 as 3, 0.25 as 0.25) with the fewest of 15, 16 or 17 digits that read back as the same
+ * double. */
 void text_put_double(struct text *t, double x);
 
-/* Reads the decimal digits at `text`. What follows them; NULL where there is none, or more than 64 bits hold. */
+/* Reads the decimal digits at `text`. Returns what follows them; NULL where there is no digit, or the number
+ * exceeds 64 bits. */
 const char *text_read_number(const char *text, uint64_t *x);
 
-/* Is all of `text` decimal digits, and the number at most `most`? If not, *x stays. No sign, no spaces. */
+/* Is `text` a decimal number of at most `most`, without sign or spaces? If not, *x stays as it was. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
 /* FNV-1a of the text, but at most its first `most` bytes. A first piece begins with TEXT_HASH_BEGIN, and a next one
@@ -125,8 +129,9 @@ static inline int text_hex_digit(unsigned char c)
     return c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-/* How many bytes from `p` on, before `end`, stand for themselves in a JSON string: printable ASCII but for the quote
- * and the backslash. Eight at a time: in each byte of `odd` the top bit is set where it is one of the others. */
+/* How many bytes from `p` to `end` need no escape in a JSON string: printable ASCII other than the quote and
+ * the backslash. It tests eight bytes at a time; the top bit of each byte of `odd` is set where a byte needs
+ * an escape. */
 static inline size_t text_plain_run(const char *p, const char *end)
 {
     const char *const begin = p;
@@ -136,8 +141,8 @@ static inline size_t text_plain_run(const char *p, const char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* x - 1 borrows into the top bit where x is 0; a false alarm behind a true one only ends the fast part
-         * early. */
+        /* x - 1 borrows into the top bit where x is 0. A false alarm can only stand behind a true one, and
+         * ends the fast part early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -148,8 +153,9 @@ static inline size_t text_plain_run(const char *p, const char *end)
 
 /* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
-/* How many bytes must follow one that is not ASCII, the next one from *low to *high and further ones from 0x80 to 0xbf
- * (RFC 3629, section 4: no overlong forms, no surrogates, nothing above U+10FFFF). 0: no character begins with it. */
+/* How many bytes must follow a first byte that is not ASCII (RFC 3629, section 4: no overlong forms, no
+ * surrogates, nothing above U+10FFFF). The next byte is from *low to *high, and further ones from 0x80 to
+ * 0xbf. 0: no character begins with it. */
 static inline int text_utf8_more(unsigned char first, unsigned char *low, unsigned char *high)
 {
     *low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
@@ -157,16 +163,16 @@ static inline int text_utf8_more(unsigned char first, unsigned char *low, unsign
     return first < 0xc2 || first > 0xf4 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
 }
 
-/* Bytes of the character at `text`, which a NUL ends; 0 where there is none: at that NUL, and where it is no UTF-8. */
+/* Bytes of the character at `text`, which is NUL-ended. 0 at the NUL, and where the bytes are not UTF-8. */
 size_t text_character(const char *text);
 
-/* How many of the first `room` bytes of `text`, which is UTF-8, leave no character cut in two. */
+/* The largest number of bytes, up to `room`, at which UTF-8 `text` can be cut without splitting a character. */
 size_t text_cut(const char *text, size_t room);
 
-/* ---- Names that nobody knows ------------------------------------------------------------------------------------- */
+/* ---- Unknown names ----------------------------------------------------------------------------------------------- */
 
-/* The known name that is most like an unknown one. Start with .unknown,
- * and .distance one above what is still like it. */
+/* A search for the known name that is most like an unknown one. Start with .unknown set, and with .distance
+ * one above the largest that still counts as alike. */
 struct text_nearest {
     const char *unknown;
     const char *name; /* NULL: none is like it */
@@ -177,12 +183,13 @@ void text_consider(struct text_nearest *nearest, const char *name);
 
 /* Is `word` one of `words`, which have single spaces between them? Capital letters count as small ones. */
 bool text_is_among(const char *words, const char *word);
-/* The same, but underscores, hyphens and spaces inside a word do not count either: cuSeqlensQ is cu_seqlens_q. */
+/* text_is_among(), but underscores, hyphens and spaces inside a word make no difference: cuSeqlensQ is
+ * cu_seqlens_q. */
 bool text_has_word(const char *words, const char *word);
 
-/* Mistakes of typing that make one name of the other: a letter too many, missing, wrong, or swapped with its neighbour;
- * capital ones count as small ones.
- * TEXT_FAR where one of the names is longer than TEXT_NAME_BYTES. */
+/* Number of typing mistakes that turn one name into the other: a letter too many, missing, wrong, or swapped
+ * with its neighbour. Capital letters count as small ones. TEXT_FAR where a name is longer than
+ * TEXT_NAME_BYTES. */
 enum { TEXT_NAME_BYTES = 32, TEXT_FAR = 99 };
 int text_distance(const char *a, const char *b);
 

@@ -34,7 +34,7 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    int64_t ld, ldt, dS_lda; /* of tiles [rows][keys]; of sums [channel][keys] */
+    int64_t ld, ldt, dS_lda; /* row strides of tiles [rows][keys], and of sums [channel][keys] */
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
@@ -86,7 +86,7 @@ int64_t flash_backward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* Does anything but dv need the gradient of the scores? */
+/* Does an output other than dv need the gradient of the scores? */
 static bool wants_dS(const struct flash *f)
 {
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
@@ -103,17 +103,20 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* lse of a row whose given lse (NaN, or ATTN_LSE_MOST and more) does not say what the sum of its exponentials is. */
+/* Computes the lse of a row again where the given one (NaN, or ATTN_LSE_MOST and more) does not determine the
+ * sum of its exponentials. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    if (attn_is_cancelled(f->cancel)) return; /* a row may take long, and no result of this run is used any more */
+    if (attn_is_cancelled(f->cancel))
+        return; /* a row may take long, and the results of a cancelled run are
+                                               * not used */
     if (given == given && flash_alike(f, t->b, h, i, &found) == 0) found.lse = flash_exact_row(f, t->b, h, i, NULL);
     flash_keep_lse(f, t->row0 + r, found);
 }
 
-/* Do all rows of the tile see two keys or more, as far as ranges show it without a look at each row? */
+/* Do all rows of the tile see two keys or more? The answer comes from ranges alone, without a test of each row. */
 static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
 {
     struct visible_block block;
@@ -136,7 +139,7 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-/* lse and delta of a row tile from the caller's out and lse. */
+/* Loads lse and delta of a row tile from the caller's out and lse. */
 static void load_statistics(const struct flash *f, const struct flash_tile *t)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
@@ -192,8 +195,8 @@ void flash_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Until every chunk before `chunk` has left row tile `index` behind. *below: chunks known to have finished
- * altogether. */
+/* Waits until every chunk before `chunk` has left row tile `index`. *below: the number of chunks known to
+ * have finished. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -201,14 +204,16 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            if (attn_is_cancelled(f->cancel)) return; /* a chunk that was never begun will never come to its end */
+            if (attn_is_cancelled(f->cancel))
+                return; /* a chunk of a cancelled run may never begin, and would
+                                                       * be waited for in vain */
             pool_breathe(&spins);
         }
         if (tile == INT64_MAX && c == *below) *below = c + 1;
     }
 }
 
-/* The values of dO that the pack left out, for the keys that see them. */
+/* Adds the values of dO that the pack left out, for the keys that see them. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -274,8 +279,8 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     return 0;
 }
 
-/* Scores S of a row that is marked in f->strange, and its lse2. A row whose lse is NaN would make NaN of hidden pairs
- * too: such a row's visible scores become NaN instead, and its lse2 any number. */
+/* Computes the scores S of a row that is marked in f->strange, and its lse2. A row whose lse is NaN would
+ * make NaN of hidden pairs too. Its visible scores therefore become NaN instead, and its lse2 any number. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
                             const struct visible_block *block, float c, float *S, float *cap)
 {
@@ -316,9 +321,9 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 /* Up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
-    int64_t first;       /* row of k and v where it begins */
-    int n;               /* its keys that are within seqlens_k */
-    bool packed;         /* some row of queries sees them: they are packed, and the sums are there */
+    int64_t first;       /* first row of the chunk in k and v */
+    int n;               /* number of its keys within seqlens_k */
+    bool packed;         /* some query sees these keys: they are packed, and the sums exist */
     bool wild;           /* some keys are so large, or not finite, that products may overflow */
     bool nonfinite_sums; /* scratch->nonfinite_sums is part of dv */
 };
@@ -343,8 +348,8 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* S = Q K^T of a row tile, summed in the same order as in the sequence's forward, because lse must fit these scores.
- * True: some products may not be finite though the scores are. */
+/* S = Q K^T of a row tile, summed in the same order as in the sequence's forward, because lse must fit these
+ * scores. Returns true where some products may not be finite though the scores are. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -365,7 +370,7 @@ static bool multiply_scores(const struct flash *f, const struct chunk *at, const
     return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
-/* dk and dv of the chunk; zeros where nobody sees a key, and past seqlens_k. */
+/* Stores dk and dv of the chunk: zeros for keys that no query sees, and past seqlens_k. */
 static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
@@ -414,7 +419,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         struct visible_block block;
         if (!visible_block_of(f, &t, j0, j0 + n, &block)) continue;
         if (!at.packed) pack_chunk(f, &at, &scratch); /* the first row tile that sees these keys */
-        if (f->dQ && index > published) { /* whoever waits for the tiles we skipped need not wait for this one's work */
+        if (f->dQ && index > published) {             /* chunks that wait for the skipped tiles need not wait for this
+                                           * tile's work */
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
         }
@@ -477,7 +483,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
 void flash_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
-        /* Chunk by chunk, all heads: neighbours in time are different heads, which need not wait for each other. */
+        /* Chunk by chunk, with all heads of each: items near in time are different heads, which need not wait
+         * for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

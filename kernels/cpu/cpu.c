@@ -1,16 +1,14 @@
-/* cpu.c: the backend "cpu": flash attention on all cores. This file is the device: memory, streams, marks; the work
- * is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h. A problem with
- * a tensor or an option that these were not written for is computed by reference.c.
+/* cpu.c: the backend "cpu": flash attention on all cores. This file has the device: memory, streams, marks.
+ * The computation is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads
+ * of pool.h. reference.c computes problems with a tensor or an option that those files do not support.
  *
- * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread
- * takes part in the work, so there is nothing to wait for later, and done() is always true. Device memory and
- * staging memory are the same plain memory, and the device is unified: nobody needs to copy. Both count against one
- * limit.
+ * A device owns one pool of threads. A call on a stream has done everything when it returns, because the
+ * calling thread takes part in the work; done() is always true. Device memory and staging memory are the same
+ * plain memory, and the device is unified: no copies are needed. Both count against one limit.
  *
- * Invariants
- * 1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes
- * back to the count.
- * 2. A workspace is used by one run at a time; each stream brings its own, or run() allocates one for the call. */
+ * Invariants 1. Memory is 64-byte aligned. Its size is stored in the 64 bytes before it, and freeing
+ * subtracts it from the count. 2. A workspace is used by one run at a time; each stream brings its own, or
+ * run() allocates one for the call. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>

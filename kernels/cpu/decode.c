@@ -18,9 +18,9 @@
 #include "kernels/cpu/flash.h"
 
 enum {
-    KEYS = 256, /* scored at a time: their scores stay in L1; a multiple of FLASH_UNIT */
-    STEP =
-        16, /* keys of one head before it is the next head's turn; a multiple of what dots() and axpys() do at a time */
+    KEYS = 256, /* keys scored at a time, whose scores stay in L1; a multiple of FLASH_UNIT */
+    STEP = 16,  /* keys of one head before the next head's turn; a multiple of the keys that dots() and axpys()
+             * take at a time */
 };
 
 /* One head of the bundle. */
@@ -35,8 +35,8 @@ struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
     float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        *drop;  /* the first four [FLASH_BUNDLE_ROWS][ld...], shared out to the heads */
-    char *keys; /* STEP rows of k or v that lie in several pages */
+        *drop;  /* the first four are [FLASH_BUNDLE_ROWS][ld...] and shared by the heads */
+    char *keys; /* room to gather STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };
 
@@ -89,8 +89,7 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Keys [from, from + STEP), as far as the visible block of the head goes: their first column in it and their
- * number. */
+/* Keys [from, from + STEP) as columns of the head's visible block: the first column and their number. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);

@@ -28,8 +28,8 @@
 #include "kernels/score.h"
 
 enum {
-    KEYS = FLASH_MASK_BLOCK, /* keys that are scored together; they begin at a multiple of it */
-    SHARE_BITS = 24,         /* sums of KEYS values, each divided by 2^24, are finite */
+    KEYS = FLASH_MASK_BLOCK, /* keys scored together; each group begins at a multiple of this */
+    SHARE_BITS = 24,         /* sums of KEYS values are finite when each value is divided by 2^24 */
 };
 
 /* A query of one head. */
@@ -46,7 +46,7 @@ struct row {
 /* Masks, bias and scores of a row's keys [j, j + n), n <= KEYS. */
 struct keys {
     int64_t j;
-    int n, seen;                 /* seen: how many of the n keys the row sees */
+    int n, seen;                 /* n keys, of which the row sees `seen` */
     uint8_t sees[KEYS];          /* 0 or 1 */
     float bias[KEYS];            /* where there is a bias */
     double z[KEYS], slope[KEYS]; /* score of a visible key, and its derivative by scale q.k (score.h) */
@@ -65,7 +65,7 @@ static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t 
     f->simd->load(f->g.dims.D, flash_at(q, b, h, row->s->q_start + i), q->dtype, row->q);
 }
 
-/* The sink of head h; -inf: it has none. */
+/* The sink of head h; -inf where it has none. */
 static double sink_of(const struct flash *f, int64_t h)
 {
     return f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -103,7 +103,8 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Fills sees, seen and bias of keys [j, end), up to the next multiple of KEYS. Entries behind the n keys become 0. */
+/* Fills sees, seen and bias for keys [j, end), up to the next multiple of KEYS. Entries behind the n keys
+ * become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;
@@ -121,7 +122,9 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
         if (before < at->n)
             memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
                    (size_t)(at->n - before));
-        for (int x = 0; x < KEYS; x++) at->sees[x] &= kept[x] != 0; /* all KEYS: a loop that becomes vectors */
+        for (int x = 0; x < KEYS; x++)
+            at->sees[x] &= kept[x] != 0; /* all KEYS at once, which the compiler
+                                                                     * vectorises */
     }
     if (f->p->bias.rank) {
         const char *from = flash_at(bias, row->b, row->h, row->i);
@@ -144,7 +147,7 @@ bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys about their own place: two of these are looked at first. */
+    /* Most rows see the keys near their own position: two of these are tested first. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -156,8 +159,8 @@ bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r
 
 /* ---- Rows that are alike ----------------------------------------------------------------------------------------- */
 
-/* The largest |k| (which 0) or |v| (1) of a key/value head, infinity where one is not finite. The first call computes
- * it and keeps it for later calls. */
+/* The largest |k| (which 0) or |v| (1) of a key/value head; infinity where one is not finite. The first call
+ * computes it and stores it for later calls. */
 static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 {
     const attn_view *view = &f->g.view[which ? ATTN_T_v : ATTN_T_k];
@@ -243,7 +246,7 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    for (bool finite = false; !finite;) { /* a second time where a sum overflowed */
+    for (bool finite = false; !finite;) { /* a second round where a sum overflowed */
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int x = 0; x < at->n; x += part.count) {
@@ -283,7 +286,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
             most = at.z[x] > most ? at.z[x] : most;
             nan += at.z[x] * 0;
         }
-        if (nan != nan) { /* all of the row is NaN, whatever follows */
+        if (nan != nan) { /* the row's result is NaN, whatever follows */
             for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }

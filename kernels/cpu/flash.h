@@ -38,8 +38,8 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/tiles.h"
 
-/* What flash attention was written for: every tensor and option by name, so that one which is added to the tables of
- * attention.h goes to the kernel "double" until the work here is done. */
+/* The features of this backend's fast kernels, each tensor and option by name. A feature that is added to the
+ * tables of attention.h goes to the kernel "double" until it is added here. */
 #define FLASH_FEATURES                                                                                                \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                   \
      ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) |    \
@@ -57,20 +57,22 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    FLASH_UNIT = 32,        /* rows and keys are laid out in units of this: SIMD_PANEL, and the deepest k_multiple */
-    FLASH_MASK_BLOCK = 64,  /* keys whose FlashMask bounds are summarised together */
-    FLASH_DOT_ROWS = 8,     /* row tiles of up to this many rows take FLASH_DOTS: reading K and V is all their cost */
+    FLASH_UNIT = 32,        /* rows and keys are laid out in multiples of this: SIMD_PANEL, and the largest
+                             * k_multiple */
+    FLASH_MASK_BLOCK = 64,  /* keys whose FlashMask bounds share one summary */
+    FLASH_DOT_ROWS = 8,     /* row tiles of up to this many rows take FLASH_DOTS, where reading K and V is the
+                             * whole cost */
     FLASH_BUNDLE_ROWS = 32, /* rows of a bundle: their scores and sums stay in L1 */
 };
 
 /* How a sequence's forward is computed. */
 enum flash_path {
-    FLASH_DOTS, /* decode.c: so few rows that K and V are read as they lie in memory */
+    FLASH_DOTS, /* decode.c: few rows; K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on packed tiles */
 };
 
-/* lse of a row as its largest score and the logarithm of what is left, in natural units; -inf and 0: nothing is
- * seen. */
+/* The lse of a row as its largest score and the logarithm of the rest, in natural units. -inf and 0: the row
+ * sees no key. */
 struct flash_lse {
     double top, rest;
 };
@@ -83,11 +85,11 @@ enum flash_values {
     FLASH_WILD = 4,   /* some queries or keys are so large (SIMD_TAME), or not finite, that products may overflow */
 };
 
-/* Rows whose lse in float32 does not say what P is. */
+/* How lse in float32 fails to determine P of a row. */
 enum flash_strangeness {
-    FLASH_EXACT, /* each score is computed in double; lse.top is NaN where all that the row sees is NaN */
+    FLASH_EXACT, /* each score is computed in double; lse.top is NaN where every score of the row is NaN */
     FLASH_ALIKE, /* every key that the row sees has the score z */
-    FLASH_SINGLE /* the row sees one key: P is 1 where lse and that key's score differ by rounding alone */
+    FLASH_SINGLE /* the row sees one key: P is 1 where lse and that key's score differ only by rounding */
 };
 struct flash_strange {
     struct flash_lse lse;
@@ -95,18 +97,18 @@ struct flash_strange {
     enum flash_strangeness kind;
 };
 
-/* One sequence of a problem. The prefix sums (…0) count over the sequences before this one, all key/value heads
- * together. */
+/* One sequence of a problem. The prefix sums (…0) count over all sequences before this one, with all
+ * key/value heads. */
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
-    bool packs;           /* K and V are packed once by FLASH_PREPARE, not by each row tile for itself */
+    bool packs;           /* FLASH_PREPARE packs K and V once; otherwise each row tile packs them for itself */
     int heads;            /* query heads in a row tile */
     int bundle;           /* key/value heads that one item of FLASH_FORWARD computes: 1, or more for FLASH_DOTS */
     int64_t tiles;        /* row tiles of a key/value head */
     int64_t rows;         /* their rows, each tile rounded up to FLASH_UNIT */
-    int64_t splits, span; /* spans of keys that a row tile is split into (1: not at all), and keys of a span */
-    int64_t part_rows;    /* rows of partial results of a key/value head, for each span; 0 where nothing is split */
+    int64_t splits, span; /* spans of keys that a row tile is split into (1: not split), and keys of a span */
+    int64_t part_rows;    /* rows of partial results of a key/value head, per span; 0 where nothing is split */
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
 
@@ -114,33 +116,33 @@ struct flash_sequence {
 struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk;   /* sequence, key/value head */
-    int64_t index;   /* of the tile in its key/value head */
+    int64_t index;   /* number of the tile in its key/value head */
     int64_t h, i0;   /* first head and first query */
     int heads, n;    /* heads, queries of each */
     int rows;        /* heads * n */
-    int64_t row0;    /* its place in the arrays by row (multiple of FLASH_UNIT) */
-    attn_range keys; /* that any of its queries sees, by causal, window and lengths */
+    int64_t row0;    /* its first row in the arrays by row, a multiple of FLASH_UNIT */
+    attn_range keys; /* keys that some query of the tile sees, by causal, window and lengths */
     attn_range all;  /* that each of them sees */
 };
 
 /* The part of a row tile that meets keys j0 + c0 .. j0 + c0 + cols - 1. */
 struct visible_block {
     int c0, cols;
-    bool ranged; /* some row does not see some column, by causal or window */
+    bool ranged; /* causal or window hides some column from some row */
     bool masked; /* the same, by FlashMask */
 };
 
-/* A problem, resolved and laid out. */
+/* A problem, resolved and laid out in memory. */
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* The compute type of products, and of P V in a forward, which is the same type or a more exact one. Scores have
-     * one type in forward and backward, because lse must be the sum of the same P that gradients are made of. */
+    /* The compute type of products; and that of P V in a forward, which is equal or more exact. Scores have
+     * one type in forward and backward, because lse must be the sum of the P from which gradients are made. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, recompute; /* recompute: backward that starts with a forward */
     bool plain;               /* scores need no more than a scale > 0 and ranges of columns */
-    bool may_overflow;        /* q and k are of dtypes whose products may leave float32 */
+    bool may_overflow;        /* products of these dtypes of q and k can leave float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - p); 1 without dropout */
@@ -148,18 +150,18 @@ struct flash {
     int Bk;           /* backward: keys of a chunk */
     int bundle;       /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
-    const int *cancel;     /* the run's; attn_is_cancelled() reads it between tiles */
-    int64_t scratch_bytes; /* of a thread's scratch, enough for each phase that uses it */
+    const int *cancel;     /* the run's cancel flag; attn_is_cancelled() reads it between tiles */
+    int64_t scratch_bytes; /* size of a thread's scratch, enough for each phase that uses it */
 
     struct flash_sequence *seq; /* [B] */
 
-    /* By key, FLASH_TILES with packs: per key tile K^T as B operand, then V as B operand. */
+    /* FLASH_TILES with packs: for each key tile, K^T as B operand, then V as B operand. */
     char *kv;
-    uint8_t *kv_values;           /* enum flash_values of a key tile */
+    uint8_t *kv_values;           /* enum flash_values of each key tile */
     int64_t kv_key_bytes;         /* kv bytes of a key */
     attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
-    _Atomic float *most; /* [B][Hk][2], see exact.c; below 0: not computed yet */
+    _Atomic float *most; /* [B][Hk][2], see exact.c; negative: not computed yet */
 
     /* Partial results of split sequences: O [part rows][Dv], then m and l. */
     float *part_O, *part_m, *part_l;
@@ -167,29 +169,30 @@ struct flash {
     /* By row, backward. */
     char *Qa, *dOa;                /* A operands, row by row */
     char *Qat, *dOat;              /* transposed A operands, tile by tile */
-    float *lse2, *delta, *dQ;      /* lse2: NaN where the row's lse is in `strange` */
-    struct flash_strange *strange; /* see exact.c; written for the rows that need it */
+    float *lse2, *delta, *dQ;      /* lse2 is NaN where `strange` holds the row's lse */
+    struct flash_strange *strange; /* see exact.c; written only for the rows that need it */
     uint8_t *row_values; /* enum flash_values of a row tile's Q (WILD) and dO (UNREAL); by row0 / FLASH_UNIT */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld; /* unit: bytes of FLASH_UNIT rows of Qat, dOat */
 
     /* Backward, by chunk. */
-    int64_t chunks; /* of a sequence when not packed, of the longest one otherwise */
+    int64_t chunks; /* chunks of a sequence when not packed, of the longest one when packed */
     struct flash_progress *progress;
     double *slope_parts;                      /* [B][H][chunks] */
-    int64_t dbias_classes;                    /* > 0: dbias is a sum over heads or batch rows, see backward.c */
+    int64_t dbias_classes;                    /* > 0: dbias is a sum over heads or batch rows; see backward.c */
     int64_t tiles_all, packs_all, chunks_all; /* sums over all sequences */
-    int64_t dbias_slices, dbias_blocks;       /* FLASH_ROWS zeroes dbias in these */
+    int64_t dbias_slices, dbias_blocks;       /* FLASH_ROWS zeroes dbias in this many slices; slices per matrix */
 
-    int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* items of this problem; items of the problems before it */
+    int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* number of items of this problem; number of items of
+                                                       * all problems before it */
 };
 
-/* How far a chunk of keys has come: row tiles before `tile` will not be touched by it any more. A cache line of its
- * own. */
+/* Progress of a chunk of keys: it will not touch row tiles before `tile` any more. It fills a cache line of
+ * its own. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
-/* Scratch of a thread, for the largest problem of the run. Each user carves what it needs from its start. */
+/* Scratch of a thread, sized for the largest problem of the run. Each user carves what it needs, from the start. */
 struct flash_scratch {
     char *memory;
 };
@@ -202,32 +205,32 @@ struct flash_run {
     int64_t scratch_bytes; /* of a thread */
     int64_t items[FLASH_PHASES];
     const int *cancel;
-    bool small; /* not worth waking anybody */
+    bool small; /* the run is too small to wake other threads */
 };
 
-/* Bytes of workspace that are enough for these problems, whatever their lengths turn out to be. TOO_LARGE on
- * overflow. */
+/* Bytes of workspace that suffice for these problems with any lengths of their sequences. TOO_LARGE on overflow. */
 attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                         attn_error *err);
 
-/* The same with the lengths as they are: what a call without a workspace allocates. */
+/* flash_bytes() with the actual lengths: the size that a call without a workspace allocates. */
 attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                               attn_error *err);
 
-/* Computes everything; returns when done. The workspace is 64-byte aligned. False: *cancel (may be NULL) was set, and
- * not all was computed. */
+/* Computes all problems and returns when done. The workspace is 64-byte aligned. Returns false where *cancel
+ * (may be NULL) was set and not all was computed. */
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel);
 
 /* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
 
-/* With base NULL it only adds up; the same code so sizes memory and cuts it. used is INT64_MAX after an overflow. */
+/* With base NULL it only adds up sizes, so that the same code first measures memory and then cuts it. used is
+ * INT64_MAX after an overflow. */
 struct flash_arena {
     char *base;
     int64_t used;
 };
 
-/* count * bytes, at a multiple of 64; NULL while measuring. */
+/* Takes count * bytes at a multiple of 64. NULL while measuring. */
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
@@ -235,19 +238,20 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 /* Row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
 
-/* Which sequence an item belongs to; `field` is the offset of the prefix sum in struct flash_sequence. */
+/* The sequence to which an item belongs. `field` is the offset of a prefix sum in struct flash_sequence. */
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* What a row tile sees of the keys [j0, j1); j0 a multiple of FLASH_UNIT. False: nothing there is visible. */
+/* What a row tile sees of the keys [j0, j1), where j0 is a multiple of FLASH_UNIT. Returns false where it
+ * sees none. */
 bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                       struct visible_block *block);
 
-/* Scratch for the two functions below: BM row limits and BN or Bk columns. */
+/* Scratch for the two functions below: limits of BM rows and of BN or Bk columns. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
-    uint8_t *keep; /* rows and columns; NULL where keep_mask is of all keys */
+    uint8_t *keep; /* keep_mask by rows and columns; NULL where it keeps all keys */
 };
 void flash_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
                        struct flash_limits *limits);
@@ -258,33 +262,34 @@ void flash_take_limits(const struct flash *f, struct flash_arena *arena, int row
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
-/* Which pairs of a block dropout keeps: 1 or 0. The factor 1 / (1 - p) comes after the sums (f->drop_scale), because P
- * times it would be rounded to the operand's type: a P of 1 would not stay exact. */
+/* Writes which pairs of a block dropout keeps: 1 or 0. The factor 1 / (1 - p) is applied after the sums
+ * (f->drop_scale): P times it would be rounded to the operand's type, and a P of 1 would not stay exact. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* The same of one row, for up to FLASH_MASK_BLOCK keys from key j on. */
+/* flash_drop() for one row and up to FLASH_MASK_BLOCK keys from key j on. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
-/* The rows of a tile in a tensor of q's shape family, as one strided matrix: in place, or gathered to `scratch`
- * (t->rows * cols elements) where the tile has several heads. */
+/* The rows of a tile in a tensor with axes like q's, as one strided matrix. They are read in place, or
+ * gathered in `scratch` (t->rows * cols elements) where the tile has several heads. */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
-/* Where element (b, h, row) of a view is. Packed: row counts inside the sequence, `start` is its first row. */
+/* Address of element (b, h, row) of a view. Packed: `row` counts inside the sequence, whose first row is `start`. */
 static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
 {
     return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Where key or value `line` (k_start + j) of a key/value head is, in a page or not. */
+/* Address of key or value `line` (k_start + j) of a key/value head, with or without pages. */
 static inline void *flash_key_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line)
 {
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v from `line` on as a strided matrix: as many of `most` as one can be of, but a multiple of `unit` where
- * more are to come. Fewer than `unit` that lie in one page are gathered in `scratch` (unit * cols elements). What is
- * done with units of rows then does not depend on where the pages end. */
+/* Rows of k or v from `line` on as a strided matrix. It has as many of `most` rows as one matrix can have,
+ * and a multiple of `unit` where more rows follow. Where fewer than `unit` rows lie in one page, `unit` rows
+ * are gathered in `scratch` (unit * cols elements). Work on units of rows thus does not depend on where pages
+ * end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -299,21 +304,21 @@ static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_
     return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
 }
 
-/* Each user of a thread's scratch ends its carving with this. */
+/* Checks that a user of a thread's scratch took no more than there is; each user calls it after its last take. */
 static inline void flash_scratch_end(const struct flash *f, const struct flash_arena *arena)
 {
     assert(arena->base == NULL || arena->used <= f->scratch_bytes);
     (void)f, (void)arena;
 }
 
-/* Where the numbers of (h, i) are in the arrays by row. */
+/* Row of (h, i) in the arrays by row. */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
-/* scale of a key/value head: the problem's, times the fp8 factors of q and k. */
+/* The factor of q . k for a key/value head: the problem's scale times the fp8 scales of q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
-/* pack_b or pack_at with NaN and infinity replaced by 0. Returns enum flash_values. `scratch`: FLASH_UNIT * cols
- * floats. */
+/* pack_b or pack_at, with 0 in place of NaN and infinity. Returns enum flash_values. `scratch`: FLASH_UNIT *
+ * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,
@@ -323,7 +328,8 @@ int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X
 
 /* ---- The phases -------------------------------------------------------------------------------------------------- */
 
-/* Each computes item `item` of this problem's phase. scratch_bytes of each: what a thread needs for it. */
+/* Each computes item `item` of this problem's phase. Its scratch_bytes function says how much scratch a
+ * thread needs for it. */
 void flash_prepare_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_item(const struct flash *f, char *scratch, int64_t item);
 void flash_merge_item(const struct flash *f, char *scratch, int64_t item);
@@ -337,37 +343,37 @@ int64_t flash_backward_scratch(const struct flash *f);
 /* decode.c: item `rest` of a sequence of path FLASH_DOTS: a bundle of key/value heads against one span of keys. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* row_end.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left;
- * otherwise out and lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of
- * scratch. `large`: O may have overflowed. */
+/* row_end.c: finishes the running O, m and l of a row tile. Where the tile's keys are split, it stores a
+ * partial result; otherwise it writes out and lse (in a backward: lse2 and delta). It changes O. `inverse`:
+ * t->rows floats of scratch. `large`: O may have overflowed. */
 void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
                 float *l, float *inverse, bool large);
-/* The same of a whole row: out and lse are written. */
+/* flash_part() for whole rows, whose keys are not split: writes out and lse. */
 void flash_end_rows(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                     const float *l, float *inverse, bool large);
-/* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
+/* Row in part_O, part_m and part_l of the partial result of a row tile and a span. */
 int64_t flash_part_row(const struct flash_tile *t, int64_t split);
 
-/* delta less dlse: rowsum(dO O) of n rows of O, queries from `first` (a row of the tensor) on of head h. dO is rounded
- * as the products round it: sum_j P (dP - delta) must come to nothing, or sums of it times a large number are off by
- * that much. */
+/* delta - dlse: rowsum(dO O) of n rows of O, for the queries of head h from `first` (a row of the tensor) on.
+ * dO is rounded as for the products. sum_j P (dP - delta) must be 0; otherwise sums of it times a large
+ * number are wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
-/* A row of dO, as the products round it. */
+/* Loads a row of dO, rounded as for the products. */
 void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row);
 
-/* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is wanted. */
+/* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is needed. */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
 
-/* Where all keys that the row sees have one score, writes *found and returns the number of these keys. 0: the row sees
- * none, or scores may differ. */
+/* Where all keys that the row sees have one score, writes it to *found and returns the number of these keys.
+ * 0: the row sees no key, or its scores may differ. */
 int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
 /* Does row r of a tile see one key and no other? */
 bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Keeps a row's lse for gradient(): in lse2, or in `strange` where lse2 cannot hold it. */
+/* Stores a row's lse for gradient(): in lse2, or in `strange` where lse2 cannot hold it. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;
@@ -376,13 +382,13 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
     f->lse2[row] = lse.lse.top == -INFINITY ? INFINITY : holds ? (float)(whole * M_LOG2E) : NAN;
 }
 
-/* Scores of row r of a tile for gradient(), less their lse and in units of c (natural logarithms): S, and where `cap`
- * is not NULL what softcap leaves of the gradient, of columns j .. j + cols - 1. */
+/* Scores of row r of a tile for gradient(), minus their lse, in units of c (natural logarithms). S and, where
+ * `cap` is not NULL, softcap's factor for the gradient are written for columns j .. j + cols - 1. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Computes anew the scores of a tile's rows that are NaN after score(), and softcap's factor for their gradients. Their
- * products may have overflowed. */
+/* Computes again the scores that are NaN after score(), because their products may have overflowed, and
+ * softcap's factor for their gradients. */
 void flash_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S, int64_t lds,
                        float *cap);
 

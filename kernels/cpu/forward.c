@@ -42,7 +42,7 @@ struct scratch {
     float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
     float *clean; /* FLASH_UNIT rows in f32 */
-    char *keys;   /* FLASH_UNIT rows of k or v that lie in several pages */
+    char *keys;   /* room to gather FLASH_UNIT rows of k or v that lie in several pages */
     char *gathered;
     struct flash_limits limits;
 };
@@ -84,9 +84,9 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
-/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Page by page, where there are
- * pages: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and are the same however many are packed at a
- * time. */
+/* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Where there
+ * are pages, it packs page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not
+ * depend on how many are packed at a time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
@@ -159,7 +159,7 @@ static struct flash_tile strip_of(const struct flash *f, const struct flash_tile
     return strip;
 }
 
-/* Puts the values of V that the pack left out into `nonfinite_sums`, for the rows whose score is not hidden. */
+/* Adds the values that the pack of V left out to `nonfinite_sums`, for the rows whose score is not hidden. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S,
                           int64_t lds, float *nonfinite_sums, int64_t ldo, float *line)
 {
@@ -185,7 +185,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* Last queries first: when causal they have the most keys, and a long item started late keeps everybody waiting. */
+    /* Last queries first: when causal they have the most keys, and a long item that starts late delays the
+     * whole loop. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -243,7 +244,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                     continue;
                 }
             }
-            const int64_t skipped = part.c0 - block.c0; /* columns; a multiple of FLASH_UNIT */
+            const int64_t skipped = part.c0 - block.c0; /* columns to skip, a multiple of FLASH_UNIT */
             score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
                              K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);
             const float c = flash_scores(f, &strip, j0, &part, scratch.S, scratch.lds, NULL, &scratch.limits, wild);
@@ -283,8 +284,7 @@ void flash_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_part_row(&t, split) + r;
-            /* A span of which the row sees nothing has m = -inf and weighs nothing. A NaN anywhere makes the row
-             * NaN. */
+            /* A span in which the row sees no key has m = -inf and weight 0. A NaN in any span makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

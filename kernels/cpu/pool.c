@@ -1,18 +1,20 @@
 /* pool.c: threads that sleep until there is a loop to run.
  *
- * The problem: attention comes in loops of a few to a few thousand items, microseconds to milliseconds each, and
- * often two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50
- * us; so a thread that runs out of work looks around for POOL_SPIN_US before it sleeps, and finds the next loop of
- * the same run there.
+ * The problem: attention comes in loops of a few to a few thousand items, microseconds to milliseconds each,
+ * and often two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread
+ * costs 5 to 50 us. A thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually
+ * finds the next loop of the same run.
  *
- * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
- * workers take items from its atomic counter. When another loop is linked, workers come out after their item and go to
- * the owner that has the fewest threads, and there to the loop that has the fewest. Invariants, all under `lock`:
+ * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller
+ * and workers take items from its atomic counter. When another loop is linked, workers leave after their
+ * item. They go to the owner with the fewest threads, and to its loop with the fewest. Invariants, all under
+ * `lock`:
  *   1. a worker touches a loop only between inside++ and inside--;
- *   2. the caller unlinks the loop before it waits for inside == 0, so nobody enters a loop that is about to vanish;
- *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock;
+ *   2. the caller unlinks the loop before it waits for inside == 0, so no thread enters a loop that is about to vanish;
+ *   3. `posted` counts loops that were linked: a polling worker watches it without taking the lock;
  *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop; a
- *      worker enters one only while that is less than `threads`, and whoever makes it less wakes one if there is work;
+ *      worker enters one only while that is less than `threads`, and a thread that makes it less wakes a worker if
+ *      there is work;
  *   5. a part's `computing` counts the same threads by the part that they compute for. A thread pauses only while its
  *      owner has more than max(1, threads / owners) of them, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
@@ -31,20 +33,20 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024,  /* more is a mistake, not a machine */
-    POOL_SPIN_US = 20,        /* longer than the gap between two loops of a run, shorter than anybody would notice */
-    POOL_YIELD_EVERY = 64,    /* breaths between two looks at the clock, or two gifts of the processor */
+    POOL_MAX_THREADS = 1024,  /* a larger number is a mistake */
+    POOL_SPIN_US = 20,        /* longer than the gap between two loops of a run, and too short to matter otherwise */
+    POOL_YIELD_EVERY = 64,    /* pauses between two reads of the clock, or two yields of the processor */
     POOL_PAUSE_NS = 10000000, /* how often a thread that pauses checks whether its work is cancelled */
 };
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* the next item that nobody has */
+    atomic_int_fast64_t next; /* the next item that no thread has taken */
     int64_t items;
     pool_task task;
     void *context;
     struct pool_part *part; /* the part that the loop belongs to; NULL: none */
-    atomic_int inside;      /* workers in this loop; written under the lock, watched without */
+    atomic_int inside;      /* workers in this loop; written under the lock, read without it */
 };
 
 struct worker {
@@ -55,22 +57,22 @@ struct worker {
 
 struct pool {
     pthread_mutex_t lock;
-    pthread_cond_t posted_cond; /* a loop was linked, or the pool closes */
+    pthread_cond_t posted_cond; /* signalled when a loop was linked, or the pool closes */
     pthread_cond_t left_cond;   /* a worker left a loop */
-    pthread_cond_t turn_cond;   /* a thread that pauses may go on */
+    pthread_cond_t turn_cond;   /* signalled when a thread that pauses may go on */
     struct parallel_for *loops;
     struct pool_part *parts; /* parts that have begun: at most as many as the device has streams */
     atomic_uint posted;
-    atomic_int computing; /* written under the lock, watched without */
+    atomic_int computing; /* written under the lock, read without it */
     bool closing;
     int sleeping; /* workers in posted_cond */
     int paused;   /* threads in turn_cond */
-    int threads;  /* started ones, plus the caller */
+    int threads;  /* started threads and the caller */
     void (*idle)(void);
     struct worker *workers;
 };
 
-/* The part that this thread has begun last and not ended. */
+/* The part that this thread began last and has not ended. */
 static _Thread_local struct pool_part *begun;
 
 static int64_t now_ns(void)
@@ -102,14 +104,14 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* The counter may run past `items` by one for each thread that comes: 64 bits cannot overflow that way. */
+    /* Each thread that comes may increment the counter once past `items`, which cannot overflow 64 bits. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
     return true;
 }
 
-/* What a worker does: while nobody else wants its core, and there is no other loop that may have too few. */
+/* A worker's loop. It ends when another thread needs the worker's core, or another loop may have too few threads. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -169,8 +171,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* The lock is held. Has the owner of this part more threads than its share, while the pool has too few? `own`: 1 for a
- * thread of the part that is not counted now and would go on. */
+/* The lock is held. Does the owner of this part have more threads than its share, while the pool has too few?
+ * `own` is 1 for a thread of the part that is not counted now and wants to go on. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -229,7 +231,7 @@ int64_t pool_end(struct pool *pool, struct pool_part *part)
     return now_ns() - part->began_ns - part->paused_ns + part->helped_ns;
 }
 
-/* Watches for a new loop for POOL_SPIN_US. The lock is not held. */
+/* Polls for a new loop for POOL_SPIN_US. The lock is not held. */
 static bool spin_for_loop(struct pool *pool, unsigned seen)
 {
     int64_t until = now_us() + POOL_SPIN_US;
@@ -307,7 +309,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     *link = loop.next_loop;
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items); /* every item has somebody */
     pthread_mutex_unlock(&pool->lock);
-    /* The others are in their last items: usually a short wait, so look a while before sleeping. */
+    /* The other threads are in their last items. The wait is usually short, so this thread polls before it sleeps. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -356,8 +358,8 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        pthread_mutex_lock(&pool->lock); /* those that run look at it */
-        pool->threads = n + 1;           /* pool_close() joins exactly those */
+        pthread_mutex_lock(&pool->lock); /* started threads read it under the lock */
+        pool->threads = n + 1;           /* pool_close() joins exactly the threads that were started */
         pthread_mutex_unlock(&pool->lock);
     }
     *out = pool;

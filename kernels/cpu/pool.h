@@ -8,7 +8,7 @@
  *   spent_ns = pool_end(pool, &part);
  *   pool_close(pool);
  *
- * Items are handed out in increasing order by an atomic counter: whoever is free takes the next. Which thread runs
+ * Items are handed out in increasing order by an atomic counter: a free thread takes the next. Which thread runs
  * an item is therefore a matter of chance, and no result may depend on it; `worker` only picks scratch memory.
  *
  * Several threads may use a pool side by side. Each thread that calls pool_begin() takes the place of a worker, which
@@ -25,23 +25,24 @@
 
 struct pool;
 
-/* worker: 0 (the thread that called pool_run) to pool_threads() - 1; two threads in the same loop never share one. */
+/* worker: a number from 0 (the thread that called pool_run) to pool_threads() - 1. Two threads in one loop
+ * never share it. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
-/* threads counts the calling thread: threads - 1 are started. 0: one a core this process may run on. `idle` (NULL:
- * nothing) is called by a started thread that is about to sleep. Errors: DEVICE when the system refuses a thread,
- * NO_MEMORY. */
+/* Opens a pool of `threads` threads with the calling one: threads - 1 are started. 0: one for each core this
+ * process may use. A started thread calls `idle` (NULL: nothing) before it sleeps. Errors: DEVICE when the
+ * system refuses a thread, NO_MEMORY. */
 attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_error *err);
 void pool_close(struct pool *pool); /* NULL is fine; no loop may be running */
 int pool_threads(const struct pool *pool);
 
-/* One use of a pool, from pool_begin() to pool_end(). All fields are pool.c's, under the pool's lock. */
+/* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* that this thread had begun before; NULL: none */
+    struct pool_part *outer; /* the part that this thread had begun before; NULL: none */
     const void *owner;       /* compared, never followed */
-    const int *cancel;       /* attn_is_cancelled(): a calling thread that pauses goes on at once. NULL: never */
-    int computing;           /* threads that compute for it now */
+    const int *cancel;       /* flag for attn_is_cancelled(), which ends the pause of a calling thread; NULL: never */
+    int computing;           /* threads that compute for this part now */
     int64_t began_ns, paused_ns, helped_ns;
 };
 
@@ -51,13 +52,14 @@ struct pool_part {
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
-/* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread takes
- * part, alone when there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the
- * part that its thread has begun; a loop without a part has no owner. Do not call it from inside a task. A task may
- * wait for a task of a smaller index in the same loop (a running thread has taken it), never for a larger one. */
+/* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread
+ * takes part, alone when there is one item. Thread-safe: loops of several callers run side by side. A loop
+ * belongs to the part that its thread has begun; a loop without a part has no owner. Do not call it from
+ * inside a task. A task may wait for a task of a smaller index in the same loop, which a running thread has
+ * taken, and never for a larger one. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
-/* One breath of a bounded wait inside a task: a pause, and from time to time the processor goes to somebody else. */
+/* One step of a bounded wait inside a task: a pause, and from time to time a yield of the processor. */
 void pool_breathe(unsigned *spins);
 
 #endif

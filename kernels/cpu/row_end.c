@@ -1,5 +1,5 @@
-/* row_end.c: what a row tile's running O, m and l come to: out and lse, or a partial result where its keys are split.
- * Forward, its merge and decode end their rows here. */
+/* row_end.c: the results of a row tile from its running O, m and l: out and lse, or a partial result where
+ * its keys are split. Forward, its merge and decode end their rows here. */
 #include <math.h>
 #include <string.h>
 
@@ -8,8 +8,8 @@
 
 enum { CLOSE_ROWS = 64 }; /* that are ended together */
 
-/* Adds the sink, and finds lse in base 2 and the factor of O, which is 1 / l times dropout's factor. A row without any
- * key: inverse 0, lse2 -inf (or the sink). */
+/* Adds the sink. Computes lse in base 2 and the factor of O, which is 1 / l times dropout's factor. A row
+ * that sees no key has inverse 0 and lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -26,13 +26,13 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Does row r of a tile have numbers that vectors of float32 cannot give? m, l and O are the row's maximum, sum and sums
- * of values. Products that overflowed do not show here: flash_scores() has mended them. */
+/* Does row r of a tile have numbers that float32 vectors cannot compute? m, l and O are the row's maximum,
+ * sum and sums of values. Products that overflowed do not show here, because flash_scores() has repaired
+ * them. */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
-    if (m == -INFINITY &&
-        l == 0) { /* nothing seen; or scores that are -inf without being hidden, which score() would not leave */
+    if (m == -INFINITY && l == 0) { /* the row sees no key; visible scores are never -inf after score() */
         const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
         return f->plain && keys.lo < keys.hi;
     }
@@ -90,7 +90,7 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        if (f->backward) /* rows of O times dO, still to be divided by l */
+        if (f->backward) /* the dot products of rows of O and dO, not yet divided by l */
             flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;

@@ -25,7 +25,7 @@
  * in a forward tile; in backward, BM rows against chunks of Bk keys. The first row that fits is taken, by the compute
  * type and the larger of D and Dv. Above 256 there is no backward. */
 static const struct tile_sizes {
-    attn_dtype element; /* of operands, and how many parts each number has */
+    attn_dtype element; /* dtype of operands; number of parts of each element */
     int parts, max_d;
     int BM, BN, back_Br, Bk;
 } tile_sizes[] = {
@@ -46,13 +46,14 @@ static const struct tile_sizes {
 
 enum {
     SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every BN */
-    SPLIT_DOT_KEYS = 512, /* the same for FLASH_DOTS, whose items do less with a key */
-    SPLIT_TILES = 8, /* sequences with more row tiles a head than this are not split: there is work for many threads */
-    DBIAS_ROWS = 64, /* rows of dbias that are zeroed by one item */
+    SPLIT_DOT_KEYS = 512, /* SPLIT_KEYS for FLASH_DOTS, whose items do less work per key */
+    SPLIT_TILES = 8,      /* sequences with more row tiles per head are not split, because they have work for many
+                      * threads */
+    DBIAS_ROWS = 64,      /* rows of dbias that one item zeroes */
 };
 
-/* Below this many floating point operations a run is computed by its caller alone: 10 to 50 us. A thread takes 5 to
- * 50 us to wake. */
+/* A run with fewer floating point operations is computed by its caller alone, in 10 to 50 us. Waking a thread
+ * takes 5 to 50 us. */
 static const double small_flops = 6e6;
 
 /* Sums over the sequences of a problem: exact, or bounds that need no lengths. */
@@ -60,7 +61,7 @@ struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* a + b * c, INT64_MAX on overflow: the arena then refuses. */
+/* a + b * c; INT64_MAX on overflow, which the arena refuses. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;
@@ -69,7 +70,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
-/* Everything of a sequence that its own lengths decide. */
+/* Fills in everything that a sequence's own lengths determine. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;

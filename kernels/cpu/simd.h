@@ -84,14 +84,14 @@ enum {
     SIMD_A_ROWS = 16, /* A is readable up to a multiple of this many rows */
 };
 
-/* Sums of 2^63 values below this are finite. So is each partial sum of a dot product of up to ATTN_MAX_HEAD_DIM such
- * pairs: 2^58 * 2^58 * 2^10 = 2^126. */
+/* Sums of 2^63 values below this are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs
+ * of such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME       0x1p58f
-#define SIMD_SCORE_MOST 0x1p126f /* below this a row's largest score in base 2 says that none has overflowed */
+#define SIMD_SCORE_MOST 0x1p126f /* a row whose largest score in base 2 is below this has had no overflow */
 
-/* One step of the scores that is not a plain scale: see struct simd's score(). */
+/* The options of a score other than a plain scale: see struct simd's score(). */
 struct simd_score {
-    float scale;   /* s = scale * S; natural units (not base 2) */
+    float scale;   /* s = scale * S; natural units, not base 2 */
     float softcap; /* > 0: t = softcap * tanh(s / softcap) */
 
     const void
@@ -100,12 +100,14 @@ struct simd_score {
     int64_t bias_stride;
 
     float slope;      /* ALiBi: adds -slope * |distance + r - c|; 0: off */
-    int64_t distance; /* i + Sk - Sq - j of element (0, 0); below 2^24 in size over the tile, or rounded to float */
+    int64_t distance; /* i + Sk - Sq - j of element (0, 0); beyond 2^24 in size over the tile it is rounded to
+                       * float */
 
     const uint8_t *keep; /* NULL, or keep_mask of element (0, 0): 0 hides; rows as for bias */
     int64_t keep_stride;
 
-    const int *lo, *hi; /* NULL (both), or [rows]: row r sees columns lo[r] <= c < hi[r]; any integers, empty is fine */
+    const int *lo, *hi; /* NULL (both), or [rows]: row r sees columns lo[r] <= c < hi[r]; any integers, also
+                         * an empty range */
 
     /* FlashMask: NULL, or [cols]: column c is hidden from rows hide_lo[x][c] <= row0 + r < hide_hi[x][c], x = 0, 1. */
     const int32_t *hide_lo[2], *hide_hi[2];
@@ -117,38 +119,38 @@ struct simd_score {
 /* Gradient of the scores of one tile. All tiles are [rows][ld]. */
 struct simd_gradient {
     int rows, cols;
-    int64_t ld;         /* of S, dP, cap, drop and dZ */
-    const float *S;     /* raw scores, or what score() left there */
+    int64_t ld;         /* row stride of S, dP, cap, drop and dZ */
+    const float *S;     /* raw scores, or the scores that score() wrote */
     const float *dP;    /* dO V^T, without dropout */
     float c;            /* P = exp2(c * S - lse2): scale * log2(e), or 1 after score() */
     const float *lse2;  /* [rows] lse * log2(e); +INFINITY for a row that sees no key: its P is 0 */
     const float *delta; /* [rows] rowsum(dO * O) - dlse */
-    const float *cap;   /* NULL, or what score() wrote there */
+    const float *cap;   /* NULL, or the numbers that score() wrote to its `cap` */
     const float *drop;  /* NULL, or which pairs dropout keeps: 0 or 1 */
     float drop_scale;   /* where drop is not NULL: M = drop_scale drop */
 
-    /* Results; each may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even if dP is
-     * NaN. */
+    /* Results; each may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even if dP
+     * is NaN. */
     void *P_b; /* P drop as a B operand, k = rows, n = cols */
     int64_t P_ldb;
     void *dS_a; /* dS as an A operand, m = rows, k = cols */
     int64_t dS_lda;
     void *dS_b; /* dS as a B operand, k = rows, n = cols */
     int64_t dS_ldb;
-    float *dZ; /* f32; for the gradients of bias and slopes. May be S's or dP's own memory */
+    float *dZ; /* f32; for the gradients of bias and slopes. It may be the memory of S or dP */
 };
 
-/* A compute type: how operands of products are kept, and what reads and writes them. */
+/* A compute type: the format of operands of products, and the functions that read and write operands. */
 struct simd_type {
     attn_dtype dtype; /* ATTN_F32 or ATTN_BF16: the element of an operand */
     int k_multiple;   /* k is padded with zeros to a multiple of this */
-    int parts;        /* bf16 numbers that add up to one element, see simd_split.h; 1 otherwise */
-    int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() wants its tiles whole */
+    int parts;        /* bf16 numbers whose sum is one element, see simd_split.h; 1 otherwise */
+    int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() needs whole tiles */
 
-    /* Operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype. Rounding to nearest even.
-     * Return true where every element is smaller than SIMD_TAME. A tile of V (or K, in backward) that is not finite
-     * must not be multiplied by the zeros of hidden keys, for 0 * NaN is NaN, and sums of huge values overflow: the
-     * caller takes another way. */
+    /* Makes operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype, rounded to
+     * nearest even. Returns true where every element is smaller than SIMD_TAME. A tile of V (in a backward of
+     * K) that is not finite must not be multiplied by the zeros of hidden keys, because 0 * NaN is NaN. Sums
+     * of huge values overflow. For both the caller has another way. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -184,8 +186,8 @@ struct simd {
     const char *name; /* "avx512" */
     struct simd_type f32;
     const struct simd_type *bf16;   /* NULL where bf16 inputs are computed as f32 */
-    const struct simd_type *half;   /* float16 as two bf16 numbers, NULL where it is computed as f32 */
-    const struct simd_type *single; /* float32 as three, NULL where f32 products are as good */
+    const struct simd_type *half;   /* float16 as two bf16 numbers; NULL where float16 is computed as f32 */
+    const struct simd_type *single; /* float32 as three bf16 numbers; NULL where f32 products are as fast */
 
     /* Scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias + alibi), -inf
      * where a mask hides it (a hidden S may be NaN), and at least -FLT_MAX where none does. Then softmax() and
@@ -196,10 +198,11 @@ struct simd {
      * hi[r], for 0 <= lo[r] <= hi[r] <= cols. S stays raw; softmax() and gradient() then take their c > 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
-    /* Decode: a few query rows against rows of K and V as they lie in memory; bound by the reading of K and V.
+    /* Decode: a few query rows against rows of K and V as they lie in memory. Reading K and V bounds the
+     * speed.
+     *
      *   dots:  S[r][j] = q[r] . K[j]            r < nq, j < n;  q [nq][ldq] f32
-     *   axpys: O[r] += sum_j P[r][j] V[j]       in the order of j; where P[r][j] is 0, V[j] is not looked at (it may be
-     *                                           NaN) */
+     *   axpys: O[r] += sum_j P[r][j] V[j]       in the order of j; where P[r][j] is 0, V[j] may be NaN */
     void (*dots)(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride,
                  float *S, int64_t lds);
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
@@ -211,7 +214,7 @@ struct simd {
     /* Is every S[r][c] a finite number? */
     bool (*all_finite)(int rows, int cols, const float *S, int64_t lds);
 
-    /* The largest |X[r][c]|, infinity where one is not finite. */
+    /* The largest |X[r][c]|; infinity where some element is not finite. */
     float (*most)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride);
 
     /* y[r] = sum_c X[r][c] Y[r][c], each of any floating dtype: delta from dO and O. */
@@ -235,20 +238,21 @@ struct simd {
      * log2 l together. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
-    /* y[i] = exp2(x[i]), the exponential that softmax uses: relative error below 2e-7, exact at 0, 0 for -inf and below
-     * -150, NaN stays. y may be x. */
+    /* y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
+     * below -150; NaN stays NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
-    /* The calling thread will compute nothing here for a while: gives back processor state (AMX tiles). Optional; the
-     * next call of gemm() takes it again by itself. */
+    /* Gives back processor state (AMX tiles) where the calling thread will not compute here for a while. The
+     * call is optional; the next gemm() takes the state again. */
     void (*leave)(void);
 };
 
-/* The best table for this processor, or at most the one that the environment's ATTN_CPU_ISA names (portable, avx2,
- * avx512, bf16, amx; on arm64 neon, neon_bf16; anything else is ignored). Chosen at the first call; thread-safe. */
+/* The best table for this processor. The environment's ATTN_CPU_ISA may name a lower one (portable, avx2,
+ * avx512, bf16, amx; on arm64 neon, neon_bf16; other values are ignored). Chosen at the first call;
+ * thread-safe. */
 const struct simd *simd_get(void);
 
-/* The table of that name, NULL where this build or this processor does not have it. For tests and benchmarks. */
+/* The table of that name; NULL where this build or this processor does not have it. For tests and benchmarks. */
 const struct simd *simd_find(const char *name);
 
 /* Names of all tables, slowest first, NULL at the end. */
@@ -274,16 +278,15 @@ static inline int64_t simd_element_bytes(const struct simd_type *t)
     return t->dtype == ATTN_F32 ? 4 : 2;
 }
 
-/* A good distance between rows of n elements: a multiple of 64 bytes, an odd one, so that rows spread over all cache
- * sets. (Without the odd 64 bytes forward with D = 128 was 8 % slower on AMX.) */
+/* A good distance between rows of n elements: an odd multiple of 64 bytes, which spreads rows over all cache sets. */
 static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
 {
     int64_t lines = (simd_round_up(n, 32) * element_bytes + 63) / 64;
     return (lines | 1) * 64 / element_bytes;
 }
 
-/* The parts of an operand follow each other inside a row of A and inside a panel of B: part p of what stands at x is at
- * x + p * ld / parts. */
+/* The parts of an operand follow each other in a row of A and in a panel of B: part p of the element at x is
+ * at x + p * ld / parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;
@@ -293,8 +296,8 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* Bytes of an A operand of m rows, and of a B operand with panels ldb apart. The sizes are tile sizes or one head: the
- * caller has checked that they are far from overflow. */
+/* Bytes of an A operand of m rows, and of a B operand with panels ldb apart. The sizes are those of tiles or
+ * of one head; the caller has checked that they are far from overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

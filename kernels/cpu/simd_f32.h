@@ -1,4 +1,4 @@
-/* simd_f32.h: how simd_tiles.h writes f32 operands, in the words of either vector vocabulary. */
+/* simd_f32.h: f32 operands for simd_tiles.h, in terms that every vector vocabulary (simd_v*.h) defines. */
 
 #define OPERAND float
 enum { STEP = 1, PAD_ROWS = 0 };

@@ -1,11 +1,11 @@
-/* simd_gemm.h: the f32 product in the words of simd_v256.h or simd_v128.h: 6 rows and 16 columns of C in registers.
- * Included by simd_avx2.c, where sums take 12 of 16 registers, and by simd_neon.c, where they take 24 of 32. With AVX2
- * two more registers hold half a row of the panel of B, and one an element of A. A sum runs along all of k in order,
- * and is added to C at the end, as in simd_gemm512.h. */
+/* simd_gemm.h: the f32 product in terms of simd_v256.h or simd_v128.h, with 6 rows and 16 columns of C in
+ * registers. simd_avx2.c includes it, where sums take 12 of 16 registers, and simd_neon.c, where they take 24
+ * of 32. With AVX2 two more registers hold half a row of the panel of B, and one holds an element of A. A sum
+ * runs along all of k in order, and is added to C at the end, as in simd_gemm512.h. */
 
 enum { GEMM_ROWS = 6, GEMM_COLS = 16, GEMM_VECTORS = GEMM_COLS / V_LANES };
 
-/* `rows` rows of half a panel. `rows` is a constant in every copy, so that the sums are registers. */
+/* Computes `rows` rows of half a panel. `rows` is a constant in every copy, which keeps the sums in registers. */
 VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const float *B, float *C, int64_t ldc,
                     int width, bool add, const float *rescale)
 {

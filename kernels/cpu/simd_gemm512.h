@@ -1,17 +1,17 @@
-/* simd_gemm512.h: the matrix product in 512-bit registers, for f32 and for pairs of bf16. Included by simd_avx512.c and
- * simd_bf16.c, which first say what an element is:
+/* simd_gemm512.h: the matrix product in 512-bit registers, for f32 and for pairs of bf16. simd_avx512.c and
+ * simd_bf16.c include it after they define an element:
  *
  *   GEMM_ELEMENT             the element of an operand; GEMM_PER_LANE of them, neighbours along k, share a 32-bit lane
- *   GEMM_BROADCAST(a)        those at `a` in every lane
+ *   GEMM_BROADCAST(a)        the lane at `a`, in every lane
  *   GEMM_LOAD(b)             16 lanes of a panel of B
  *   GEMM_STEP(sum, a, b)     sum + a * b in every lane
  *
- * A sum runs along the whole of k in order, in one register, and meets C at the end. */
+ * A sum runs along the whole of k in order, in one register, and is added to C at the end. */
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
-/* One step along k of `rows` rows: A is read at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at], ...
- * `both`: of both halves of the panel, not of the first alone. */
+/* One step along k of `rows` rows. It reads A at row[0][at], row[0][lda + at], row[0][2 lda + at],
+ * row[1][at], ... `both`: it computes both halves of the panel, otherwise the first half alone. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {
@@ -24,9 +24,9 @@ VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *r
     }
 }
 
-/* `rows` rows of one panel. `rows` is a constant in every copy, so that the sums are registers. A pointer serves
- * three rows (an address may be pointer + lda or pointer + 2 lda): fourteen pointers would not fit the general
- * registers, and every instruction that is no multiply-add may take the place of one. */
+/* Computes `rows` rows of one panel. `rows` is a constant in every copy, which keeps the sums in registers. A
+ * pointer serves three rows (an address may be pointer + lda or pointer + 2 lda), because fourteen pointers
+ * exceed the general registers, and every extra instruction may displace a multiply-add. */
 VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda,
                     const GEMM_ELEMENT *B, float *C, int64_t ldc, int width, bool add, const float *rescale)
 {
@@ -43,7 +43,7 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            __asm__("" : "+r"(row[i])); /* keeps the compiler from making fourteen pointers of these after all */
+            __asm__("" : "+r"(row[i])); /* keeps the compiler from deriving fourteen pointers from these */
         }
     }
     if (steps) gemm_step(rows, both, row, lda, 0, B, sum);

@@ -28,14 +28,14 @@ enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* of SIMD_TAME in bf16 */ };
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* V_LANES columns of two rows: the low half is the first row. */
+/* V_LANES columns of two rows. The low half is the first row. */
 struct pair {
     vh rows;
 };
 
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
-    (void)lda, (void)n; /* the rest is zero and belongs to the row's padding */
+    (void)lda, (void)n; /* the rest is zero, in the row's padding */
     vh_store(A, vh_of(x[0], x[1]));
 }
 
@@ -58,7 +58,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)ldb, (void)rows; /* a missing second row is zero and belongs to the padding of k */
+    (void)ldb, (void)rows; /* a missing second row is zero, in the padding of k */
     vh_store(B, vh_halves(p.rows));
 }
 
@@ -66,8 +66,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + W - 1 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers those of
- * SIMD_TAME and more, infinities and NaN. */
+/* Elements c .. c + W - 1 of a row as bf16; 0 from `cols` on and where the row does not exist. *bad collects
+ * elements of SIMD_TAME and more, infinities and NaN. */
 VEC vh get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, vh_flags *bad)
 {
     const int n = cols - c < W ? cols - c : W;

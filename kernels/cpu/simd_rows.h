@@ -1,9 +1,9 @@
-/* simd_rows.h: what works on rows of numbers in f32, in the words of simd_v256.h or simd_v512.h: scores, decode,
- * conversions, f32 operands. Included once by simd_avx2.c and once by simd_avx512.c, each of which puts the
- * functions into its table.
+/* simd_rows.h: functions on rows of f32 numbers, in terms of simd_v256.h or simd_v512.h: scores, decode,
+ * conversions, f32 operands. simd_avx2.c and simd_avx512.c each include it once and put the functions into
+ * their tables.
  *
- * A function over elements of any dtype is written once, always inline, with the dtype as a constant: FOR_DTYPE
- * makes one copy for each, so that no loop asks what it reads. */
+ * A function over elements of any dtype is written once, always inline, with the dtype as a constant.
+ * FOR_DTYPE makes one copy for each dtype, and the loops have no branch on it. */
 
 #define LOG2E 1.44269504088896340736f
 
@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* A sum that is not finite in a lane that has seen a number of SIMD_TAME or more, an infinity or NaN (or thousands of
- * numbers not far below SIMD_TAME, which then count as such). */
+/* A sum that is not finite in each lane that has seen a number of SIMD_TAME or more, an infinity or NaN.
+ * Thousands of numbers just below SIMD_TAME have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
     return v_fma(x, v_set(0x1p70f /* times SIMD_TAME it is infinite */), sum);
@@ -95,7 +95,7 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
     return tame;
 }
 
-/* A square of X, rows r .. and columns c .., transposed: t[i] is column c + i. What lies outside X is 0. */
+/* A square of X, from row r and column c on, transposed: t[i] is column c + i. Elements outside X are 0. */
 VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, int r, int c, vf t[V_LANES])
 {
     vf tame = v_zero();
@@ -161,8 +161,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* tanh, relative error below 5e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and that
- * elsewhere. */
+/* tanh with a relative error below 5e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and
+ * this formula elsewhere. */
 VEC vf v_tanh(vf x)
 {
     const vf a = v_abs(x), u = v_mul(x, x);
@@ -203,7 +203,8 @@ VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, c
                 const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
                 t = v_fnma(v_set(how->slope), distance, t);
             }
-            t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E))); /* -inf is what a mask hides; NaN stays */
+            t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E))); /* a mask writes -inf, a visible score is
+                                                                 * never below -FLT_MAX; NaN stays */
             if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
             if (how->lo) {
                 const vi column = v_add_i(v_iota_i(), v_set_i(j));
@@ -238,8 +239,9 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* ---- Decode ------------------------------------------------------------------------------------------------------ */
 
-/* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A
- * sum has its lanes and its order from d alone; keys past the end are read as the last one and their sums dropped. */
+/* nq <= V_DOT_QUERIES queries against four keys at a time. Sixteen sums are in registers, and each key is
+ * converted once. The lanes and the order of a sum depend on d alone. Keys past the end read the last key,
+ * and their sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {
@@ -351,8 +353,8 @@ static float most(int rows, int cols, const void *X, attn_dtype dtype, int64_t s
     return result;
 }
 
-/* Eight rows of V at a time, a vector of each in a register: read and converted once for all queries, and a piece
- * of O is read and written once for the eight. */
+/* Eight rows of V at a time, a vector of each in a register. They are read and converted once for all
+ * queries, and a piece of O is read and written once for the eight. */
 VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride,
                   float *O, int64_t ldo)
 {
@@ -488,12 +490,12 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* Returns NaN in lanes that close() is to report. */
+/* Returns NaN in lanes for which close() must return false. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);
     const vm none = v_and(v_less(sum, v_set(0x1p-126f)), v_less(v_set(-1.0f), sum));
-    /* ln 2 in two pieces: of a large m every bit counts. */
+    /* ln 2 in two pieces, because every bit counts for a large m. */
     const vf max = v_load_n(m, n), small = v_fma(max, v_set(-0x1.05c61p-29f), v_mul(v_log2(sum), v_set(0x1.62e43p-1f)));
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);

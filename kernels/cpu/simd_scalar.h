@@ -1,5 +1,6 @@
-/* simd_scalar.h: one number at a time: f16, bf16 and e4m3 to f32 and back. What simd_portable.c is made of, and the
- * tables and tails of the others. All are exact to f32; all round to nearest even from f32.
+/* simd_scalar.h: f16, bf16 and e4m3 to f32 and back, one number at a time. simd_portable.c consists of these
+ * functions, and the other variants use them for tables and tails. Conversions to f32 are exact; those from
+ * f32 round to nearest even.
  *
  *            sign exponent mantissa  bias   largest   subnormals   infinity   NaN
  *     f16       1        5       10    15     65504   yes          yes        yes
@@ -37,7 +38,7 @@ static inline float simd_from_bf16(uint16_t h)
 static inline uint16_t simd_to_bf16(float x)
 {
     uint32_t u = simd_bits(x);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40); /* NaN stays NaN, made quiet */
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40); /* NaN stays NaN and becomes quiet */
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
@@ -54,8 +55,8 @@ static inline uint16_t simd_to_f16(float x)
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
-    /* Below 2^-14 the result is subnormal: adding 0.5 leaves the multiple of 2^-24 in the low bits, rounded by the
-     * adder. */
+    /* Below 2^-14 the result is subnormal. Adding 0.5 leaves the multiple of 2^-24 in the low bits, rounded
+     * by the adder. */
     if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));
     rest -= (uint32_t)(127 - 15) << 23;
     return (uint16_t)(sign | (rest + 0xfff + (rest >> 13 & 1)) >> 13);
@@ -73,7 +74,7 @@ static inline uint8_t simd_to_e4m3(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 24 & 0x80, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint8_t)(sign | 0x7f);
-    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* 448 and above, infinity too */
+    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* 448 and above, and infinity */
     /* Below 2^-6: adding 2^14 leaves the multiple of 2^-9 in the low bits. */
     if (rest < 0x3c800000) return (uint8_t)(sign | (simd_bits(simd_float(rest) + 16384.0f) - simd_bits(16384.0f)));
     rest -= (uint32_t)(127 - 7) << 23;
@@ -106,23 +107,23 @@ static inline int64_t simd_dtype_bytes(attn_dtype dtype)
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;
 }
 
-/* Row r of a strided tensor. */
+/* Address of row r of a strided tensor. */
 static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stride, int64_t r)
 {
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head. In memory those of all heads of a token lie between them: no processor guesses
- * what comes next, and rows that are in no cache are waited for one by one. So while SIMD_AHEAD rows are read the next
- * are asked for: the rows before `ahead`, which are all, or none where they lie so close together that they are likely
- * in a cache. */
+/* Packing reads the rows of one head, between which lie those of the other heads of a token. Processors do
+ * not predict this pattern, and each row that is in no cache costs a full wait. Code that reads SIMD_AHEAD
+ * rows therefore prefetches the next ones: the rows before `ahead`. `ahead` is all rows, or none where rows
+ * are so close together that a cache likely has them. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {
     return rows * stride * simd_dtype_bytes(dtype) > SIMD_CLOSE ? rows : 0;
 }
 
-/* Not inline: the loops around it would lose registers to it. */
+/* Not inline, because it would take registers from the loops around it. */
 static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_dtype dtype, int64_t stride, int cols,
                                                            int from, int to)
 {
@@ -130,7 +131,7 @@ static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_d
         const char *row = simd_row(X, dtype, stride, r);
         for (int at = 0; at < cols * simd_dtype_bytes(dtype); at += 64) __builtin_prefetch(row + at);
     }
-    __asm__ volatile(""); /* or gcc leaves the calls out: to it a function that only prefetches does nothing */
+    __asm__ volatile(""); /* without this gcc removes calls of a function that only prefetches */
 }
 
 /* When row r is read. */

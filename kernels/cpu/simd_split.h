@@ -22,7 +22,7 @@
 
 enum { K_MULTIPLE = 32 };
 
-/* Elements 0 16 1 17 ...: the two halves interleaved, each element of the one beside that of the other. */
+/* Interleaves the two halves: elements 0 16 1 17 ... */
 VEC __m512i interleave(__m512i x)
 {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -30,10 +30,9 @@ VEC __m512i interleave(__m512i x)
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* The parts of 32 numbers, first `low`, then `high`. All but the last are rounded by adding half a unit, which is
- * quick but may carry a NaN's bits into nothing; the last is rounded by an instruction that keeps NaN, and what is
- * left of NaN is NaN.
- * */
+/* The parts of 32 numbers, first `low`, then `high`. All parts but the last are rounded by adding half a
+ * unit, which is fast but may turn a NaN into another number. The last part is rounded by an instruction that
+ * keeps NaN, and the remainder of NaN is NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -55,7 +54,7 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* 16 columns of two rows: the low half is the first row. */
+/* 16 columns of two rows. The low half is the first row. */
 struct pair {
     __m512i rows[PARTS];
 };
@@ -63,7 +62,7 @@ struct pair {
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
     __m512i part[PARTS];
-    (void)n; /* the rest is zero and belongs to the row's padding */
+    (void)n; /* the rest is zero, in the row's padding */
     split(x[0], x[1], part);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);
@@ -94,7 +93,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* a missing second row is zero and belongs to the padding of k */
+    (void)rows; /* a missing second row is zero, in the padding of k */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }
@@ -103,8 +102,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 15 of row r, 0 where there are none; *bad gathers those of SIMD_TAME and more, infinities and
- * NaN. */
+/* Elements c .. c + 15 of row r; 0 where they do not exist. *bad collects elements of SIMD_TAME and more,
+ * infinities and NaN. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
 {
     const int n = cols - c < V_LANES ? cols - c : V_LANES;

@@ -16,7 +16,7 @@ VEC vf load_or(const float *p, int n, vf otherwise)
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* The largest of flip * s over one row, a number in each lane. */
+/* The largest of flip * s over one row: one number in each lane. */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);
@@ -33,7 +33,7 @@ VEC vf row_max(const float *s, int cols, bool flip)
     return v_max(a0, a1);
 }
 
-/* P = exp2(c S - base) of one row; the sum of its lanes. */
+/* P = exp2(c S - base) of one row. Returns the sum of its lanes. */
 VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
 {
     vf sum[2] = { v_zero(), v_zero() }, x[STEP];
@@ -41,7 +41,8 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
     for (; j + STEP * V_LANES <= cols; j += STEP * V_LANES) {
 #pragma GCC unroll 2
         for (int i = 0; i < STEP; i++) {
-            x[i] = v_exp2(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base)); /* not fused: the largest must give 1 */
+            x[i] = v_exp2(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base)); /* not fused, because the
+                                                                                * largest must give exactly 1 */
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], v_load(drop + j + i * V_LANES));
         }
@@ -61,7 +62,7 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
     return STEP == 2 ? v_add(sum[0], sum[1]) : sum[0];
 }
 
-/* P of `count` rows, at most 4, and what they add to l. A constant count keeps the sums in registers. */
+/* P of `count` rows, at most 4, and their contribution to l. A constant count keeps the sums in registers. */
 VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64_t lds, float c, const float *base,
                   float *l, const float *drop, OPERAND *P, int64_t ldp)
 {
@@ -95,8 +96,9 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* Multiplication is monotone, rounded too: |c| times the largest is the largest of the products. A
-             * maximum of NaN would be lost against an old number: the sum over the row still becomes NaN. */
+            /* Multiplication is monotone, after rounding too: |c| times the largest is the largest of the
+             * products. A NaN maximum would be lost against the old number, but the sum over the row still
+             * becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* While every key so far is hidden the maximum is -inf, and -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
@@ -141,7 +143,7 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
         rest = v_fms(v_mul(dP, drop), v_set(g->drop_scale), delta);
         kept = v_mul(p, drop);
     }
-    /* Where P is 0 the product is 0 by decree: dP may be NaN or infinite there. */
+    /* Where P is 0 the product is set to 0, because dP may be NaN or infinite there. */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n)); /* a hidden score's cap may be NaN */
@@ -149,8 +151,9 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     *dS = dZ;
 }
 
-/* The 32 columns of one panel, pairs of rows from top to bottom: everything but S and dP is then written as it
- * lies. `whole` says that all the columns are there and every operand is wanted: the tiles of large problems. */
+/* The 32 columns of one panel, in pairs of rows from top to bottom, which is the order in which all results
+ * but S and dP lie. `whole`: all columns exist and every operand is wanted, as in most tiles of large
+ * problems. */
 VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
     const int64_t panel = j0 / SIMD_PANEL;
@@ -185,7 +188,7 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
         else gradient_panel(plain, false, g, j0);
     }
-    /* Rows up to the next multiple of k. */
+    /* Zeros for the rows up to the next multiple of k_multiple. */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());

@@ -1,8 +1,8 @@
-/* simd_v128.h: the vector vocabulary for NEON, which every arm64 processor has: 4 floats at a time. The words are those
- * of simd_v512.h, and exp2() is that of simd_v256.h.
+/* simd_v128.h: the vector vocabulary for NEON, which every arm64 processor has: 4 floats at a time. Its
+ * functions have the names of simd_v512.h, and exp2() is computed as in simd_v256.h.
  *
- * v_max() and v_min() compare and choose, because NEON's own instructions give NaN where either number is NaN. There
- * are no masked loads: the first n elements are loaded one by one. */
+ * v_max() and v_min() compare and choose, because NEON's own instructions give NaN where either number is
+ * NaN. NEON has no masked loads: the first n elements are loaded one by one. */
 #ifndef ATTN_CPU_SIMD_V128_H
 #define ATTN_CPU_SIMD_V128_H
 
@@ -16,7 +16,7 @@ enum { V_LANES = 4, V_DOT_QUERIES = 4 };
 typedef float32x4_t vf;
 typedef int32x4_t vi;
 typedef float64x2_t vd;
-typedef uint32x4_t vm; /* all bits of a lane, or none */
+typedef uint32x4_t vm; /* all bits of a lane are set, or none */
 typedef float32x4_t v4;
 
 /* A word a line. */
@@ -62,7 +62,7 @@ VEC double v_hsum_d(vd a, vd b) { return vaddvq_f64(vaddq_f64(a, b)); }
 VEC float v_hsum(vf x) { return vaddvq_f32(x); }
 VEC bool v_any(vm m) { return vmaxvq_u32(m) != 0; }
 VEC bool v_any_nan(vf x) { return vminvq_u32(vceqq_f32(x, x)) == 0; }
-/* Four floats, whatever V_LANES is. */
+/* Four floats, for any V_LANES. */
 VEC v4 v4_load(const float *p) { return vld1q_f32(p); }
 VEC void v4_store(float *p, v4 x) { vst1q_f32(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return vaddq_f32(a, b); }
@@ -70,7 +70,7 @@ VEC v4 v_hsum4(vf a, vf b, vf c, vf d) { return vpaddq_f32(vpaddq_f32(a, b), vpa
 VEC v4 v_hmax4(vf a, vf b, vf c, vf d) { return vpmaxq_f32(vpmaxq_f32(a, b), vpmaxq_f32(c, d)); }
 /* clang-format on */
 
-/* a * b, and 0 where a is 0 whatever b is */
+/* a * b; 0 where a is 0, for any b */
 VEC vf v_mul_unless_zero(vf a, vf b)
 {
     const vi product = v_bits(vmulq_f32(a, b));
@@ -130,7 +130,7 @@ VEC void v_store_halves_n(uint16_t *p, uint16x4_t x, int n)
     for (int i = 0; n < V_LANES && i < n; i++) p[i] = all[i];
 }
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0; what is behind the first n counts as 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0; bytes behind the first n count as 0 */
 {
     return vceqzq_u32(vmovl_u16(v_load_bytes_n(p, n)));
 }
@@ -138,7 +138,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0; what is
 VEC vf v_exp2(vf x)
 {
     const vf low = v_set(-126.0f);
-    const vm below = v_less(x, low); /* a NaN is not below, and stays */
+    const vm below = v_less(x, low); /* NaN is not below, and stays NaN */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);
     vf q = v_fma(r, v_set(0x1.5bba14p-10f), v_set(0x1.3cea88p-7f));
@@ -187,7 +187,7 @@ VEC uint16x4_t v_to_bf16(vf x)
 #endif
 }
 
-/* Elements c .. c + n - 1 of a row, n <= 4, the other lanes 0; and back. */
+/* Elements c .. c + n - 1 of a row, n <= 4, with 0 in the other lanes; and the reverse. */
 VEC vf v_get_n(const void *row, attn_dtype dtype, int64_t c, int n)
 {
     switch (dtype) {

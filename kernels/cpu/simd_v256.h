@@ -1,7 +1,8 @@
-/* simd_v256.h: the vector vocabulary for AVX2: 8 floats at a time. The words are those of simd_v512.h.
+/* simd_v256.h: the vector vocabulary for AVX2: 8 floats at a time. Its functions have the names of
+ * simd_v512.h.
  *
- * exp2(x): x = i + r, |r| <= 1/2; 2^r from 1 + r q(r) with q of degree 4, off by 9.2e-8 at most; 2^i is made of
- * exponent bits. AVX2 has no table lookup in registers that would be worth its price. */
+ * exp2(x): x = i + r, |r| <= 1/2. 2^r is 1 + r q(r) with q of degree 4, which is off by 9.2e-8 at most. 2^i
+ * is made from exponent bits. A table lookup in registers would be slower with AVX2. */
 #ifndef ATTN_CPU_SIMD_V256_H
 #define ATTN_CPU_SIMD_V256_H
 
@@ -16,7 +17,7 @@ typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256d vd;
 typedef __m128 v4;
-typedef __m256 vm; /* all bits of a lane, or none */
+typedef __m256 vm; /* all bits of a lane are set, or none */
 
 /* A word a line. */
 /* clang-format off */
@@ -47,7 +48,7 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
-/* a * b, and 0 where a is 0 whatever b is */
+/* a * b; 0 where a is 0, for any b */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), _mm256_mul_ps(a, b)); }
 VEC vm v_or(vm a, vm b) { return _mm256_or_ps(a, b); }
 VEC vm v_and(vm a, vm b) { return _mm256_and_ps(a, b); }
@@ -73,13 +74,14 @@ VEC double v_hsum_d(vd a, vd b)
     return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
-/* Four floats, whatever V_LANES is. */
+/* Four floats, for any V_LANES. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
-/* n <= 8 elements of 1 or 2 bytes, the rest 0. AVX2 masks no loads of that size: they go through memory. */
+/* n <= 8 elements of 1 or 2 bytes, the rest 0. AVX2 has no masked loads of that size; the elements go through
+ * memory. */
 VEC __m128i v_load_bytes_n(const void *p, int bytes)
 {
     uint8_t buffer[16] __attribute__((aligned(16))) = { 0 };
@@ -126,7 +128,7 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 VEC vf v_exp2(vf x)
 {
     const __m256 low = _mm256_set1_ps(-126.0f);
-    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* a NaN is not below, and stays */
+    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* NaN is not below, and stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 r = _mm256_sub_ps(x, rounded);
@@ -164,7 +166,7 @@ VEC __m128i v_to_bf16(vf x)
     return _mm_packus_epi32(_mm256_castsi256_si128(z), _mm256_extracti128_si256(z, 1));
 }
 
-/* Elements c .. c + n - 1 of a row, n <= 8, the other lanes 0; and back. */
+/* Elements c .. c + n - 1 of a row, n <= 8, with 0 in the other lanes; and the reverse. */
 VEC vf v_get(const void *row, attn_dtype dtype, int64_t c)
 {
     switch (dtype) {

@@ -52,7 +52,7 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
-/* a * b, and 0 where a is 0 whatever b is */
+/* a * b; 0 where a is 0, for any b */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b); }
 VEC vm v_or(vm a, vm b) { return a | b; }
 VEC vm v_and(vm a, vm b) { return a & b; }
@@ -74,7 +74,7 @@ VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 VEC vd v_fma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
 VEC double v_hsum_d(vd a, vd b) { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
-/* Four floats, whatever V_LANES is. */
+/* Four floats, for any V_LANES. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
@@ -110,7 +110,7 @@ VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* The same for the largest. */
+/* v_hsum4() for the largest number instead of the sum. */
 VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -140,7 +140,8 @@ VEC vf v_exp2(vf x)
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
-    /* The bits of e4m3 shifted into f16 are the number times 2^-8, subnormals too, but for NaN (0x7f). */
+    /* The bits of e4m3 shifted into f16 are the number times 2^-8, also for subnormals; NaN (0x7f) is the
+     * exception. */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
     __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1),
                                     _mm256_set1_epi16((int16_t)0xbfff)); /* the sign stays on top */
@@ -155,12 +156,12 @@ VEC __m128i v_to_e4m3(vf x)
     const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const __m512 limited = _mm512_min_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(448.0f));
-    /* The exponent re-biased, the 20 mantissa bits that go rounded to nearest even. */
+    /* The exponent gets the new bias, and the 20 lowest mantissa bits are rounded off to nearest even. */
     const __m512i t = _mm512_sub_epi32(_mm512_castps_si512(limited), _mm512_set1_epi32(120 << 23));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
     const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd),
                                              20);
-    /* Below 2^-6, the multiple of 2^-9 that adding 2^14 leaves in the low bits. */
+    /* Below 2^-6, adding 2^14 leaves the multiple of 2^-9 in the low bits. */
     const __m512 big = _mm512_set1_ps(16384.0f);
     const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(limited, big)), _mm512_castps_si512(big));
     const __mmask16 is_small = _mm512_cmp_ps_mask(limited, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
@@ -183,7 +184,7 @@ VEC __m256i v_to_bf16(vf x)
     return _mm512_cvtepi32_epi16(y);
 }
 
-/* Elements c .. c + n - 1 of a row, n <= 16, the other lanes 0; and back. */
+/* Elements c .. c + n - 1 of a row, n <= 16, with 0 in the other lanes; and the reverse. */
 VEC vf v_get_n(const void *row, attn_dtype dtype, int64_t c, int n)
 {
     const __mmask16 m = v_first(n);

@@ -13,8 +13,9 @@ extern const struct simd simd_avx2;
 extern const struct simd simd_avx512;
 extern const struct simd_type simd_bf16_type;
 
-/* The products and leave() of the table "amx": of one, two and three parts. The rest of its types is
- * simd_bf16_type, and, without a product, simd_half_type and simd_single_type (simd_split.h). */
+/* The products and leave() of the table "amx", for one, two and three parts. Its other functions are those of
+ * simd_bf16_type, and of simd_half_type and simd_single_type, which have no product of their own
+ * (simd_split.h). */
 void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
                    bool add, const float *rescale);
 void simd_amx_gemm2(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
@@ -24,7 +25,7 @@ void simd_amx_gemm3(int m, int n, int k, const void *A, int64_t lda, const void 
 extern const struct simd_type simd_half_type, simd_single_type;
 void simd_amx_leave(void);
 
-/* Asks the kernel for the right to use AMX tiles in this process; false where it says no. */
+/* Requests the right to use AMX tiles in this process from the operating system. Returns false where it refuses. */
 bool simd_amx_permit(void);
 #else
 #define SIMD_X86 0

@@ -1,9 +1,9 @@
-/* fake.c: the backend "fake": devices that behave like GPUs and fail as they are told. In test builds only
+/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. Only in test builds
  * (ATTN_FAKE); a program that people run does not contain it.
  *
  * What a real device does to its caller is done here too, and in its least convenient form. Memory of its own: what
  * is handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing
- * that is put on a stream happens before the stream is asked whether it is done, so whoever frees, reads or reuses
+ * that is put on a stream happens before the stream is asked whether it is done, so code that frees, reads or reuses
  * a buffer too early is found out. The numbers come from the kernels of the CPU backend. Errors go through the
  * table of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
@@ -25,7 +25,7 @@
  *
  * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can fill it
  * and look into it; its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may touch it: outside of
- * its work the mapping is closed, and whoever reads or writes there dies of SIGSEGV. */
+ * its work the mapping is closed, and a read or write there raises SIGSEGV. */
 #include <assert.h>
 #include <ctype.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@
 #include "kernels/cuda/common/errors.h"
 #include "kernels/verify_lse.h"
 
-/* id, name, what its value is, what its N counts, what happens */
+/* id, name, meaning of its value, meaning of its N, effect */
 #define FAULT_MAP(X)                                                                                            \
     X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                       \
     X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                    \
@@ -108,7 +108,7 @@ struct rule {
     enum fault_id fault;
     int64_t number; /* code or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* of the events counted: from and to */
+    int64_t first, last; /* the first and the last event that the rule matches */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -123,7 +123,7 @@ struct block {
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
-    int imports; /* of it: it is mapped once */
+    int imports; /* how often it was imported; it is mapped once */
     size_t bytes;
     char *memory;
 };
@@ -140,15 +140,15 @@ struct fake_device {
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    int working; /* streams that do what was put on them: only then it can be touched */
+    int working; /* streams that are executing commands; its memory is accessible only meanwhile */
     int64_t events[EVENT_COUNT];
-    int64_t walk_step, walk_next; /* walk.err: the next call to fail, and how far the one after it is */
-    int lost;                     /* the sticky error that was seen, 0: none */
+    int64_t walk_step, walk_next; /* walk.err: the next call to fail, and the distance to the one after it */
+    int lost;                     /* the sticky error that has occurred; 0: none */
 };
 
 enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAND_MERGE, COMMAND_MARK };
 
-/* What was put on a stream. */
+/* A command on a stream. */
 struct command {
     enum command_kind kind;
     void *to; /* COPY, MOVE */
@@ -172,7 +172,7 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* What keeps the commands from being done. */
+    /* Reasons why the commands are not executed. */
     bool never;
     int fails; /* CUDA's error, 0: none */
     int64_t until_ns;
@@ -281,7 +281,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* CUDA's error `code` as device.cu reports it. With the lock held. */
+/* Reports CUDA's error `code` as device.cu does. With the lock held. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -289,7 +289,8 @@ static attn_status fail(struct fake_device *device, int code, const char *what, 
     return attn_fail(err, info.status, "", "fake: %s: %s (error %d)", what, info.name, code);
 }
 
-/* Every call that can fail begins here, with the lock held: a lost device, and the faults that count all calls. */
+/* Every call that can fail begins here, with the lock held. It checks for a lost device and for the faults
+ * that count all calls. */
 static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
 {
     if (device->lost)
@@ -322,7 +323,8 @@ static struct block *new_block(size_t bytes)
     b->bytes = bytes;
     b->memory = aligned_alloc(64, bytes / 64 * 64 + 64);
     if (b->memory) {
-        memset(b->memory, 0xff, bytes); /* NaN in every floating dtype: who reads what was never written sees it */
+        memset(b->memory, 0xff, bytes); /* NaN in every floating dtype, which shows reads of memory that was
+                                         * never written */
         return b;
     }
     free(b);
@@ -367,7 +369,7 @@ static void device_free(attn_device *base, void *memory)
         break;
     }
     pthread_mutex_unlock(&device->lock);
-    if (!freed) abort(); /* a caller frees what it never had: no test may go on after that */
+    if (!freed) abort(); /* a caller frees memory that it did not allocate: the test must not go on */
     free(freed->memory);
     free(freed);
 }
@@ -396,14 +398,14 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* As device.cu: what the driver says of a handle is the client's fault, unless the device is lost. */
+/* As in device.cu, the driver's error about a handle is the client's fault, unless the device is lost. */
 static attn_status refuse_import(struct fake_device *device, int code, attn_error *err)
 {
     if (cuda_error_of(code).sticky || code == ERROR_MEMORY) return fail(device, code, "import", err);
     return attn_fail(err, ATTN_INVALID, "", "fake: import: %s (error %d)", cuda_error_of(code).name, code);
 }
 
-/* With the lock held: the object that the handle names, mapped; NULL: there is none. */
+/* With the lock held: maps the object that the handle names; NULL: there is none. */
 static struct lent *map_lent(const char *handle, const char *name)
 {
     struct lent *const l = calloc(1, sizeof *l);
@@ -475,12 +477,12 @@ static void release_import(attn_device *base, void *memory)
     pthread_mutex_lock(&device->lock);
     struct lent **link = &device->lent;
     while (*link && (*link)->memory != memory) link = &(*link)->next;
-    if (!*link) abort(); /* a caller gives back what it never had */
+    if (!*link) abort(); /* a caller releases memory that it did not import */
     if (--(*link)->imports == 0) drop_lent(link);
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Copies are memcpy() here, so there is nothing to be done. */
+/* Copies are memcpy() here, and pinning changes nothing. */
 static attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {
     struct fake_device *const device = device_of(base);
@@ -496,7 +498,7 @@ static void unpin(attn_device *base, void *memory)
     (void)base, (void)memory;
 }
 
-/* With the lock held: a stream's work begins, or is over. */
+/* With the lock held: opens or closes the memory when a stream's work begins or ends. */
 static void open_lent(struct fake_device *device, bool open)
 {
     const int before = device->working;
@@ -525,7 +527,7 @@ static void close_device(attn_device *base)
         free(device->blocks);
         device->blocks = next;
     }
-    if (device->lent) abort(); /* it should have been released */
+    if (device->lent) abort(); /* the test should have released it */
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -575,7 +577,7 @@ static void describe(const attn_device *base, attn_device_info *info)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* The first row that is asked for stands for a plan. That happens in any thread. */
+/* The first row that is requested stands for a plan. Any thread may call this. */
 static const attn_kernel *kernel(const attn_device *base, int index)
 {
     if (index == 0) {
@@ -707,7 +709,9 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
 {
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
-    if (attn_is_cancelled(base->cancel)) return attn_given_up(err); /* as a GPU: only what is not started yet */
+    if (attn_is_cancelled(base->cancel))
+        return attn_given_up(err); /* as on a GPU, only work that has not
+                                                                     * started is given up */
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
@@ -798,7 +802,7 @@ static double between_us(attn_stream *from, int from_slot, attn_stream *to, int 
 
 /* ---- Doing it ---------------------------------------------------------------------------------------------------- */
 
-/* The bytes from a tensor's first element to the end of its last; 0 where there are none. */
+/* Bytes from a tensor's first element to the end of its last; 0 where it has no elements. */
 static size_t span(const attn_tensor *t)
 {
     int64_t last = 0;
@@ -829,7 +833,7 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
     return true;
 }
 
-/* Are the parts and results of a merge in this device's memory? Looks at where each begins. With the lock held. */
+/* Do the parts and results of a merge begin in this device's memory? With the lock held. */
 static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
 {
     bool here = (!m->out.data || owns(device, m->out.data, 1)) && (!m->lse.data || owns(device, m->lse.data, 1));
@@ -859,7 +863,7 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     return sane;
 }
 
-/* Does what is on the stream, from the oldest on. Returns CUDA's error, 0: none. */
+/* Executes the commands on the stream, oldest first. Returns CUDA's error; 0: none. */
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
@@ -896,7 +900,7 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Asking a stream that is not done yet counts for no fault: how often that happens is a matter of time. */
+/* A call before the stream is done counts for no fault, because the number of these calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);
@@ -927,7 +931,7 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     return status;
 }
 
-/* As long as it takes: for ever, where the script says so. */
+/* Waits until the stream is done; for ever where the script says so. */
 static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 {
     const struct timespec pause = { 0, 1000000 };

@@ -15,7 +15,7 @@ struct caller *caller_new(void)
     return caller;
 }
 
-/* Everybody is touched by every request of every thread: it is not counted. */
+/* CALLER_EVERYBODY has no reference count, because all threads would change that count in every request. */
 bool caller_is_everybody(const struct caller *caller)
 {
     return atomic_load_explicit(&caller->references, memory_order_relaxed) == 0;
@@ -31,7 +31,7 @@ void caller_release(struct caller *caller)
 {
     if (caller == NULL || caller_is_everybody(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
-    /* Nothing is on its account any more. */
+    /* The last reference is gone, so nothing may be left on this account. */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
     assert(caller->regions == 0 && caller->region_bytes == 0);

@@ -1,10 +1,10 @@
-/* caller.h: on whose account something is: the bearer of one token, or everybody where there are no tokens.
+/* caller.h: the account of one tenant. A tenant is the bearer of one token; without tokens all clients are one tenant.
  *
- * What a server has is bounded as a whole (--staging-bytes, --queue-depth, contexts). Where several tokens share it,
- * each may use --token-share percent of every such bound, so that one that takes all it can get leaves something to the
- * others. The parts that keep the bounds keep the accounts too, each under its own lock.
+ * A server's resources are bounded as a whole (--staging-bytes, --queue-depth, contexts). If there are several tokens,
+ * each may use --token-share percent of each bound, and the rest stays free for the others. The file that keeps a
+ * bound also keeps its counts here, under its own lock.
  *
- * Counted by references: a request, its job and its contexts may outlive a token that is taken out of the file. */
+ * Accounts are counted by references: a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H
 #define CALLER_H
 
@@ -12,32 +12,33 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Places that a request may have, one after the other; queue.h */
+/* Stages in which a request takes a slot (queue.h); a request goes through them in this order. */
 enum caller_place { CALLER_RECEIVING, CALLER_WAITING, CALLER_PLACES };
 
 struct flow;
 
 struct caller {
-    atomic_int references; /* 0: everybody, who is part of something else and never freed */
-    struct flow *flow;     /* a reference: the caller's share of the devices' time; NULL: each connection has a flow */
-    _Atomic int percent;   /* of each bound; 100 while there is no other token */
+    atomic_int references; /* 0: CALLER_EVERYBODY, which is part of another struct and never freed */
+    struct flow *flow;   /* a reference to the tenant's share of device time; NULL: each connection has its own flow */
+    _Atomic int percent; /* the tenant's part of each bound; 100 while there is only one token */
 
-    _Atomic int places[CALLER_PLACES]; /* queue.c's; not kept of everybody */
-    int64_t staging_bytes;             /* leased: staging.c's, under its lock */
-    int64_t context_bytes;             /* contexts.c's, under its lock */
+    _Atomic int places[CALLER_PLACES]; /* slots in use, kept by queue.c; not counted for CALLER_EVERYBODY */
+    int64_t staging_bytes;             /* leased bytes, kept by staging.c under its lock */
+    int64_t context_bytes;             /* bytes of contexts, kept by contexts.c under its lock */
     int contexts;
-    int64_t cache_bytes;   /* pages of KV caches, each counted once: caches.c's, under its lock */
-    int64_t cache_numbers; /* and of those pages, as often as caches have them */
+    /* Bytes of pages of KV caches, each page counted once; kept by server/caches under its lock. */
+    int64_t cache_bytes;
+    int64_t cache_numbers; /* page-table entries: a page that several caches share counts once for each of them */
     int caches;
-    int regions; /* of shared memory: regions.c's, under its lock */
+    int regions; /* number of shared memory regions, kept by server/regions under its lock */
     int64_t region_bytes;
 };
 
-struct caller *caller_new(void); /* one reference, and no flow; NULL when out of memory */
+struct caller *caller_new(void); /* returns one reference; the caller has no flow yet; NULL when out of memory */
 struct caller *caller_hold(struct caller *caller);
 void caller_release(struct caller *caller); /* NULL is fine */
 
-/* Everybody: a caller without references, who may use all. */
+/* Initialiser of the anonymous caller: it is not counted by references and may use 100 percent of each bound. */
 #define CALLER_EVERYBODY \
     {                    \
         .percent = 100   \
@@ -45,7 +46,7 @@ void caller_release(struct caller *caller); /* NULL is fine */
 
 bool caller_is_everybody(const struct caller *caller);
 
-/* How much of `bound` the caller may use; NULL: all. At least 1. */
+/* How much of `bound` the caller may use, at least 1. A NULL caller may use all of it. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 
 #endif

@@ -1,5 +1,5 @@
-/* clock.h: the clocks of the daemon. Deadlines and durations come from CLOCK_MONOTONIC, so that a jump of the wall
- * clock moves nothing but the stamps of log lines. */
+/* clock.h: the clocks of the daemon. Deadlines and durations come from CLOCK_MONOTONIC: if the wall clock jumps, only
+ * the time stamps of log lines jump with it. */
 #ifndef CLOCK_H
 #define CLOCK_H
 
@@ -16,7 +16,7 @@ static inline int64_t clock_ns(void)
     return t.tv_sec * CLOCK_NS_PER_S + t.tv_nsec;
 }
 
-/* Processor time of the calling thread: without what other threads took of its core in between. A system call. */
+/* Processor time of the calling thread, without the time in which its core ran other threads. It is a system call. */
 static inline int64_t clock_thread_ns(void)
 {
     struct timespec t;

@@ -1,21 +1,19 @@
-/* config.c: the options of attnd.
+/* config.c: reads the options of attnd.
  *
- * The problem: many settings, each with a flag, an environment name, a default, a range and a sentence of
- * help, must never disagree with each other. The idea: one table, config_options[] (config_table.c), one row per
- * option. Everything (here parsing, the environment, the range checks and their messages; in config_help.c --help, the
- * table in OPTIONS.md, the man page, the completion of bash) walks that table;
- * a new option is a new row and a member of struct config.
+ * The problem: each setting has a flag, an environment name, a default, a range and a help sentence, and these must
+ * never disagree. The idea: one table, config_options[] (config_table.c), with a row per option. This file uses it to
+ * parse options, read the environment and check ranges. config_help.c uses it to print --help, the table in OPTIONS.md,
+ * the man page and bash completion. A new option is a new row and a new member of struct config.
  *
  *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
  *
  * Invariants
- * 1. What config_read() accepts is usable: every number lies in its row's range, every file can be read.
- * 2. A refusal is one line that names the option as the user wrote it (flag or variable),
- *    the value and what is allowed.
- * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is
- *    never changed, only refused.
- * 4. Nothing is started, opened or written here, except that the soft limit on open files is raised to what
- * --max-connections needs. */
+ * 1. Options that config_read() accepts are usable: every number is in its row's range, every file can be read.
+ * 2. A refusal is one line. It names the option as the user wrote it (flag or variable), the value and what is allowed.
+ * 3. A default that does not fit this machine is changed silently (/v1/info shows it). A given value is never changed,
+ *    only refused.
+ * 4. Nothing is started, opened or written here, with one exception: the soft limit on open files is raised to what
+ *    --max-connections needs. */
 #include "server/base/config_internal.h"
 
 #include <arpa/inet.h>
@@ -37,17 +35,18 @@
 #include "server/base/peer.h"
 
 enum {
-    /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in
-     * the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
+    /* A thread reads its connections in turn, a piece from each. With fewer connections per thread more of
+     * a body is still in the CPU's cache when its last byte arrives. One thread decodes base64 at the rate
+     * of a 25 Gbit/s link. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-#define STAGING_AUTO_MAX (64 * GIB) /* pinned memory beyond this starves the page cache without serving anyone faster */
+#define STAGING_AUTO_MAX (64 * GIB) /* more pinned memory than this shrinks the page cache and makes nothing faster */
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
 
-/* Copies that live as long as the process, as struct config promises; the list keeps them reachable for leak
- * checkers. */
+/* A copy of an option's text. It lives as long as the process, as struct config promises. The list keeps all copies
+ * reachable for leak checkers. */
 struct kept {
     struct kept *next;
     char text[];
@@ -111,7 +110,7 @@ static bool word_in(const char *words, const char *word)
     return false;
 }
 
-/* Form only; whether the address exists on this machine shows when it is bound. */
+/* Checks the form of an address only. Whether this machine has the address shows when it is bound. */
 static bool address_ok(const char *text)
 {
     if (strncmp(text, "unix:", 5) == 0) {
@@ -130,7 +129,7 @@ static bool address_ok(const char *text)
     if (host[0] == '[') {
         if (length < 3 || host[length - 1] != ']') return false;
         host[length - 1] = '\0';
-        host[1 + strcspn(host + 1, "%")] = '\0'; /* a scope: [fe80::1%eth0] */
+        host[1 + strcspn(host + 1, "%")] = '\0'; /* removes a scope: [fe80::1%eth0] */
         return inet_pton(AF_INET6, host + 1, binary) == 1;
     }
     if (strspn(host, "0123456789.") == length) return inet_pton(AF_INET, host, binary) == 1;
@@ -139,23 +138,23 @@ static bool address_ok(const char *text)
     return true;
 }
 
-/* "; write 127.0.0.1:9000" for an address that lacks a part or has one too many; "" where no valid address is near. */
+/* Writes a hint for an address that lacks a part or has one too many: "; write 127.0.0.1:9000". Else writes "". */
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins;          /* this beginning is taken away, */
-        const char *before, *behind; /* and these are put around the rest */
+        const char *begins;          /* beginning of the value, which is removed */
+        const char *before, *behind; /* texts that are put around the rest */
     } cures[] = {
-        { "", "127.0.0.1:", "" }, /* 9000 */
+        { "", "127.0.0.1:", "" }, /* for 9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 */
+        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* for 0.0.0.0 */
         { "", "[", "]:8080" },     { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    bool found = address_ok(address); /* ::1:8080 */
+    bool found = address_ok(address); /* for ::1:8080 */
     for (size_t i = 0; i < ARRAY_SIZE(cures) && !found; i++) {
         const size_t cut = strlen(cures[i].begins);
         if (strncmp(value, cures[i].begins, cut) != 0 || (cut == 0 && strncmp(value, "unix:", 5) == 0)) continue;
@@ -173,7 +172,7 @@ static bool devices_ok(const char *text)
     if (word_in("auto|all|cpu|reference|paper", text)) return true;
     uint64_t seen = 0;
     static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
-    for (;;) { /* numbers, each once */
+    for (;;) { /* the list of device numbers; a number may not come twice */
         uint64_t number;
         if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
             return false;
@@ -202,8 +201,8 @@ static bool origin_ok(const char *text)
     return true;
 }
 
-/* As browsers write it, which is how it is compared: in small letters, and without the port that the scheme has by
- * default. */
+/* Keeps an origin in the form that browsers send and that is compared: lower case, without
+ * the scheme's default port. */
 static const char *keep_origin(const char *text)
 {
     char *const origin = keep(text, strlen(text));
@@ -218,13 +217,13 @@ static const char *keep_origin(const char *text)
 
 struct reading {
     struct config *config;
-    bool given[CONFIG_OPTIONS_MAX];     /* by flag or variable */
-    bool from_flag[CONFIG_OPTIONS_MAX]; /* so that a first --listen replaces the environment's list */
+    bool given[CONFIG_OPTIONS_MAX];     /* the option was given as a flag or a variable */
+    bool from_flag[CONFIG_OPTIONS_MAX]; /* the first --listen of the command line replaces the environment's list */
     char *message;
     size_t capacity;
 };
 
-/* Where a list is kept, how many it has, and how many it may have; *most 0: the option is no list. */
+/* Returns the array of an option that is a list, with its length and capacity. *most is 0 if it is no list. */
 static const char **list_of(struct config *config, const struct config_option *o, int **count, int *most)
 {
     *count = NULL;
@@ -248,7 +247,7 @@ static enum config_result add_to_list(struct reading *r, const struct config_opt
     return CONFIG_RUN;
 }
 
-/* Sets one option. `name` is how the user named it: "--queue-depth" or "ATTND_QUEUE_DEPTH". */
+/* Sets one option. `name` is the name that the user wrote: "--queue-depth" or "ATTND_QUEUE_DEPTH". */
 static enum config_result set_value(struct reading *r, const struct config_option *o, const char *name,
                                     const char *value)
 {
@@ -348,7 +347,7 @@ static void set_default(struct config *config, const struct config_option *o)
     }
 }
 
-/* A value of the environment or of a flag. A list's first value replaces what was there. */
+/* Takes a value from the environment or a flag. The first value of a list replaces the list that was there. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct config_option *o = &config_options[index];
@@ -367,7 +366,7 @@ static enum config_result give(struct reading *r, size_t index, const char *name
     }
 }
 
-/* "--queue-depth 8" or "ATTND_QUEUE_DEPTH=8", of a flag's or a variable's name, between two texts. */
+/* Prints an option and its value between two texts, as a flag "--queue-depth 8" or as "ATTND_QUEUE_DEPTH=8". */
 static void put_option(const char *name, const char *value, bool variable, const char *before, const char *behind,
                        char *text, size_t capacity)
 {
@@ -380,12 +379,13 @@ static void put_option(const char *name, const char *value, bool variable, const
     text_put_string(&t, behind);
 }
 
-/* What to write in the place of a name that no option has, for a flag ("--") or a variable ("ATTND_"): what others call
- * it, or the option whose name is most like it. */
+/* Writes a suggestion for an unknown name of a flag ("--") or a variable ("ATTND_"). It is the option that other
+ * servers call by this name, or the option whose name is most similar. */
 static void suggest(const char *name, bool variable, char *text, size_t capacity)
 {
     const struct config_habit *const habit = config_habit(name);
-    struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 }; /* further than half of it is no help */
+    /* A name that differs in more than half of its letters is no help. */
+    struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 };
     for (size_t i = 0; i < config_option_count; i++)
         text_consider(&nearest, variable ? config_options[i].env + strlen(CONFIG_PREFIX) : config_options[i].flag);
     *text = '\0';
@@ -399,7 +399,7 @@ static enum config_result refuse_unknown(struct reading *r, const char *arg)
     const size_t dashes = strspn(arg, "-"), length = strcspn(arg + dashes, "=");
     char name[64], hint[192];
     snprintf(name, sizeof name, "%.*s", (int)length, arg + dashes);
-    if (dashes == 0) { /* the name of a program's command, or a value without its option */
+    if (dashes == 0) { /* `name` is a program's command, or a value without its option */
         const struct config_habit *const habit = config_habit(name);
         const char *const instead = habit != NULL ? habit->instead : NULL;
         return refuse(r->message, r->capacity,
@@ -418,7 +418,7 @@ static bool is_variable(const char *name)
     return strcmp(name, CONFIG_INHERITED_SOCKETS) == 0;
 }
 
-/* A variable that looks like one of ours and is none would be missed in silence. */
+/* Refuses variables that begin with ATTND_ and are no options: otherwise a misspelt one would be ignored silently. */
 static enum config_result refuse_variables(struct reading *r)
 {
     for (char **variable = environ; *variable != NULL; variable++) {
@@ -477,10 +477,10 @@ static bool was_given(const struct reading *r, const char *flag)
 {
     for (size_t i = 0; i < config_option_count; i++)
         if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
-    abort(); /* a name misspelt in this file */
+    abort(); /* a name is misspelt in this file */
 }
 
-/* Port 0 is a free port, another one each time. */
+/* Tells whether two listening addresses are equal. Port 0 differs from itself: it means any free port. */
 static bool same_address(const char *a, const char *b)
 {
     int64_t port = 0;
@@ -488,8 +488,8 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* How many connections fit into few open files: the files without `spare`. Where that is less than half of the files,
- * half of what the threads leave. */
+/* How many connections the limit on open files allows: all files except `spare`. If that is less than half of the
+ * files, it is half of the files that the threads leave. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);
@@ -497,7 +497,7 @@ static int connections_for(const struct config *c, int64_t files, int64_t spare)
     return most < 0 ? 0 : (int)most;
 }
 
-/* Defaults that depend on the machine, then what must hold between options. */
+/* Resolves defaults that depend on the machine, then checks the conditions between options. */
 static enum config_result settle(struct reading *r)
 {
     struct config *c = r->config;
@@ -510,7 +510,8 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        if (cores * cores <= most) c->http_threads -= c->http_threads % cores; /* as many for each: http_threads.h */
+        /* Each core gets the same number of threads: see http_threads.h. */
+        if (cores * cores <= most) c->http_threads -= c->http_threads % cores;
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
     c->cores = machine.cores;
@@ -577,7 +578,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* The text that the first of these flags asks for, which is given whatever else is wrong; NULL: none is there. */
+/* The first flag that prints a text, such as --help; it works even if other arguments are wrong.
+ * NULL: there is none. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

@@ -1,27 +1,28 @@
-/* config_habits.h: how other servers call their options, and the variables that others put into the environment. */
+/* config_habits.h: names of options that other servers use, and foreign environment variables
+ * that begin with ATTND_. */
 #ifndef CONFIG_HABITS_H
 #define CONFIG_HABITS_H
 
 #include <stdbool.h>
 
-/* Options of other servers: which one of ours does it, and with what value ("": none is meant). */
+/* One row of hints: the names that other servers give to an option, and the option of attnd that replaces it. */
 struct config_habit {
-    const char *names; /* without dashes, with spaces between them: "port p" */
+    const char *names; /* other servers' names, without dashes, separated by spaces: "port p" */
     const char *flag, *value;
-    const char *instead; /* where none of ours does it: what to do; NULL otherwise */
+    const char *instead; /* what to do if attnd has no option for it; NULL otherwise */
 };
-extern const struct config_habit config_habits[]; /* names is NULL after the last */
+extern const struct config_habit config_habits[]; /* the last row has names NULL */
 
-/* NULL: nobody's. The name is compared in any case, '_' as '-'. */
+/* Returns the row that has this name, or NULL. The case is ignored, and '_' is equal to '-'. */
 const struct config_habit *config_habit(const char *name);
 
-/* Kubernetes, and links of Docker, describe every service that is called attnd or attnd-... by variables:
- * ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_PORT_8080_TCP_ADDR; Docker adds ATTND_NAME=/client/attnd
- * and the environment of the other container, ATTND_ENV_PATH. Such a variable is not meant for us. */
+/* True if the variable was set by Kubernetes or by a Docker link, and therefore is no option. Both describe every
+ * service called attnd or attnd-...: ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_PORT_8080_TCP_ADDR.
+ * Docker adds ATTND_NAME=/client/attnd and the other container's environment as ATTND_ENV_PATH and the like. */
 bool config_is_service_link(const char *name, const char *value);
 
-/* Variables of this project that are no options: those of its Makefile and tests, and of deploy/compose.yaml. A shell
- * that has one of them set starts a server all the same. */
+/* True if the variable belongs to this project's Makefile, tests or deploy/compose.yaml. These variables are no
+ * options, and the server starts when a shell has one of them set. */
 bool config_is_of_the_project(const char *name);
 
 #endif

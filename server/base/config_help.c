@@ -1,5 +1,5 @@
-/* config_help.c: what is written of the options: --help, the table in OPTIONS.md, the man page, and the completion of
- * bash. All of it comes from the rows of config_options[]. */
+/* config_help.c: prints the options as --help, the table in OPTIONS.md, the man page, and completion for bash. All of
+ * it comes from the rows of config_options[]. */
 #include "server/base/config_internal.h"
 
 #include <stdio.h>
@@ -26,7 +26,7 @@ static const char *default_text(const struct config_option *o, char text[24])
     return text;
 }
 
-/* The help sentence with the range after it, where the option is a number. */
+/* Writes an option's help sentence. For a number its range follows. */
 static void full_help(const struct config_option *o, char *text, size_t capacity)
 {
     char low[24], high[24];
@@ -38,7 +38,7 @@ static void full_help(const struct config_option *o, char *text, size_t capacity
     else snprintf(text, capacity, "%s", o->help);
 }
 
-/* Prints `text` broken at spaces, every line indented. */
+/* Prints `text` broken into lines at spaces, each line indented. */
 static void print_wrapped(FILE *to, const char *text, int indent, int columns)
 {
     while (*text) {
@@ -90,7 +90,7 @@ void config_help_markdown(FILE *to)
 
 /* ---- The man page ------------------------------------------------------------------------------------------------ */
 
-/* Text for roff: a hyphen that shall be one, and no request at the start of a line. */
+/* Prints text for roff. Hyphens are escaped, and no line begins with a character that roff takes for a request. */
 static void put_roff(FILE *to, const char *text)
 {
     for (bool first = true; *text; first = *text++ == '\n') {
@@ -161,13 +161,13 @@ void config_help_man(FILE *to)
         fputs(".\n", to);
     }
     fputs(man_tail, to);
-    put_roff(to, strchr(examples, '\n') + 1); /* without its own title */
+    put_roff(to, strchr(examples, '\n') + 1); /* the examples without their title */
     fputs(".fi\n", to);
 }
 
 /* ---- Completion in bash ------------------------------------------------------------------------------------------ */
 
-/* "text|json" -> "text json" */
+/* Prints the words of "text|json" as "text json". */
 static void put_words(FILE *to, const char *words)
 {
     for (; *words; words++) fputc(*words == '|' ? ' ' : *words, to);
@@ -194,7 +194,7 @@ void config_help_bash(FILE *to)
             fputs("words='", to);
             put_words(to, o->words);
             fputs("'", to);
-        } else fputs("return", to); /* a value of one's own */
+        } else fputs("return", to); /* no completion: any value is possible */
         fputs(" ;;\n", to);
     }
     fputs("    *)\n"

@@ -1,8 +1,8 @@
-/* config_internal.h: what the files of the options share; config.h is what others see.
+/* config_internal.h: what the files of the options share. The public header is config.h.
  *
- *   config.c        reads them: the environment, the command line, the machine
- *   config_help.c   writes of them: --help, OPTIONS.md, the man page, the completion of bash
- *   config_table.c  the table that both walk: a row for each option */
+ *   config.c        reads options from the environment and the command line, and sizes from the machine
+ *   config_help.c   prints the options: --help, OPTIONS.md, the man page, completion for bash
+ *   config_table.c  the table that both use: a row for each option */
 #ifndef CONFIG_INTERNAL_H
 #define CONFIG_INTERNAL_H
 
@@ -15,7 +15,7 @@
 #error "the Makefile defines ATTND_VERSION and ATTND_DATE"
 #endif
 
-/* The platform that the compiler built for, as --version says it. */
+/* The platform this program was compiled for, in the form that --version prints. */
 #if defined(__x86_64__)
 #define CONFIG_MACHINE "x86-64"
 #elif defined(__aarch64__)
@@ -48,12 +48,13 @@ struct config_option {
     const char *flag, *env;
     enum config_type type;
     const char *placeholder;
-    size_t offset;     /* of the member in struct config */
-    int64_t fallback;  /* default of numbers and switches */
-    int64_t min, max;  /* numbers */
-    const char *word;  /* default of the other types; NULL: none */
-    const char *words; /* TYPE_CHOICE: "text|json"; of others what a shell offers for it */
-    const char *shown; /* the default as --help shows it, where it is not the value itself */
+    size_t offset;    /* offset of the option's member in struct config */
+    int64_t fallback; /* default value of a number or a switch */
+    int64_t min, max; /* allowed range of a number */
+    const char *word; /* default value of the other types; NULL: none */
+    /* TYPE_CHOICE: the allowed words, "text|json"; other types: the words that bash completion offers. */
+    const char *words;
+    const char *shown; /* the default in the words of --help, if the value itself says too little */
     const char *help;
 };
 
@@ -61,15 +62,16 @@ enum { CONFIG_OPTIONS_MAX = 64 };
 extern const struct config_option config_options[];
 extern const size_t config_option_count; /* at most CONFIG_OPTIONS_MAX */
 
-/* 1048576 -> "1M". Whole multiples only, so that it reads back as the same number. */
+/* Writes a size with a suffix: 1048576 becomes "1M". Only whole multiples get one, so the text reads back exactly. */
 const char *config_size_text(int64_t bytes, char text[24]);
 
-/* "; write 1536M" for a text that is no size but means one in that range: 1.5G, 512MiB, 1T. Else "". Returns hint. */
+/* Writes a hint for a text that is no size but means one within the option's range: "; write 1536M" for 1.5G. Other
+ * examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
 enum { CONFIG_HINT_BYTES = 160 };
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 
-/* "; write 30000" for a value that the option does not take, and that means one which it does: 30s for milliseconds,
- * `warning` for a level, cuda:0 for devices. Else "". Returns hint. */
+/* Writes a hint for a value that the option refuses but whose meaning is clear: "; write 30000" for 30s. Other
+ * examples are `warning` for a log level and cuda:0 for devices. Writes "" if there is no hint. Returns `hint`. */
 const char *config_value_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES]);
 
 #endif

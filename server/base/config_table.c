@@ -1,5 +1,4 @@
-/* config_table.c: the options of attnd, a row for each; a new option is a new row here and a member of struct
- * config. */
+/* config_table.c: the options of attnd. A new option is a new row here and a new member of struct config. */
 #include "server/base/config_internal.h"
 
 #include <assert.h>

@@ -1,12 +1,12 @@
-/* deadlines.h: which of many deadlines comes next. A binary heap of pointers into the things that have them, so
- * that one uv_timer serves all. Used by one thread (the loop). */
+/* deadlines.h: finds the earliest of many deadlines, which lets one uv_timer serve all of them. It is a binary heap of
+ * pointers to deadlines that are embedded in other structs. Only the loop's thread uses it. */
 #ifndef DEADLINES_H
 #define DEADLINES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Embedded. `place` is 0 while it is in no heap, else its index there plus one: zero-initialised memory is right. */
+/* Embed this in a struct. `place` is 0 outside a heap, else the index in it plus one; start from zeroed memory. */
 struct deadline {
     int64_t at_ns;
     int place;
@@ -17,9 +17,10 @@ struct deadlines {
     int count, capacity;
 };
 
-bool deadlines_add(struct deadlines *all, struct deadline *deadline);    /* false when out of memory */
-void deadlines_remove(struct deadlines *all, struct deadline *deadline); /* fine when it is not in */
-struct deadline *deadlines_next(const struct deadlines *all);            /* the earliest; NULL when empty */
-void deadlines_clear(struct deadlines *all);                             /* frees the heap, not the things */
+bool deadlines_add(struct deadlines *all, struct deadline *deadline); /* false when out of memory */
+/* Does nothing if the deadline is in no heap. */
+void deadlines_remove(struct deadlines *all, struct deadline *deadline);
+struct deadline *deadlines_next(const struct deadlines *all); /* the earliest deadline; NULL if the heap is empty */
+void deadlines_clear(struct deadlines *all); /* frees the heap, but not the structs that have the deadlines */
 
 #endif

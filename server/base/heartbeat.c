@@ -1,4 +1,4 @@
-/* heartbeat.c: a table of times, one place per thread. */
+/* heartbeat.c: a table with one entry per thread: the time at which its present work began. */
 #include "server/base/heartbeat.h"
 
 #include <stdatomic.h>
@@ -8,7 +8,8 @@
 
 enum { LINE = 64 };
 
-/* Written by its thread alone, several times per request: a cache line each. */
+/* Each thread writes its own entry several times per request. An entry fills a cache line, so
+ * threads do not collide. */
 struct place {
     _Alignas(LINE) _Atomic int64_t since_ms; /* 0: the thread waits */
     _Atomic int kind;
@@ -46,7 +47,7 @@ const char *heartbeat_name(enum heartbeat_kind kind)
 void heartbeat_busy(enum heartbeat_kind kind)
 {
     if (own == NULL) {
-        /* Past the end the count stays where it is, or it would run over in the end. */
+        /* `taken` stops at the table's size: if it counted on, it would overflow in the end. */
         if (atomic_load_explicit(&taken, memory_order_relaxed) >= HEARTBEAT_THREADS) return;
         const int index = atomic_fetch_add(&taken, 1);
         if (index >= HEARTBEAT_THREADS) return;

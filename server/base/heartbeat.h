@@ -1,9 +1,9 @@
-/* heartbeat.h: since when each thread has been at its present piece of work. No thread that serves others may be at one
- * for longer than some milliseconds; one that is for seconds is stuck, and /readyz says so.
+/* heartbeat.h: records since when each thread has been busy with its present piece of work. A thread that serves
+ * others may be busy for some milliseconds at a time. One that is busy for seconds is stuck, and /readyz reports it.
  *
- * Nobody has to watch: whoever asks (a probe, /metrics) looks at all threads, so there is no thread that could hang
- * with those that it watches. A thread takes a place in the table with its first piece of work and keeps it to the end
- * of the process; beyond HEARTBEAT_THREADS of them the rest is not looked at. */
+ * There is no thread that watches, since it could hang too: a probe or /metrics looks at all threads when it is
+ * requested. A thread takes an entry of the table with its first piece of work and keeps it until the process ends.
+ * Threads beyond the first HEARTBEAT_THREADS are not watched. */
 #ifndef HEARTBEAT_H
 #define HEARTBEAT_H
 
@@ -11,8 +11,9 @@
 
 #include "server/base/limits.h"
 
-/* id, label in /metrics, as /readyz calls it, limit in ms. A device's thread waits for its device, so its limit is what
- * a run may take (heartbeat_set_limit()); the others' is far beyond what a busy machine explains. */
+/* id, label in /metrics, name in /readyz, limit in ms. A device's thread waits for its device: its
+ * limit is the longest time of a run (heartbeat_set_limit()). The limit of other threads is far beyond
+ * what a busy machine explains. */
 #define HEARTBEAT_MAP(X)                                  \
     X(HTTP, "http", "an HTTP thread", HEARTBEAT_LIMIT_MS) \
     X(LOOP, "loop", "the loop", HEARTBEAT_LIMIT_MS)       \
@@ -28,16 +29,17 @@ enum heartbeat_kind {
 const char *heartbeat_label(enum heartbeat_kind kind);
 const char *heartbeat_name(enum heartbeat_kind kind);
 
-/* The calling thread begins a piece of work, or another one. */
+/* Call this when the calling thread begins a piece of work, or goes on to another one. */
 void heartbeat_busy(enum heartbeat_kind kind);
-/* It has ended; the thread waits for what comes next. */
+/* Call this when the calling thread has finished its work and begins to wait. */
 void heartbeat_idle(void);
 
-/* From here on threads of this kind may be at one piece of work for so long. */
+/* Sets how long threads of this kind may be busy with one piece of work. */
 void heartbeat_set_limit(enum heartbeat_kind kind, int64_t ms);
-/* How long the thread of this kind that has been at its piece of work for longest has been; 0: none is. Any thread. */
+/* The longest time for which any thread of this kind has been busy; 0 if all of them wait. Any thread may call it. */
 int64_t heartbeat_longest_ms(enum heartbeat_kind kind, int64_t now_ms);
-/* A kind of which a thread is beyond its limit, HEARTBEAT_KINDS: none is. *busy_ms: since when. */
+/* Returns a kind that has a thread beyond its limit, and in *busy_ms for how long; HEARTBEAT_KINDS
+ * if there is none. */
 enum heartbeat_kind heartbeat_stuck(int64_t now_ms, int64_t *busy_ms);
 
 #endif

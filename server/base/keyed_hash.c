@@ -15,7 +15,7 @@ static uint64_t rotated(uint64_t x, int bits)
     return x << bits | x >> (64 - bits);
 }
 
-/* SipRound. */
+/* One SipRound of the paper. */
 static void mix(struct state *s)
 {
     s->v0 += s->v1, s->v2 += s->v3;
@@ -35,7 +35,7 @@ static void take_word(struct state *s, uint64_t word)
     s->v0 ^= word;
 }
 
-/* `count` bytes, at most WORD, the least significant first. */
+/* Reads `count` bytes (at most WORD) as a number, the least significant byte first. */
 static uint64_t word_at(const unsigned char *bytes, size_t count)
 {
     uint64_t word = 0;

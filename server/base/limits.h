@@ -1,9 +1,9 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
- * What an option sets stands in its row of config_table.c; what one body may hold, in PROTO_LIMITS_DEFAULT of
- * proto-json/proto.h. A name begins with the file (HTTP: mhd.c) that keeps the limit. What is no bound on anything from
- * outside, such as the shape of a table or when threads are held on their cores (http/http_threads.c),
- * stays where it is used. */
+ * Limits that an option sets stand in its row of config_table.c, and limits on the contents of one body in
+ * PROTO_LIMITS_DEFAULT of proto-json/proto.h. A name begins with the file that keeps the limit (HTTP: mhd.c).
+ * Constants that bound nothing from outside, such as table sizes or pauses of threads (http/http_threads.c), stay in
+ * the files that use them. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -12,322 +12,349 @@
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 enum {
-    CONFIG_MAX_LISTEN = 8,            /* of --listen: each kind of address several times */
-    CONFIG_METRICS_CONNECTIONS = 256, /* to --metrics-listen, beside --max-connections: probes and scrapers */
-    CONFIG_SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
-    CONFIG_LEAST_FILES = 32,  /* the same without the GPU driver and the threads, where files are very few */
-    CONFIG_THREAD_FILES = 2,  /* of an HTTP thread: epoll and eventfd */
-    CONFIG_MAX_BATCH = 1024,  /* of --max-batch: an array of the loop's has room for it */
-    CONFIG_MAX_PROXIES = 8,   /* of --trusted-proxy: each is compared with the peer of every request */
-    CONFIG_MAX_DEVICES = 64,  /* numbers in --devices are bits of a mask */
-    CONFIG_MAX_SHM = 8,       /* of --allow-shm: each is told to a client whose key has none of them, */
-    CONFIG_SHM_BYTES = 32,    /* all of it */
+    CONFIG_MAX_LISTEN = 8, /* most addresses of --listen, enough for several of each kind */
+    /* Connections to --metrics-listen, beside --max-connections; probes and scrapers use them. */
+    CONFIG_METRICS_CONNECTIONS = 256,
+    CONFIG_SPARE_FILES = 128, /* open files that are no connections: epoll, eventfd, libraries, log, GPU driver */
+    /* CONFIG_SPARE_FILES without GPU driver and threads, for a very low limit on open files. */
+    CONFIG_LEAST_FILES = 32,
+    CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: epoll and eventfd */
+    CONFIG_MAX_BATCH = 1024, /* upper bound of --max-batch; the loop has an array of this size */
+    CONFIG_MAX_PROXIES = 8,  /* most networks of --trusted-proxy; each is compared with the peer of every request */
+    CONFIG_MAX_DEVICES = 64, /* upper bound of device numbers in --devices: they are bits of a mask */
+    CONFIG_MAX_SHM = 8,      /* most prefixes of --allow-shm; a client whose key has none of them is told all of them */
+    CONFIG_SHM_BYTES = 32,   /* bytes of all these prefixes together */
 };
 
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
 
 enum {
-    LISTEN_BACKLOG = 4096,     /* the system cuts it to net.core.somaxconn */
-    LISTEN_ACCEPT_BURST = 64,  /* connections accepted in one go: the loop has other things to do */
-    LISTEN_DOOR_MS = 100,      /* for a handshake to end that had begun when new ones were refused: a round trip, */
-    LISTEN_DOOR_LOCAL_MS = 20, /* or nearly none on this machine */
-    LISTEN_KEEPALIVE_S = 60,   /* before the kernel asks a silent connection whether it is still there */
-    LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the client has vanished without a word */
-    REFUSAL_RETRY_AFTER_S = 1,      /* a connection that was one too many is welcome as soon as another ends */
+    LISTEN_BACKLOG = 4096,          /* connections waiting to be accepted; the system cuts it to net.core.somaxconn */
+    LISTEN_ACCEPT_BURST = 64,       /* connections accepted at a time, before the loop does its other work */
+    LISTEN_DOOR_MS = 100,           /* while a listener closes, time for handshakes that have begun: a round trip */
+    LISTEN_DOOR_LOCAL_MS = 20,      /* LISTEN_DOOR_MS for clients on this machine, whose round trip is short */
+    LISTEN_KEEPALIVE_S = 60,        /* silence after which the kernel probes a connection */
+    LISTEN_USER_TIMEOUT_MS = 30000, /* after this long without acknowledgement of sent bytes the client has vanished */
+    REFUSAL_RETRY_AFTER_S = 1, /* a refused client may try again after this, since other connections end all the time */
 
-    FRONT_HEAD_MS = 10000, /* for a head to arrive, or --body-timeout-ms where that is less */
-    FRONT_IDLE_MS = 75000, /* between two requests: more than the 60 s for which balancers keep a connection */
-    /* While draining: when nobody has said anything for so long, connections that say nothing will not be missed. Until
-     * then a balancer takes those that it has kept for its next requests. */
+    FRONT_HEAD_MS = 10000, /* time for a request's head to arrive, unless --body-timeout-ms is less */
+    /* Idle time between two requests: more than the 60 s for which balancers keep a connection. */
+    FRONT_IDLE_MS = 75000,
+    /* While draining: after this long without a request on any connection, idle connections are closed. Until then a
+     * balancer may still use its open connections for its next requests. */
     FRONT_SILENT_MS = 500,
-    FRONT_STALLED_MS = 2000,        /* and one that is in the middle of something and does not move */
-    FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
-    CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
+    FRONT_STALLED_MS = 2000, /* while draining: time after which a request that makes no progress is cut */
+    /* A sweep over 10000 connections takes 2 ms: with more connections, sweeps are rarer. */
+    FRONT_SWEEP_CONNECTIONS = 2000,
+    /* Rate of a body or answer that goes on longer than --body-timeout-ms (see its help). */
+    CONNECTION_BYTES_PER_MS = 1024,
 
-    /* For a connection that never showed a token, on a server with tokens. When another one needs its place, it has
-     * this long to send a body that was refused, and as long to fetch its answer. */
+    /* On a server with tokens, a connection without a token gives up its slot if another connection needs it. First it
+     * has this long to send a refused body, and as long again to fetch its answer. */
     CONNECTION_STRANGER_MS = 1000,
-    /* All other connections keep their place for this long after a request: a busy client is idle for less. */
+    /* Other connections keep their slot for this long after a request, because a busy client is idle for less. */
     CONNECTION_BETWEEN_MS = 100,
-    CONNECTION_LOOK_MS = 10, /* from a search for a connection to close that found none to the next search */
-    CONNECTION_LEAVING = 64, /* connections that were cut to make room and that the web server has not closed yet */
+    CONNECTION_LOOK_MS = 10, /* pause after a search that found no connection to close, before the next one */
+    CONNECTION_LEAVING = 64, /* connections that were cut to make room and that libmicrohttpd has not closed yet */
 
-    LINGER_MS = 10000,       /* after this, a client that has not fetched its answer may lose the answer's end */
-    LINGER_MOST = 256,       /* sockets; one more, and the oldest is closed before its time */
-    LINGER_SPARE_FILES = 32, /* descriptors that are never used for them */
-    LINGER_EVENTS = 16,      /* sockets that are looked at in one turn of the loop */
+    /* Lingering close: a client that has not fetched its answer by then may lose the answer's end. */
+    LINGER_MS = 10000,
+    LINGER_MOST = 256,       /* sockets in lingering close; when there is one more, the oldest is closed early */
+    LINGER_SPARE_FILES = 32, /* descriptors that lingering sockets must leave free */
+    LINGER_EVENTS = 16,      /* lingering sockets that are read in one turn of the loop */
     LINGER_DROP_BYTES = 16 << 10,
-    LINGER_DROP_PIECES = 64,           /* pieces of LINGER_DROP_BYTES from one socket at once: 1 MiB */
-    LINGER_SWEEP_PIECES = LINGER_MOST, /* from all of them in one turn of the loop: 4 MiB, about a millisecond */
+    LINGER_DROP_PIECES = 64, /* pieces of LINGER_DROP_BYTES read from one socket at a time: 1 MiB */
+    /* Pieces read from all lingering sockets in one turn of the loop: 4 MiB, about a millisecond. */
+    LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
 /* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */
 
 enum {
-    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole
-     * between two requests, and the more there is the less of it is still in the cache when it is decoded: so it is
-     * no more than what makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is
-     * larger than the buffer makes each further recv() of a body read an eighth of the rest more; from 1.0 on it
-     * would keep the buffer from growing. */
+    /* Memory of one connection in libmicrohttpd: it holds the head, and one recv() reads half of it. All of it is
+     * zeroed between two requests, and a larger buffer leaves less of the body in the CPU's cache. 80 KiB is just
+     * enough for three recv() calls per body of 131 KB. In versions before 1.0 (measured: 0.9.75) a step larger than
+     * the buffer makes each further recv() read an eighth of the remaining space more; from 1.0 on it would keep the
+     * buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    /* The memory of connections that is counted (attnd_connection_bytes); tensors are staging memory. An open
-     * connection has HTTP_CONNECTION_BYTES, and records of libmicrohttpd and of ours. TLS took 28 KiB with GnuTLS
-     * 3.7.9. A request under way has a record, a decoder and an unpacker (72 KiB). It also has the beginning of its
-     * text, or a kept body, or a block of its answer. */
+    /* Memory of connections that attnd_connection_bytes counts; tensors are staging memory instead. An open connection
+     * has HTTP_CONNECTION_BYTES, and records of libmicrohttpd and attnd. TLS took 28 KiB with GnuTLS 3.7.9. A running
+     * request has a record, a decoder and an unpacker (72 KiB). It also has the beginning of its text, or a body that
+     * was kept, or a block of its answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
-    HTTP_CONNECTIONS_SHARE = 8, /* connections get at most an eighth of the memory by default (--max-connections) */
+    HTTP_CONNECTIONS_SHARE = 8, /* by default connections get at most an eighth of the memory (--max-connections) */
     HTTP_CONNECTIONS_LEAST = 16,
-    HTTP_EXPECT_NS = 50000,   /* after an answer of a GPU: a client takes 20 us, and to wake a thread as few more */
-    HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
-    HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    /* Of a body that a handler reads. The longest has two scales for each of CACHES_HEADS,
-     * which Python writes with up to 25 bytes each. */
+    /* Time to poll after an answer from a GPU: a client takes 20 us to return, a sleeping thread as long to wake. */
+    HTTP_EXPECT_NS = 50000,
+    HTTP_INACTIVITY_S = 120, /* a fallback: connections.c closes idle connections earlier */
+    /* Arguments of a query; libmicrohttpd keeps a record of each in the connection's memory. */
+    HTTP_ARGUMENTS_MAX = 100,
+    /* Longest body that is kept whole for a handler. The longest valid one has two scales for each of CACHES_HEADS,
+     * and Python writes a scale with up to 25 bytes. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
-    HTTP_PEM_BYTES = 1 << 20,           /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_UNCOUNTED_BYTES = 32 << 10, /* of a text or an answer; longer ones are counted as staging memory */
-    REQUEST_ID_BYTES = 129,             /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TLS_MEMORY_WAIT_MS = 4000,          /* less than HEARTBEAT_LIMIT_MS, after which the thread counts as stuck */
+    HTTP_PEM_BYTES = 1 << 20, /* a certificate chain or key has a few KB; a longer file was named by mistake */
+    /* Texts and answers up to this size are not counted; longer ones count as staging memory. */
+    REQUEST_UNCOUNTED_BYTES = 32 << 10,
+    REQUEST_ID_BYTES = 129,    /* longest X-Request-Id, with the NUL; a longer one is replaced */
+    TLS_MEMORY_WAIT_MS = 4000, /* wait for memory; less than HEARTBEAT_LIMIT_MS, when a thread counts as stuck */
     TLS_MEMORY_STEP_MS = 10,
-    TOKEN_MAX_BYTES = 256,  /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096, /* 1 MiB that every request with a token is compared with */
+    TOKEN_MAX_BYTES = 256,  /* longest token; all tokens are compared in full, so that the time taken reveals nothing */
+    TOKEN_MAX_COUNT = 4096, /* most tokens: 1 MiB, with which every token of a request is compared */
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/mhd.c) --------------------------------------------------------------- */
 
 enum {
-    UNPACK_PIECE_BYTES = 32 << 10, /* unpacked at a time, and decoded before there is more */
-    /* In one go of an HTTP thread, then it is another connection's turn: 80 KiB that have arrived may hold 80 MiB,
-     * which take 100 ms. A millisecond, and the fiftieth of one for the turn. */
+    UNPACK_PIECE_BYTES = 32 << 10, /* bytes unpacked at a time; they are parsed before more is unpacked */
+    /* Bytes that an HTTP thread unpacks before it turns to another connection. 80 KiB that have arrived may unpack to
+     * 80 MiB, which take 100 ms. This amount takes a millisecond; changing the connection adds a fiftieth of that. */
     UNPACK_TURN_BYTES = 256 << 10,
-    /* deflate makes at most 1032 bytes of one. Tensors of numbers shrink to a half, masks to a hundredth; what shrinks
-     * to less is a small body, or one that means no good. */
+    /* Largest ratio of unpacked to packed bytes. deflate reaches 1032. Numeric tensors shrink to a half, masks to a
+     * hundredth. A body that shrinks further is either small or an attack. */
     UNPACK_RATIO = 256,
-    UNPACK_FREE_BYTES = 64 << 20, /* up to here it may be more */
+    UNPACK_FREE_BYTES = 64 << 20, /* up to this size of the unpacked body any ratio is allowed */
 };
 
 /* ---- Answers (http/answer.c) ------------------------------------------------------------------------------------- */
 
 enum {
-    ANSWER_SMALL_BYTES = 256 << 10,  /* encoded at once and sent in one call; a larger one block by block */
-    ANSWER_LARGE_INPUTS = 2 << 20,   /* not written over by the answer, but given back for the next request */
-    ANSWER_STREAM_BLOCK = 192 << 10, /* fits in the second level cache beside the tensors it is made from */
-    ANSWER_ARRAY_BLOCK = 32 << 10,   /* of numbers as text: a millisecond, in which the thread serves nobody else */
+    /* Up to this size an answer is encoded at once and sent in one call; a larger one is made block by block. */
+    ANSWER_SMALL_BYTES = 256 << 10,
+    /* Inputs of this size are not overwritten by the answer, but released for the next request. */
+    ANSWER_LARGE_INPUTS = 2 << 20,
+    ANSWER_STREAM_BLOCK = 192 << 10, /* a block fits in the second-level cache beside the tensors it is made from */
+    /* A block of numbers as text takes a millisecond, in which the thread serves no other connection. */
+    ANSWER_ARRAY_BLOCK = 32 << 10,
 };
 
 /* ---- Requests that wait (sched/, work/) -------------------------------------------------------------------------- */
 
 enum {
-    LOOP_TICK_MS = 10,        /* between two looks for those that have waited long enough to be watched */
-    LOOP_WATCH_AFTER_MS = 20, /* a client that leaves is noticed within LOOP_WATCH_AFTER_MS + LOOP_TICK_MS */
-    LOOP_SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two of them */
-    LOOP_CROWD = 512,         /* connections whose memory is worth giving back */
-    LOOP_STOP_MS = 2000,      /* after a drain, for the last answers to leave */
+    LOOP_TICK_MS = 10, /* interval between two searches for requests that have waited long enough to be watched */
+    LOOP_WATCH_AFTER_MS = 20, /* a request that waits this long is watched for a client that leaves */
+    LOOP_SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two sweeps */
+    LOOP_CROWD = 512,         /* after so many were open and most are closed, memory is returned to the system */
+    LOOP_STOP_MS = 2000,      /* time after a drain for the last answers to be sent */
 
-    CHECK_LONG_SKELETON_BYTES = 32 << 10, /* longer ones are decoded elsewhere: 2 ms of names and shapes */
-    CHECK_LONG_BODY_BYTES = 8 << 20,      /* the same: 2 ms, if all of it were mask rows */
-    CHECK_LONG_LSE_BYTES = 512 << 10,     /* the same for a backward, because its lse is checked (attn_check_lse()) */
-    CHECK_COPY_BYTES =
-        256 << 10, /* of a body, beside which a larger block is leased: the copy takes less than new pages */
-    FINISH_PIECE_NS = 10000000,     /* length of a piece of verifying or measuring; then another piece has its turn */
-    PIECES_AT_ONCE = 4,             /* as many as libuv has threads, because libuv itself serves in order of arrival */
-    FINISH_NUMBERS = 4096,          /* between two looks at the clock */
-    PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
+    /* A body with a longer skeleton (its text without the numbers) is checked on another thread: 2 ms. */
+    CHECK_LONG_SKELETON_BYTES = 32 << 10,
+    CHECK_LONG_BODY_BYTES = 8 << 20,  /* a longer body is checked on another thread: 2 ms if it is all mask rows */
+    CHECK_LONG_LSE_BYTES = 512 << 10, /* a longer lse of a backward is checked on another thread (attn_check_lse()) */
+    /* Bytes of a body up to which a larger block is leased and the body copied: faster than new pages. */
+    CHECK_COPY_BYTES = 256 << 10,
+    FINISH_PIECE_NS = 10000000, /* length of one piece of verifying or measuring; then it is another piece's turn */
+    /* Pieces at a time: as many as libuv has threads, because libuv itself serves in order of arrival. */
+    PIECES_AT_ONCE = 4,
+    FINISH_NUMBERS = 4096, /* numbers read between two looks at the clock */
+    /* Numbers whose text length the HTTP thread measures itself: a millisecond at most. */
+    PREPARE_MEASURE_AT_ONCE = 4096,
 
-    QUEUE_SCAN_MAX = 512, /* requests that are asked whether they go with the first, of a queue of up to a million */
-    QUEUE_PASS_MAX = 1 << 16, /* requests that are passed over because they wait for something else: 3 ms */
-    QUEUE_STEP_ROWS =
-        1 << 19, /* caches of steps that are asked whether they can begin: 30 ms, when hundreds have a thousand each */
-    QUEUE_RETRY_MAX_S = 30, /* of Retry-After, which is only a guess */
+    QUEUE_SCAN_MAX = 512,     /* requests examined to join the first one in a batch; the queue may have a million */
+    QUEUE_PASS_MAX = 1 << 16, /* requests passed over because they wait for something else: 3 ms */
+    /* Caches examined when waiting transactions are tested: 30 ms when hundreds
+     * have a thousand caches each. */
+    QUEUE_STEP_ROWS = 1 << 19,
+    QUEUE_RETRY_MAX_S = 30, /* largest Retry-After, which is only a guess */
 
-    CONTEXTS_MAX_COUNT = 1024, /* entries of the table, which is made at the start */
-    CONTEXTS_TTL_MS = 300000,  /* for the backward to come; its memory is others' then */
-    CONTEXTS_SHARE = 4,        /* they may hold a quarter of the staging memory */
+    CONTEXTS_MAX_COUNT = 1024, /* contexts in the table, which is allocated at the start */
+    CONTEXTS_TTL_MS = 300000,  /* a context waits this long for its backward; then its memory is released */
+    CONTEXTS_SHARE = 4,        /* contexts may hold a quarter of the staging memory */
 
-    PAGES_GRANULE_BYTES = 4096, /* the least; also the alignment of every page */
-    PAGES_GRANULES = 1 << 20,   /* of one pool at most: the search looks at them all in a millisecond */
+    PAGES_GRANULE_BYTES = 4096, /* smallest granule; also the alignment of every page */
+    PAGES_GRANULES = 1 << 20,   /* granules of one pool at most: a search over all of them takes a millisecond */
     CACHES_MAX_COUNT = 1 << 16,
-    /* Page numbers that all caches of a device may hold together: CACHES_NUMBERS, or CACHES_SHARING for each granule
-     * where that is more. A fork shares pages, but has a copy of a part of their list. */
+    /* Upper bound on page-table entries of all caches of a device: the larger of CACHES_NUMBERS and CACHES_SHARING per
+     * granule. Forks share pages, but each fork has its own copy of a part of the page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
-    CACHES_PREFIX_KEYS = 1024,   /* forks in one decode that share fewer positions are computed each alone */
-    CACHES_TTL_MS = 600000,      /* since it was last used, where ttl_s is not given */
-    CACHES_PAGE_SIZE = 128,      /* positions, where page_size is not given */
-    CACHES_PAGE_SIZE_LEAST = 64, /* there is no size between the two */
+    CACHES_PREFIX_KEYS = 1024,   /* forks in one decode that share fewer positions than this are computed one by one */
+    CACHES_TTL_MS = 600000,      /* time since a cache's last use after which it ends, unless ttl_s is given */
+    CACHES_PAGE_SIZE = 128,      /* positions in a page, unless page_size is given */
+    CACHES_PAGE_SIZE_LEAST = 64, /* the only other page size */
     CACHES_PAGE_SIZE_MOST = 128,
-    CACHES_HEADS = 1024,         /* of a cache: its key/value heads */
-    CACHES_ROWS = 1024,          /* caches in one step */
-    CACHES_STEP_PAGES = 1 << 20, /* entries of one step's page table: a millisecond to write */
+    CACHES_HEADS = 1024,         /* key/value heads of a cache at most */
+    CACHES_ROWS = 1024,          /* caches in one cache transaction at most */
+    CACHES_STEP_PAGES = 1 << 20, /* entries in the page table of one cache transaction: a millisecond to write */
     CACHES_LIST = 1000,          /* caches in one answer of GET /v1/caches */
-    CACHES_EXPIRE_LOOKS = 4096,  /* caches that one sweep looks at */
+    CACHES_EXPIRE_LOOKS = 4096,  /* caches that one sweep for expired caches examines */
 };
 
-/* A joined batch should not keep its members waiting for more than some ten milliseconds on a CPU. */
+/* Largest work of a batch, in operations: its members should wait for some ten milliseconds at most on a CPU. */
 #define QUEUE_BATCH_FLOPS 1e9
-/* The same of jobs whose keys and values are in caches. */
+/* Largest work of a batch of jobs whose keys and values are in caches, in operations. */
 #define QUEUE_BATCH_STEP_FLOPS 1e11
 
-/* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
- * them. */
+/* Jobs above this are never joined with others: each keeps a device busy alone, and small jobs should
+ * not wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* The same of those whose keys and values are in caches: they wait for memory and not for each other,
- * on a GPU at least. */
+/* PREPARE_SMALL_FLOPS for jobs whose keys and values are in caches. A GPU spends their time on reading memory, so
+ * joined jobs do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
-/* From here on (60 us of an H200) a step that cannot become one problem with others (MERGE_BYTES) is not joined with
- * them: whoever waits for one of a batch waits for all. */
+/* A cache transaction above this (60 us on an H200) is joined with others only if all become one problem (MERGE_BYTES).
+ * Otherwise all members of the batch would wait for the longest. */
 #define PREPARE_ALONE_FLOPS 1e9
-/* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
+/* A device with this much memory can run any small job with its scratch memory, so small jobs are not checked. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
-/* From PREPARE_CLOSER_S expected seconds on, FlashMask's bounds are read for a closer estimate. q, k and v are read, to
- * look for rows that leave float32, where such rows could make a problem slow. That is so where all rows of that kind
- * would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without them. Reading takes a hundredth of
- * the problem's time. For few rows of queries it takes more, but there such rows cost less than PREPARE_STRANGE times
- * as much. */
+/* From PREPARE_CLOSER_S expected seconds on, FlashMask's bounds are read for a closer estimate. q, k and v are
+ * searched for rows that leave float32's range if such rows could make the problem slow. The condition: if all rows
+ * were like that, it would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without them. The
+ * search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the slow-down is
+ * smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S  0.05
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
 
-/* What the problems of one body may have verified together: multiply-adds (rows and heads * Sk * (D + Dv), about a
- * second); and one of them: the K and V of one head as doubles. */
+/* Work of `verify` for all problems of one body, in multiply-adds: rows and heads * Sk * (D + Dv), about a second. The
+ * second limit is on one problem: the K and V of one head as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Multiply-adds for checking the lse of one body: 30 ms. A row that takes more is not checked. */
+/* Multiply-adds for checking the lse of one body: 30 ms. A row that needs more is not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
-/* The same, for each byte of the body. Without this bound a small body with heads of one number could keep a thread
- * that receives bodies busy for 30 ms. Heads of 16 numbers and more have enough for some ten rows. */
+/* Bound on the work of checking an lse, per byte of the body. Without it a small body with heads of one number could
+ * keep an HTTP thread busy for 30 ms. With heads of 16 numbers and more the limit is enough for some ten rows. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
-    DEVICE_MAX_STREAMS = 16, /* batches on a device at a time, whatever it offers */
-    DEVICE_GUESTS = 6,       /* of DEVICE_MAX_STREAMS, kept for flows without a batch there: see device/devices.c */
-    /* A guest waits until the other batches have run for this long. Most batches end sooner, and each would take longer
-     * beside another. */
+    DEVICE_MAX_STREAMS = 16, /* batches on a device at a time, even if the device offers more streams */
+    DEVICE_GUESTS = 6, /* streams for guests: batches of flows that have no other batch on the device (devices.c) */
+    /* A guest's batch starts only when the other batches have run for this long. Most batches end sooner, and each
+     * would take longer beside another one. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* Batches of several flows run without a further guest for this many times as long as it would need beside them.
+    /* A guest beside batches of several flows waits this many times as long as it would need beside them.
      * Equal work of many flows is then done one after the other, and a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
-    DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */
-    DEVICE_POLL_NS = 20000, /* between two questions to a stream: so late may its end be seen */
-    /* While a batch is as young, its end is asked for without a pause: small problems and most steps of decoding. */
+    DEVICE_MAX_RUN = 1024, /* problems in one attn_run(), as many as an envelope may hold */
+    /* Interval between two polls of a stream, and thus the longest delay in noticing its end. */
+    DEVICE_POLL_NS = 20000,
+    /* A batch younger than this is polled without pauses; small problems and most decode transactions
+     * end in this time. */
     DEVICE_SPIN_NS = 1000000,
-    DEVICE_LOST_POLL_NS = 10000000,   /* to one that is lost: nobody waits for it */
-    DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is given back after its batch */
-    MERGE_BYTES =
-        1 << 20, /* inputs and outputs of a problem that may leave together with its equals: beyond, copies are quick */
-    MERGE_ALIGN = 16,       /* of each of their tensors */
-    MERGE_LINE = 256,       /* of the tensors that they become */
-    DEVICE_STOP_MS = 60000, /* for the threads of devices that could not all be opened: idle ones end at once */
-    INLINE_KEEP = 4 << 20,  /* as DEVICE_WORKSPACE_KEEP, for an inline slot */
-    INLINE_BYTES = 1 << 20, /* inputs and outputs of a small problem of a GPU: 20 us on its bus */
-    INLINE_WAIT_NS =
-        500000, /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
-    INLINE_STEP_WAIT_NS = 2000000, /* the same of a step, which has the GPU for itself */
-    INLINE_ASK_NS = 20000, /* meanwhile it asks the driver so often; in between it looks at what the GPU writes */
-    INLINE_HEADS = 128,    /* heads of all sequences: each costs up to 2 us, however few its numbers */
+    DEVICE_LOST_POLL_NS = 10000000,   /* interval between two polls of a lost device, whose results nobody needs */
+    DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is freed after its batch */
+    /* Bytes of inputs and outputs of a problem that may be merged: larger copies are fast one by one. */
+    MERGE_BYTES = 1 << 20,
+    MERGE_ALIGN = 16, /* alignment of each tensor of a problem that may be merged */
+    MERGE_LINE = 256, /* alignment of merged tensors */
+    /* If not all devices could be opened, time for the threads of the others to end; idle ones end at once. */
+    DEVICE_STOP_MS = 60000,
+    INLINE_KEEP = 4 << 20,  /* bytes; a larger workspace of an inline slot is freed after its job */
+    INLINE_BYTES = 1 << 20, /* bytes of a small problem's inputs and outputs for a GPU: 20 us on its bus */
+    /* An HTTP thread polls for the end of its work on a GPU for this long; then a device thread takes over. */
+    INLINE_WAIT_NS = 500000,
+    INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
+    /* Interval of questions to the driver meanwhile; in between the thread polls a word that the GPU writes. */
+    INLINE_ASK_NS = 20000,
+    INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few numbers it has */
 };
 
-/* A thread that waits for a device (base/naps.h). */
+/* How a thread polls while it waits for a device (base/naps.h). */
 enum {
-    NAP_NS = 50000,    /* to which the kernel adds as much: together less than what lets a core sleep deeply */
-    NAPS_NS = 2000000, /* since it began to wait: what takes longer is not noticeably longer for a late end */
-    /* Requests that wait: among more of them no thread is idle for long, and looking up takes time from others. */
+    NAP_NS = 50000,    /* length of one sleep; the kernel adds as much, and a core does not sleep deeply in that time */
+    NAPS_NS = 2000000, /* a thread polls for this long; after a longer wait a late end does not matter */
+    /* With more waiting requests than this no thread is idle for long, and polling would take time from the others. */
     NAPS_MOST = 4,
 };
 
-/* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are
- * worth waking for more. */
+/* Work of the problems in an inline slot, padded: some 100 us of a core. An HTTP thread has other connections to
+ * serve, and for more work it is worth waking more cores. */
 #define INLINE_FLOPS 2e7
-/* And those of a GPU whose tensors are all in its memory: some 400 us of a Hopper. */
+/* Largest inline work for a GPU whose memory has all tensors: some 400 us of a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
-/* The same of a step, by the keys and values that it reads: 1.5 ms of an H200. */
+/* Bytes of keys and values that an inline cache transaction may read: 1.5 ms of an H200. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
-/* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
- * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
+/* A batch may take --watchdog-ms longer than its work takes at this rate. The slowest kernels (float32) reach 34e12 on
+ * an H200, and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
-/* Of a device's memory for KV caches, where --kv-bytes is not given; and of the CPU's at most. */
+/* Without --kv-bytes, caches get this fraction of a device's memory, with an upper bound for the CPU. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
-/* What a batch puts on a stream at a time, about: 10 to 50 ms of the GPUs that there are. */
+/* Work that is put on a stream at a time, about: 10 to 50 ms on GPUs from sm_80 on. */
 #define DEVICE_GROUP_FLOPS 1e13
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    STAGING_AHEAD_SHARE = 4, /* a quarter of the staging memory may be leased before the bytes for it have arrived */
-    STAGING_WARM_MS = 30000, /* staging memory that nobody wanted for so long goes back to the system */
-    JSON_DOCUMENT_BYTES = 16 << 20, /* about this server; the longest, /openapi.json, has not a hundredth of it */
-    METRICS_PAGE_BYTES = 64 << 20,  /* far above METRICS_MAX_SERIES of every metric */
-    METRICS_MAX_SERIES = 192,       /* of one metric; later ones count as "other" */
-    METRICS_LABEL_BYTES = 64,       /* with the NUL; labels are cut */
+    STAGING_AHEAD_SHARE = 4, /* a quarter of the staging memory may be leased before its bytes have arrived */
+    STAGING_WARM_MS = 30000, /* warm staging memory that is unused for this long goes back to the system */
+    /* Longest document about this server; /openapi.json, the longest now, has not a hundredth of it. */
+    JSON_DOCUMENT_BYTES = 16 << 20,
+    METRICS_PAGE_BYTES = 64 << 20, /* far above what METRICS_MAX_SERIES of every metric take */
+    METRICS_MAX_SERIES = 192,      /* series of one metric; later ones count as "other" */
+    METRICS_LABEL_BYTES = 64,      /* with the NUL; longer labels are cut */
 };
 
-/* Shared memory (regions/table.c). A region costs a descriptor, which max-connections leaves for it, and 400 bytes; its
- * own bytes are the client's. What a region may have is a bound all the same: pages that the server is the first to
- * write count as the server's. */
+/* Shared memory (regions/table.c). A region costs a descriptor, which --max-connections leaves free, and 400
+ * bytes. Its memory is the client's. Its size is bounded nevertheless, because pages that the server writes
+ * first count as the server's. */
 enum {
     REGIONS_MAX_COUNT = 1024,
-    REGIONS_PIECE_BYTES = 1 << 20,     /* between two looks at the clock: 0.1 to 0.4 ms */
-    REGIONS_AT_ONCE_BYTES = 256 << 10, /* are read, or written, by the HTTP thread: less than 0.1 ms */
+    REGIONS_PIECE_BYTES = 1 << 20, /* bytes copied between two looks at the clock: 0.1 to 0.4 ms */
+    /* Up to this size the HTTP thread copies the bytes itself, in less than 0.1 ms. */
+    REGIONS_AT_ONCE_BYTES = 256 << 10,
     REGIONS_PINNED_TENSOR =
-        256 << 10,         /* from here on a device copies it itself: drivers read what is small by the processor */
-    REGIONS_QUIET_MS = 50, /* the system's clock of changes to files is as coarse as a fifth of that */
-    REGIONS_PIN_AGAIN_MS = 1000, /* after a change of the object */
+        256 << 10, /* from this size on a device copies the bytes itself; drivers copy smaller ones with the CPU */
+    REGIONS_QUIET_MS = 50,       /* time stamps of changes to files are up to a fifth of this apart */
+    REGIONS_PIN_AGAIN_MS = 1000, /* after a change of the object, time until it is pinned again */
 };
-#define REGIONS_MAX_BYTES     (INT64_C(1) << 40)
-#define REGIONS_PINNED_REGION (INT64_C(1) << 30) /* pinning takes the driver 0.1 ms per MiB, or more */
-#define REGIONS_PINNED_BYTES  (INT64_C(8) << 30) /* of all regions: pages that cannot be moved */
+#define REGIONS_MAX_BYTES (INT64_C(1) << 40)
+/* Largest region to pin: pinning takes the driver 0.1 ms per MiB or more. */
+#define REGIONS_PINNED_REGION (INT64_C(1) << 30)
+#define REGIONS_PINNED_BYTES  (INT64_C(8) << 30) /* bound for all regions together: pinned pages cannot be moved */
 
-/* Of the staging memory that nobody leases, so much is kept for the next request. */
+/* Staging memory that is kept warm for the next request while it is not leased. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)
 
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    LOG_BUFFER_BYTES = 1 << 20,  /* of lines that wait while the sink takes none; more are lost, and counted */
-    LOG_PAIRS_BYTES = 1024,      /* of a line's key=value pairs, with the NUL */
-    LOG_NAME_BYTES = 128,        /* of a request id or an event */
-    LOG_CLEAN_INPUT_BYTES = 128, /* of a string that a client sent */
-    LOG_REPEATS_PER_SECOND = 20, /* lines of one event from WARN on: a stream of them fills no disk */
-    LOG_REPEAT_SLOTS = 64,       /* events with a count of their own; more of them share slots in turn */
-    LOG_GATHER_MS = 5, /* the writer waits this long for more lines, so that it makes at most 200 calls per second */
-    LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
+    LOG_BUFFER_BYTES = 1 << 20,  /* lines that wait while the sink takes none; further lines are lost and counted */
+    LOG_PAIRS_BYTES = 1024,      /* a line's key=value pairs, with the NUL */
+    LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
+    LOG_CLEAN_INPUT_BYTES = 128, /* longest string of a client in a line */
+    LOG_REPEATS_PER_SECOND = 20, /* lines of one event from WARN on: a stream of them cannot fill a disk */
+    LOG_REPEAT_SLOTS = 64, /* events with a counter of their own; if there are more, they share counters in turn */
+    LOG_GATHER_MS = 5,     /* the writer waits this long for more lines, and thus makes at most 200 calls per second */
+    LOG_CLOSE_TIMEOUT_MS = 1000, /* time that log_close() gives a stuck sink */
 };
 
-/* Connections that speak another protocol (http/first_bytes.c), and what proxies say. */
+/* Connections that speak another protocol (http/first_bytes.c), and the headers that proxies add. */
 enum {
-    FIRST_BYTES_SOCKETS = 1 << 20, /* descriptors below this are looked at: a million connections */
-    FIRST_BYTES_LOG_MS = 60000,    /* between two lines of one reason: a flood of such clients fills no disk */
-    FORWARDED_LINES = 8,           /* the last lines of X-Forwarded-For: a proxy adds to a line, or adds a line */
+    FIRST_BYTES_SOCKETS = 1 << 20, /* descriptors below this are examined: a million connections */
+    /* Interval between two lines for one reason: a flood of such clients cannot fill a disk. */
+    FIRST_BYTES_LOG_MS = 60000,
+    /* Lines of X-Forwarded-For that are read, from the last: each proxy extends a line or adds one. */
+    FORWARDED_LINES = 8,
 };
 
 /* ---- Threads: their start, being stuck, and ends ----------------------------------------------------------------- */
 
 enum {
     THREADS_STACK_BYTES = 8 << 20, /* stack of libuv's threads from 1.46 on, and the least that threads_try() tries */
-    THREADS_END_MS = 1000,         /* for joined threads to be gone from the system: a millisecond is usual */
+    THREADS_END_MS = 1000,         /* time for joined threads to disappear from the system: a millisecond is usual */
 
-    HEARTBEAT_LIMIT_MS = 5000, /* at one piece of work: milliseconds are usual, a busy machine explains no seconds */
-    HEARTBEAT_THREADS = 1024,  /* that are looked at: --http-threads, the loop, devices, and room */
+    /* Time for one piece of work: milliseconds are usual, and a busy machine does not explain seconds. */
+    HEARTBEAT_LIMIT_MS = 5000,
+    HEARTBEAT_THREADS = 1024, /* threads that are watched: --http-threads, the loop, devices, and some to spare */
 
     MAIN_BYTES = 64 << 20,       /* memory of the process itself: program, libraries, tables, log */
     MAIN_THREAD_BYTES = 8 << 20, /* memory of an HTTP thread: stack, malloc's arena, INLINE_KEEP */
 
-    SIGNALS_GRACE_MS = 5000,  /* for what follows the last answers: threads join, devices and memory are given back */
-    MAIN_STOP_WAIT_MS = 1000, /* for the devices' threads to end what they compute, which nobody waits for */
+    SIGNALS_GRACE_MS = 5000,  /* time after the last answers: threads are joined, devices and memory released */
+    MAIN_STOP_WAIT_MS = 1000, /* time for the devices' threads to end their work, whose results nobody needs */
 
-    SUPERVISE_SHORT_LIFE_S = 2, /* a server that ended sooner has failed */
-    SUPERVISE_GIVE_UP = 5,      /* failures in a row after which another try is no help */
-    SUPERVISE_MAX_PAUSE_S = 30, /* between two tries; it doubles up to here */
-    SUPERVISE_KILL_MS = 1000,   /* beyond what a server takes to end by itself at most */
+    SUPERVISE_SHORT_LIFE_S = 2, /* a server that ended sooner than this has failed */
+    SUPERVISE_GIVE_UP = 5,      /* failures in a row after which the supervisor gives up */
+    SUPERVISE_MAX_PAUSE_S = 30, /* longest pause between two starts; the pause doubles up to this */
+    SUPERVISE_KILL_MS = 1000,   /* time beyond what a server takes at most to end by itself */
 
-    HEALTHCHECK_TIMEOUT_MS = 5000, /* less than the 30 s that Docker gives a check, so that the reason is told */
+    HEALTHCHECK_TIMEOUT_MS = 5000, /* less than Docker's 30 s for a check, so that the reason is still printed */
 };
 
 #endif

@@ -1,20 +1,19 @@
 /* log.c: one line per event.
  *
- * The problem: a log line must cost a request about a microsecond and nothing else. Standard error may be a full
- * disk, a pipe whose reader sleeps or is gone, a terminal someone has paused. The idea: whoever logs formats the
- * line on its own stack and copies it into the filling one of two buffers under a mutex; a writer thread swaps the
- * buffers and hands the full one to write(2), the only call here that can block.
+ * The problem: a log line may cost a request about a microsecond and nothing else. Standard error may be on a full
+ * disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the line on
+ * its own stack and copies it under a mutex into one of two buffers, the filling one. A writer thread swaps the
+ * buffers and passes the full one to write(2), the only call here that can block.
  *
  *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
  *                     full: dropped++               fails: dropped += lines
  *
  * Invariants
- * 1. Nothing but the writer thread calls write() while the log is open, and it does so without the mutex.
- * 2. A line is in the buffers whole or not at all, and contains exactly one newline, its last byte.
- * 3. Every line that is lost is counted; the loss is told by a line `lost lines=<n>` once the sink takes lines
- * again.
- * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND of them a second, then
- * only a count. INFO lines are one per request by design and are not limited. */
+ * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex then.
+ * 2. A line is in the buffers whole or not at all. It has exactly one newline, its last byte.
+ * 3. Every lost line is counted. Once the sink takes lines again, a line `lost lines=<n>` reports them.
+ * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND are written per second,
+ * then only a count. INFO lines are not limited, as each request has one by design. */
 #include "server/base/log.h"
 
 #include <assert.h>
@@ -33,15 +32,15 @@
 #include "server/base/limits.h"
 
 enum {
-    LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256, /* no byte of them needs more than six in JSON */
+    LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256, /* JSON needs at most six bytes for one */
     EVENT_BYTES = 32,
-    NUMBER_BYTES = 15, /* longer digits are ids (a span id has 16), and a double would not hold them */
+    NUMBER_BYTES = 15, /* a longer number is an id (a span id has 16 digits), which a double cannot hold */
 };
 
 static const char *const level_text[] = { "DEBUG", "INFO", "WARN", "ERROR" };
 static const char *const level_json[] = { "debug", "info", "warn", "error" };
 
-/* How often one event was written in the current second. */
+/* Counts how often one event was written in the current second. */
 struct repeat {
     char event[EVENT_BYTES];
     enum log_level level;
@@ -55,18 +54,18 @@ static struct {
     pthread_cond_t wake, finished; /* CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
-    bool stuck;   /* the writer of an earlier log_open() never came back from write(): lines are only counted */
+    bool stuck;   /* the writer of an earlier log_open() is still in write(): lines are only counted */
     bool waiting; /* the writer sleeps until `wake` */
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
-    uint64_t lines;     /* in the filling buffer */
-    uint64_t told_lost; /* of `dropped`, already told by a line */
+    uint64_t lines;     /* number of lines in the filling buffer */
+    uint64_t told_lost; /* part of `dropped` that a line has reported */
     struct repeat repeats[LOG_REPEAT_SLOTS];
-    bool repeats_left_out; /* some slot has left_out > 0 */
+    bool repeats_left_out; /* some entry has left_out > 0 */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* Read without the mutex. */
+/* This one is read without the mutex. */
 static atomic_int min_level = LOG_INFO;
 static atomic_bool as_json;
 static atomic_uint_fast64_t dropped;
@@ -80,8 +79,8 @@ static bool is_control(char c)
     return (unsigned char)c < 0x20 || c == 0x7f;
 }
 
-/* `count` bytes of `string` as the inside of a JSON string. Not text_put_json(): a line of the log has no control
- * characters, escaped or not, and what is no UTF-8 is marked as such. */
+/* Appends `count` bytes as the inside of a JSON string. It is not text_put_json(), because log lines have no control
+ * characters, not even escaped, and invalid UTF-8 is marked. */
 static void put_json(struct text *t, const char *string, size_t count)
 {
     for (size_t i = 0; i < count;) {
@@ -96,14 +95,14 @@ static void put_json(struct text *t, const char *string, size_t count)
         if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
         else if (is_control(string[i])) text_put_char(t, ' ');
         else {
-            if (length == 1) text_put_char(t, '\\'); /* a quote or a backslash */
+            if (length == 1) text_put_char(t, '\\'); /* escapes a quote or a backslash */
             text_put(t, string + i, length);
         }
         i += length > 0 && i + length <= count ? length : 1;
     }
 }
 
-/* A JSON number (RFC 8259 section 6) that a double holds. */
+/* True for a JSON number (RFC 8259 section 6) that a double can hold. */
 static bool is_number(const char *s, size_t count)
 {
     const char *end = s + count;
@@ -122,13 +121,13 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        if (s == exponent || s - exponent > 2) return false; /* e300 and beyond is no measurement */
+        if (s == exponent || s - exponent > 2) return false; /* e300 is no measurement */
     }
     return s == end;
 }
 
-/* The value of LOG_Q between its quotes, with \" and \\ undone (and \xNN left as it is: four characters). Returns what
- * follows. */
+/* Appends a value of LOG_Q, from its first byte after the quote. \" and \\ are undone; \xNN stays as four characters.
+ * Returns the text that follows the value. */
 static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
@@ -140,7 +139,7 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
     return *s == '"' ? s + 1 : s;
 }
 
-/* key=value pairs as members, each with a comma before it. A word without '=' goes to the member "text". */
+/* Appends key=value pairs as JSON members, each after a comma. A word without '=' goes to the member "text". */
 static void put_pairs_as_json(struct text *t, const char *pairs)
 {
     for (const char *s = pairs; *s != '\0';) {
@@ -174,7 +173,7 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
     }
 }
 
-/* 2026-11-20T18:48:03.123Z; the part up to the second is made once per second and thread. */
+/* Appends the time: 2026-11-20T18:48:03.123Z. Each thread formats the part up to the second once per second. */
 static void put_time(struct text *t)
 {
     static _Thread_local time_t second = -1;
@@ -193,7 +192,7 @@ static void put_time(struct text *t)
     text_put_char(t, 'Z');
 }
 
-/* At most LOG_NAME_BYTES of a name that somebody else chose. */
+/* Appends at most LOG_NAME_BYTES of a name that a client may have chosen. */
 static void put_name(struct text *t, bool json, const char *name)
 {
     if (json) put_json(t, name, strnlen(name, LOG_NAME_BYTES));
@@ -225,11 +224,11 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* The whole line with its newline; returns its length. Pairs too long for any line are left out of it. */
+/* Formats a whole line with its newline and returns its length. Pairs that are too long are left out. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
-    struct text t = text_in(line, LINE_BYTES); /* the newline takes the place of the NUL */
+    struct text t = text_in(line, LINE_BYTES); /* the newline replaces the NUL */
     put_line(&t, json, level, request_id, event, pairs);
     if (t.failure != TEXT_FINE) {
         t = text_in(line, LINE_BYTES);
@@ -243,8 +242,8 @@ static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level
 
 /* ---- The sink ---------------------------------------------------------------------------------------------------- */
 
-/* Writes all of it, or counts `lines` as lost and returns false. Only the writer calls this, or a caller while the
- * log is not open. */
+/* Writes all bytes, or counts `lines` as lost and returns false. Only the writer thread calls it while
+ * the log is open. */
 static bool write_all(const char *bytes, size_t count, uint64_t lines)
 {
     while (count > 0) {
@@ -252,10 +251,10 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
         if (n >= 0) {
             bytes += n;
             count -= (size_t)n;
-        } else if (errno == EAGAIN) { /* someone made it non-blocking for us */
+        } else if (errno == EAGAIN) { /* another process made the descriptor non-blocking */
             struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
             poll(&sink, 1, -1);
-        } else if (errno != EINTR) { /* EPIPE, ENOSPC, EBADF, EIO */
+        } else if (errno != EINTR) { /* the write failed: EPIPE, ENOSPC, EBADF, EIO */
             atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
             return false;
         }
@@ -263,7 +262,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
     return true;
 }
 
-/* The mutex is held. */
+/* Call this with the mutex held. */
 static void wake_writer(void)
 {
     if (!the.waiting) return;
@@ -271,14 +270,14 @@ static void wake_writer(void)
     pthread_cond_signal(&the.wake);
 }
 
-/* Appends a line to the filling buffer. The mutex is held. */
+/* Appends a line to the filling buffer. Call this with the mutex held. */
 static void append(const char *line, size_t length)
 {
     if (length > LOG_BUFFER_BYTES - the.used) {
         atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed);
         return;
     }
-    assert(length > 0 && line[length - 1] == '\n'); /* invariant 2 */
+    assert(length > 0 && line[length - 1] == '\n'); /* invariant 2: a line ends in a newline */
     memcpy(the.buffer[the.filling] + the.used, line, length);
     the.used += length;
     the.lines++;
@@ -295,7 +294,7 @@ static struct timespec in_ms(int ms)
     return at;
 }
 
-/* Tells what a slot has left out. The mutex is held. */
+/* Logs how many lines of one event were left out. Call this with the mutex held. */
 static void tell_repeat(struct repeat *r)
 {
     char line[LINE_BYTES], pairs[LOG_PAIRS_BYTES];
@@ -305,7 +304,7 @@ static void tell_repeat(struct repeat *r)
     append(line, format_line(line, atomic_load(&as_json), r->level, NULL, "repeated", pairs));
 }
 
-/* May this line be written, or is it one too many this second? The mutex is held. */
+/* Returns false if this event has reached its limit of lines in this second. Call this with the mutex held. */
 static bool admit(enum log_level level, const char *event)
 {
     if (level < LOG_WARN) return true;
@@ -324,12 +323,12 @@ static bool admit(enum log_level level, const char *event)
         return true;
     }
     r->left_out++;
-    if (!the.repeats_left_out) wake_writer(); /* it has to tell in a second, even if nothing else comes */
+    if (!the.repeats_left_out) wake_writer(); /* the writer must report in a second, even if no other line comes */
     the.repeats_left_out = true;
     return false;
 }
 
-/* Tells what the slots have left out, those of past seconds or all. The mutex is held. */
+/* Logs what was left out: of events of past seconds, or of all. Call this with the mutex held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;
@@ -359,7 +358,7 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        if (tell) { /* not one of `lines`: its own loss is not worth telling */
+        if (tell) { /* this line is not counted in `lines`: losing it is not worth a report */
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
             the.used += format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost",
@@ -375,7 +374,7 @@ static void *writer_main(void *unused)
         const bool written = write_all(full, used, lines);
         pthread_mutex_lock(&the.lock);
         if (tell && written) the.told_lost = lost;
-        if (last && the.used == 0) break; /* others may have logged meanwhile */
+        if (last && the.used == 0) break; /* another thread may have logged meanwhile */
     }
     the.done = true;
     pthread_cond_signal(&the.finished);
@@ -394,7 +393,7 @@ static void after_fork_parent(void)
     pthread_mutex_unlock(&the.lock);
 }
 
-/* The child has no writer thread; what waits will be written by the parent's. */
+/* The forked child has no writer thread. The parent's writer writes the queued lines. */
 static void after_fork_child(void)
 {
     the.open = the.closing = the.done = the.stuck = the.waiting = false;
@@ -421,16 +420,16 @@ void log_open(const char *format, const char *level)
     for (int l = LOG_DEBUG; l <= LOG_ERROR; l++)
         if (strcmp(level, level_json[l]) == 0) atomic_store(&min_level, l);
 
-    /* Signals belong to the other threads; SIGPIPE stays pending here, unseen. */
+    /* The writer blocks all signals; other threads handle them. SIGPIPE stays pending in it and has no effect. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&the.lock);
-    if (the.done) the.stuck = false; /* it came back after all */
+    if (the.done) the.stuck = false; /* the stuck writer returned from write() after all */
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
-                   0; /* without it lines are written directly */
+                   0; /* without a writer lines are written directly */
     }
     pthread_mutex_unlock(&the.lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -500,8 +499,8 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
     else write_all(line, length, 1);
 }
 
-/* Characters of three bytes that end a line in some programs (U+2028, U+2029), or that change the direction of the text
- * behind them (U+202A to U+202E, U+2066 to U+2069). */
+/* True for characters that end a line in some programs (U+2028, U+2029) or change the direction of the text after them
+ * (U+202A to U+202E, U+2066 to U+2069). Each has three bytes. */
 static bool turns_lines(const unsigned char *s)
 {
     return s[0] == 0xE2 &&
@@ -518,7 +517,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         static const char hex[] = "0123456789abcdef";
         const unsigned char c = (unsigned char)s[taken];
         size_t length = text_character(s + taken);
-        if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0; /* U+0080 to U+009F command terminals */
+        if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0; /* U+0080 to U+009F are terminal commands */
         if (length == 3 && turns_lines((const unsigned char *)s + taken)) length = 0;
         const char escaped[] = { '\\', (char)c }, code[] = { '\\', 'x', hex[c >> 4], hex[c & 15] };
         const char *form = s + taken;

@@ -1,12 +1,12 @@
-/* mailbox.c: from any thread to the loop.
+/* mailbox.c: messages from any thread to the loop.
  *
- * uv_async_send() merges wake-ups: a hundred posts may run the callback once. So each wake-up empties the whole
- * list, and it is unlocked before the first message is handled, for a handler may take long or post again.
+ * uv_async_send() merges wake-ups: a hundred posts may run the callback only once. Each wake-up therefore takes the
+ * whole list. It unlocks the list before it handles the first message, because a handler may take long or post again.
  *
  * Invariants
  * 1. A message is delivered exactly once, in the order of posting.
- * 2. Only the post that makes the list non-empty wakes the loop: the others ride along, which saves a system call
- * each under load. */
+ * 2. Only the post that makes the list non-empty wakes the loop. Under load that saves a system call
+ * for each other post. */
 #include "server/base/mailbox.h"
 
 #include <assert.h>
@@ -49,7 +49,7 @@ void mailbox_post(struct mailbox *box, struct message *message)
 {
     message->next = NULL;
     pthread_mutex_lock(&box->lock);
-    assert(box->last != &message->next); /* it is not in there already */
+    assert(box->last != &message->next); /* the message is not already in the list */
     const int wake = box->first == NULL;
     *box->last = message;
     box->last = &message->next;

@@ -11,10 +11,10 @@
 #include <pthread.h>
 #include <uv.h>
 
-/* Embedded in what is sent. One message is in at most one mailbox at a time. */
+/* Embed this in the struct that is sent. One message is in at most one mailbox at a time. */
 struct message {
     struct message *next;
-    int kind; /* the sender's word for what this is */
+    int kind; /* what the message means; the sender and the handler agree on it */
 };
 
 typedef void (*mailbox_handler)(void *context, struct message *message);
@@ -28,7 +28,8 @@ struct mailbox {
 };
 
 int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context); /* 0 or a UV_ error */
-void mailbox_close(struct mailbox *box); /* from the loop's thread; the uv handle closes in its next turn */
+/* Call it from the loop's thread; the uv handle closes in the loop's next turn. */
+void mailbox_close(struct mailbox *box);
 void mailbox_post(struct mailbox *box, struct message *message);
 
 #endif

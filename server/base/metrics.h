@@ -1,6 +1,5 @@
-/* metrics.h: counters, gauges and histograms for /metrics. One table (METRIC_MAP) makes the enum and the page;
- * adding a metric is adding a row. Updates are relaxed atomics and may come from any thread; the page is written
- * from a snapshot. */
+/* metrics.h: counters, gauges and histograms for /metrics. The enum and the page come from one table (METRIC_MAP): a
+ * new metric is a new row. Updates are relaxed atomics and any thread may make them; the page is a snapshot. */
 #ifndef METRICS_H
 #define METRICS_H
 
@@ -9,13 +8,13 @@
 
 #include "server/base/limits.h"
 
-/* Prometheus conventions: base units, unit suffix, _total on counters, few label values. id, name, kind, label
- * names ("" none), help. Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets 100 us to 13 s, each twice the
- * last) or SIZES (1, 2, 4, ... 1024). Rows without labels are on the page from the start, with labels from their
- * first use; what an alert looks for an increase of (refusals, 500s) is used once with 0 at the start, because a
- * rate sees nothing in the first sample of a series. The page also has process_start_time_seconds,
+/* id, name, kind, label names ("" for none), help; in Prometheus's conventions (base units, unit suffix, _total for
+ * counters, few label values). Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets from 100 us to 13 s, each
+ * twice the one before) or SIZES (1, 2, 4, ... 1024). Rows without labels are on the page from the start, rows with
+ * labels from their first use. Series that alerts watch for an increase (refusals, 500s) are set to 0 at the start,
+ * because a rate ignores the first sample of a series. The page also has process_start_time_seconds,
  * process_cpu_seconds_total, process_resident_memory_bytes, process_virtual_memory_bytes, process_open_fds and
- * process_max_fds; it sets LOG_DROPPED and BUILD_INFO itself. */
+ * process_max_fds. It sets LOG_DROPPED and BUILD_INFO itself. */
 #define METRIC_MAP(X)                                                                                           \
     X(REQUESTS, "attnd_requests_total", COUNTER, "endpoint,status", "Answers by endpoint and HTTP status")      \
     X(REQUEST_SECONDS, "attnd_request_duration_seconds", SECONDS, "endpoint",                                   \
@@ -78,17 +77,17 @@ enum metric_id {
         METRIC_COUNT
 };
 
-/* Labels are given as the row's label values in order; NULL where the row has fewer. They are copied (up to 63
- * bytes). Values must come from a small fixed set: the first METRICS_MAX_SERIES sets of a row are kept, later ones
- * are counted under "other". */
+/* Give label values in the order of the row's label names, and NULL where the row has fewer. Values are copied, up to
+ * 63 bytes. They must come from a small fixed set: METRICS_MAX_SERIES sets of a row are kept, and later ones are
+ * counted under "other". */
 void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount); /* counters and gauges */
 void metrics_set(enum metric_id id, const char *label0, const char *label1, double value);  /* gauges */
 void metrics_observe(enum metric_id id, const char *label0, double value);                  /* histograms */
 
-/* The sum over all series of a counter or gauge whose first label is label0 (NULL: any). */
+/* Returns the sum of all series of a counter or gauge whose first label is label0 (NULL: any label). */
 double metrics_sum(enum metric_id id, const char *label0);
 
-/* The page in Prometheus text format 0.0.4. *text is the caller's, free(). NULL when out of memory. */
+/* Returns the page in Prometheus text format 0.0.4, which the caller frees with free(). NULL when out of memory. */
 char *metrics_write(size_t *length);
 
 #endif

@@ -1,9 +1,9 @@
-/* naps.h: waiting for what will come soon, on a core that stays awake.
+/* naps.h: waits for an event that will come soon, on a core that stays awake.
  *
- * A core that is idle for long sleeps deeply, and then takes 0.1 ms or more to wake; one that was idle for less than
- * some 0.1 ms takes a few microseconds. A kernel of a millisecond is therefore seen a tenth later by each thread that
- * sleeps until it ends. Such a thread looks up every NAP_NS instead, for NAPS_NS at most: that costs some 5 % of its
- * core, and the core serves others meanwhile (tests/load/README.md). */
+ * A core that has been idle for long sleeps deeply and takes 0.1 ms or more to wake. After less than 0.1 ms of
+ * idleness it takes a few microseconds. A thread that sleeps until a 1 ms kernel ends therefore notices its end 0.1 ms
+ * late. Here the thread wakes every NAP_NS instead, for at most NAPS_NS. This polling takes some 5 % of the core's
+ * time, and meanwhile the core can run other threads (tests/load/README.md). */
 #ifndef NAPS_H
 #define NAPS_H
 

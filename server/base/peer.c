@@ -12,14 +12,15 @@
 #define UNIX "unix"
 
 enum {
-    BITS = 128,     /* of an address, IPv4 in IPv6 */
-    BITS_FOUR = 96, /* in front of an IPv4 one */
+    BITS = 128,     /* bits of an address; IPv4 addresses are mapped into IPv6 */
+    BITS_FOUR = 96, /* bits before a mapped IPv4 address */
     ENTRY_BYTES = 64,
 };
 
 static const uint8_t four_in_six[BITS_FOUR / 8] = { [10] = 0xff, [11] = 0xff };
 
-/* False: it is no address. *first: bits in front of it that were not written (96 for IPv4). */
+/* Reads an address; returns false if it is none. *first: number of leading bits that were not
+ * written (96 for IPv4). */
 static bool parse(const char *text, uint8_t address[BITS / 8], int *first)
 {
     memcpy(address, four_in_six, sizeof four_in_six);
@@ -49,7 +50,7 @@ const char *peer_text(const struct sockaddr *address, char text[PEER_BYTES])
     return text;
 }
 
-/* A network: an address, and how many of its bits count. */
+/* Reads a network: an address, and the number of its bits that count. */
 static bool parse_network(const char *text, uint8_t address[BITS / 8], int *bits)
 {
     char host[ENTRY_BYTES];
@@ -93,7 +94,7 @@ bool peer_is_trusted(const char *const *networks, int count, const char *address
     return false;
 }
 
-/* One entry without its white space, brackets and port: "10.0.0.1:80", "[::1]:80". False: it is no address. */
+/* Reads one entry without its white space, brackets and port: "10.0.0.1:80", "[::1]:80". False: it is no address. */
 static bool read_entry(const char *at, const char *end, char text[PEER_BYTES])
 {
     char entry[ENTRY_BYTES];

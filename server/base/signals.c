@@ -10,7 +10,7 @@
 
 #include "server/base/clock.h"
 
-enum { WAKE = SIGALRM, LONG_MS = 3600000 }; /* WAKE: sent to the thread by signals_end_within() */
+enum { WAKE = SIGALRM, LONG_MS = 3600000 }; /* WAKE: signals_end_within() sends it to the thread */
 
 static struct {
     pthread_mutex_t lock;
@@ -19,7 +19,7 @@ static struct {
     void (*notify)(void *context, int number);
     void *context;
     int64_t first_ms, again_ms;
-    int64_t end_ms; /* on clock_ms(); 0: not told to stop */
+    int64_t end_ms; /* time of clock_ms() at which the process ends; 0: it was not told to stop */
     int status;
 } self = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -38,7 +38,7 @@ void signals_block(void)
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-/* Under the lock. An earlier end stays. */
+/* Sets the time limit, unless an earlier one is set. Call this with the lock held. */
 static void end_within(int64_t ms, int status)
 {
     const int64_t end_ms = clock_ms() + ms;
@@ -47,7 +47,7 @@ static void end_within(int64_t ms, int status)
     self.status = status;
 }
 
-/* The log may be what hangs: past it, and only where that does not wait. */
+/* Ends the process without the log, which may be what hangs. Its message is written only if that does not block. */
 static _Noreturn void end(int status)
 {
     static const char text[] = "attnd: told to stop, it did not end in time: ended\n";
@@ -91,7 +91,7 @@ bool signals_start(void (*notify)(void *context, int number), void *context, int
     self.again_ms = again_ms;
     sigemptyset(&wake);
     sigaddset(&wake, WAKE);
-    pthread_sigmask(SIG_BLOCK, &wake, &before); /* the new thread has it blocked from its first moment */
+    pthread_sigmask(SIG_BLOCK, &wake, &before); /* the new thread starts with this signal blocked */
     self.running = pthread_create(&self.thread, NULL, run, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (self.running) pthread_detach(self.thread);

@@ -1,22 +1,23 @@
 /* staging.c: staging memory with a bound, recycled so that a steady load causes no page faults.
  *
- * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than
- * decoding into it. And whatever a client may ask for must be bounded. The idea: blocks of a few sizes, eight to a
- * doubling (at most 12.5 % is wasted, and of that only address space). A released block goes to the list of its
- * size and is the next to be leased there, by the same core where there is one, whose cache may still have it.
- * Blocks of HUGE_LEAST and more are aligned to huge pages. Only huge pages that lie wholly in a block are asked for:
- * the kernel fills a huge page at its first byte, also where most of it lies behind the block and is not counted.
+ * The problem: fresh memory costs a page fault for every 4 KiB (0.25 us and the zeroing of the page), more than
+ * decoding into it. And the memory that clients use must be bounded. The idea: blocks have a few sizes, eight per
+ * doubling, which wastes at most 12.5 %, of address space only. A released block goes to the list of its size and is
+ * the next to be leased from it. The core that released it comes first, because its cache may still hold the block.
+ * Blocks of HUGE_LEAST and more are aligned to huge pages, and only huge pages that lie wholly in a block are used.
+ * The kernel fills a whole huge page at its first byte, including any part behind the block, which would not be
+ * counted.
  *
  *   classes[c]   warm blocks of size class c, the most recently used first
- *   oldest ...   all warm blocks by age: what is evicted when the bound is reached, and what staging_trim() gives back
+ *   oldest ...   all warm blocks by age, in the order of eviction at the bound and in staging_trim()
  *
  * Invariants
- * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. No more
- * is resident than was counted, apart from the rest of a last page: half a page in every second class below 32 KiB.
+ * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. Resident
+ * memory exceeds the count only by the rest of a last page: half a page in every second class below 32 KiB.
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
  * 4. ahead <= limit / STAGING_AHEAD_SHARE, and a caller's blocks together <= its share.
- * 5. Under AddressSanitizer a warm block is poisoned: whoever still reads it is caught. */
+ * 5. Under AddressSanitizer a warm block is poisoned, so that any access to it is reported. */
 #include "server/base/staging.h"
 
 #include <assert.h>
@@ -42,37 +43,37 @@
 #endif
 
 enum {
-    SMALLEST_LOG2 = 14, /* 16 KiB: less is not worth a mapping of its own */
+    SMALLEST_LOG2 = 14, /* a smaller block is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
-    STEPS = 8, /* sizes to a doubling */
-    LOOK = 16, /* blocks of a class that are asked whether this core released them */
+    STEPS = 8, /* sizes per doubling */
+    LOOK = 16, /* blocks of a class that are searched for one that this core released */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
-/* Smaller blocks have small pages. The kernel clears a huge page in one go, and a virtual machine may have to fetch
- * all of it from its host. Beside 200 clients with bodies of 8 MiB (two cores of a virtual machine, 2026-11-26) the
- * 99th percentile of another client's times was 405 to 477 ms with huge pages and 42 to 48 ms without. */
+/* Smaller blocks use small pages. The kernel clears a huge page in one go, and a virtual machine may have to fetch all
+ * of it from its host. Test: 200 clients with bodies of 8 MiB, on two cores of a virtual machine (2026-11-26). Another
+ * client's 99th percentile was 405 to 477 ms with huge pages, and 42 to 48 ms without. */
 #define HUGE_LEAST ((size_t)32 << 20)
 
 struct staging_pool {
     pthread_mutex_t lock;
     struct staging_source source;
     int64_t limit, warm_limit, leased, warm;
-    _Atomic int64_t ahead; /* of `leased`; grows under the lock, shrinks without */
+    _Atomic int64_t ahead; /* part of `leased`; grows under the lock, shrinks without it */
     struct staging_block *classes[CLASS_COUNT];
     struct staging_block *oldest, *newest;
 };
 
 /* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
 
-/* A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
+/* Rounds up to whole pages. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes + page - 1) / page * page;
 }
 
-/* Address space for `bytes`, aligned so that huge pages fit. */
+/* Reserves address space for `bytes`, aligned to huge pages. */
 static void *reserve(size_t bytes)
 {
     const size_t rounded = page_round(bytes);
@@ -89,7 +90,7 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
-/* Asks for the huge pages inside a block. Kernels without transparent huge pages refuse; small pages do as well. */
+/* Requests huge pages inside a block. A kernel without transparent huge pages refuses, and small pages do as well. */
 static void want_huge_pages(void *memory, size_t bytes)
 {
     const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
@@ -110,7 +111,7 @@ static void anonymous_unmap(void *context, void *memory, size_t bytes)
     munmap(memory, page_round(bytes));
 }
 
-/* Moves the page tables, not the bytes. */
+/* Grows a mapping by moving its page tables; no bytes are copied. */
 static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
 {
     void *place = anonymous_map(context, new_bytes);
@@ -127,7 +128,7 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Whole pages, so that the bytes that are counted are those that are resident. */
+/* Size of a class in whole pages. Counted bytes are then the resident ones. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;
@@ -161,8 +162,8 @@ struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const 
     return staging;
 }
 
-/* Takes a warm block out of both lists. Its place in the class list is found by walking: lists are short, and all but
- * evictions take one of the first. Call with the lock held. */
+/* Takes a warm block out of both lists; call this with the lock held. Its position in the class list is found by
+ * walking: lists are short, and only evictions take a block that is not among the first. */
 static void unlink_warm(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block **at = &staging->classes[block->size_class];
@@ -184,8 +185,8 @@ static void link_warm(struct staging_pool *staging, struct staging_block *block)
     staging->warm += (int64_t)block->bytes;
 }
 
-/* Takes the oldest warm blocks out until leased + warm + `room` <= `bound`; returns them as a list
- * (next_in_class), to be unmapped after the lock is gone. */
+/* Takes the oldest warm blocks out until leased + warm + `room` <= `bound`. Returns them as a list (next_in_class);
+ * the caller unmaps them without the lock. */
 static struct staging_block *evict(struct staging_pool *staging, int64_t room, int64_t bound)
 {
     struct staging_block *victims = NULL;
@@ -219,8 +220,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* The size that a request for `bytes` is given: its class, but never more than the caller's share of the pool. 0: more
- * than that. */
+/* The size of the block for a request of `bytes`: its class, at most the caller's share of the pool. 0:
+ * `bytes` exceed that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {
@@ -250,8 +251,8 @@ static attn_status busy(size_t bytes, attn_error *err)
                      bytes);
 }
 
-/* May `more` bytes be leased? The share is looked at first: a caller who has used it up hears that, however full the
- * pool is. *held: what counts against the refusal. Call with the lock held. */
+/* Tests whether `more` bytes may be leased. The caller's share is tested first: QUOTA is the error even if the pool is
+ * full too. *held: the bytes that caused the refusal. Call this with the lock held. */
 static attn_status may_lease(const struct staging_pool *staging, const struct caller *caller, int64_t more,
                              int64_t *held)
 {
@@ -262,7 +263,7 @@ static attn_status may_lease(const struct staging_pool *staging, const struct ca
     return staging->leased + more <= staging->limit ? ATTN_OK : ATTN_BUSY;
 }
 
-/* `more` may be negative. Call with the lock held. */
+/* Adds `more`, which may be negative, to the leased bytes. Call this with the lock held. */
 static void count_leased(struct staging_pool *staging, struct caller *caller, int64_t more)
 {
     staging->leased += more;
@@ -280,8 +281,8 @@ static attn_status refused(attn_status status, const struct staging_pool *stagin
                      (long long)held, (long long)caller_share(caller, staging->limit));
 }
 
-/* A warm block of the class: the one that this core released last, else the one that was released last. Call with
- * the lock held. */
+/* Returns the warm block of the class that this core released last, else the one released last on any core. Call this
+ * with the lock held. */
 static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
 {
     struct staging_block *block = staging->classes[size_class];
@@ -290,7 +291,7 @@ static struct staging_block *pick_warm(const struct staging_pool *staging, int s
     return staging->classes[size_class];
 }
 
-/* staging_lease(), with `ahead` for bytes that are only announced. */
+/* Does the work of staging_lease(). `ahead`: the bytes are only announced. */
 static attn_status lease(struct staging_pool *staging, struct caller *caller, size_t bytes, bool ahead,
                          struct staging_block **out, attn_error *err)
 {
@@ -306,7 +307,7 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     block = pick_warm(staging, size_class, core);
     if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
-    /* Memory that is warm counts already, but not to the caller. */
+    /* A warm block is already counted for the pool, but not for the caller. */
     attn_status status = may_lease(staging, caller, size, &held);
     if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;
     if (status == ATTN_OK) {
@@ -374,7 +375,7 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **he
     if (bytes <= block->bytes) return ATTN_OK;
     const size_t want = lease_bytes(staging, caller, bytes, &size_class);
     if (want == 0) return too_large(staging, caller, bytes, err);
-    staging_arrived(staging, block); /* or it would not be too small */
+    staging_arrived(staging, block); /* the block is too small, so all its announced bytes have arrived */
 
     if (staging->source.grow == NULL) {
         struct staging_block *larger;
@@ -416,7 +417,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block *victims = NULL;
     if (block == NULL) return;
-    staging_arrived(staging, block); /* nobody waits for it any more */
+    staging_arrived(staging, block); /* a released block no longer waits for its bytes */
     block->core = sched_getcpu();
     block->idle_since_ms = clock_ms();
     POISON(block->memory, block->bytes);
@@ -426,7 +427,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
     block->leased = false;
     link_warm(staging, block);
     if (staging->warm > staging->warm_limit) victims = evict(staging, 0, staging->leased + staging->warm_limit);
-    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2 */
+    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2: bounded warm memory */
     pthread_mutex_unlock(&staging->lock);
     unmap_all(staging, victims);
 }

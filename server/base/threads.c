@@ -1,7 +1,7 @@
 /* threads.c: see threads.h.
  *
- * The threads that are tried have stacks as large as libuv's (8 MiB from 1.46 on, before that what `ulimit -s` says).
- * No other thread of the server has a larger one. */
+ * The test threads have stacks as large as libuv's (8 MiB from 1.46 on, before that the value of `ulimit -s`). No other
+ * thread of the server has a larger stack. */
 #include "server/base/threads.h"
 
 #include <dirent.h>
@@ -23,11 +23,11 @@ enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 }; /* libuv's default withou
 int threads_of_libuv(void)
 {
     const char *text = getenv("UV_THREADPOOL_SIZE");
-    const int count = text ? atoi(text) : LIBUV_THREADS; /* as libuv reads it */
+    const int count = text ? atoi(text) : LIBUV_THREADS; /* libuv reads it in the same way */
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
 
-/* Do all devices compute on the processor, as far as the options and this build say it? */
+/* True if all devices compute on the CPU, as far as the options and this build tell. */
 static bool computes_on_cpu(const struct config *config)
 {
     if (strcmp(config->devices, "auto") != 0) return strcmp(config->devices, "cpu") == 0;
@@ -77,7 +77,7 @@ const char *threads_space(char text[THREADS_SPACE_BYTES])
     return text;
 }
 
-/* Says in *err which limit refused a thread. The kernel answers EAGAIN for all of them. */
+/* Writes to *err which limit refused a thread. The kernel's error is EAGAIN for all limits. */
 static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 {
     struct attn_machine machine;
@@ -102,7 +102,7 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 
 /* ---- The try ----------------------------------------------------------------------------------------------------- */
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* closed while they are started */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* locked until all are started */
 
 static void *wait_at_gate(void *unused)
 {
@@ -111,7 +111,7 @@ static void *wait_at_gate(void *unused)
     return unused;
 }
 
-/* The number of this process's threads; 0: not known. */
+/* The number of this process's threads; 0: unknown. */
 static int threads_now(void)
 {
     struct dirent *entry;
@@ -123,7 +123,8 @@ static int threads_now(void)
     return count;
 }
 
-/* A thread counts towards the limits until the system has taken it apart, which is a moment after pthread_join(). */
+/* Waits for ended threads. A thread counts towards the limits until the system removed it,
+ * a moment after pthread_join(). */
 static void wait_for_ends(int threads)
 {
     for (int i = 0; i < THREADS_END_MS && threads_now() > threads; i++) usleep(1000);
@@ -142,7 +143,7 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    if (started < count) status = refuse(started + 1, count, stack, err); /* while those that were started are there */
+    if (started < count) status = refuse(started + 1, count, stack, err); /* while the started threads still exist */
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);
     wait_for_ends(before);

@@ -1,13 +1,11 @@
 /* unpack.c: zlib's inflate behind unpack.h.
  *
- * A byte of deflate can stand for a thousand, so nothing here follows from the length of what was sent: zlib writes
- * into one buffer, which the caller empties before more is unpacked.
+ * One byte of deflate can stand for a thousand, so the compressed length bounds nothing here. zlib writes into one
+ * buffer, and the caller empties it before more is unpacked.
  *
  * Invariants:
- *   1. What has been unpacked is never more than limit_bytes, and beyond UNPACK_FREE_BYTES never more than UNPACK_RATIO
- *      times what arrived.
- *   2. Texts name counts that do not depend on how the body was split: zlib's position in the input does,
- *      after a fault. */
+ *   1. At most limit_bytes are unpacked; beyond UNPACK_FREE_BYTES, at most UNPACK_RATIO times the bytes that arrived.
+ *   2. Error texts name counts that do not depend on how the body was split. zlib's position after a fault would. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>
@@ -17,12 +15,12 @@
 
 #include "server/base/limits.h"
 
-/* Bits of the window, as inflateInit2() takes them: 16 more mean gzip. */
+/* Window bits for inflateInit2(); adding 16 selects gzip. */
 enum {
     WINDOW = 15,
     WINDOW_GZIP = WINDOW + 16,
     MAGIC_BYTES = 2,
-    UNPACK_PART_BYTES = 1 << 30 /* zlib counts in 32 bits */
+    UNPACK_PART_BYTES = 1 << 30 /* bytes passed to zlib at a time; it counts in 32 bits */
 };
 
 struct unpacker {
@@ -31,7 +29,7 @@ struct unpacker {
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
     bool ended;       /* the stream's end was reached */
-    attn_error error; /* once set, the answer to every call */
+    attn_error error; /* once set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
 };
@@ -45,12 +43,12 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
-    static const char between[] = " \t,"; /* elements of a list may be empty (RFC 9110, 5.6.1) */
+    static const char between[] = " \t,"; /* list elements may be empty (RFC 9110, 5.6.1) */
     *coding = UNPACK_NOTHING;
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    if (text[length + strspn(text + length, between)] != '\0') return false; /* there are several */
+    if (text[length + strspn(text + length, between)] != '\0') return false; /* there are several codings */
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
             *coding = codings[i].coding;
@@ -89,13 +87,13 @@ static bool is_gzip(const uint8_t magic[MAGIC_BYTES])
     return magic[0] == 0x1f && magic[1] == 0x8b;
 }
 
-/* RFC 1950, 2.2: method 8, and a check of both bytes. */
+/* True for a zlib header (RFC 1950, 2.2): method 8, and a correct check of both bytes. */
 static bool is_zlib(const uint8_t magic[MAGIC_BYTES])
 {
     return (magic[0] & 0x0f) == 8 && (magic[0] << 8 | magic[1]) % 31 == 0;
 }
 
-/* The first bytes are those of something else. */
+/* Error: the first bytes are not those of the coding. */
 static attn_status wrong_begin(struct unpacker *u)
 {
     const char *const like = is_gzip(u->magic)    ? ", it begins like gzip"
@@ -111,7 +109,7 @@ static attn_status wrong_begin(struct unpacker *u)
                      like);
 }
 
-/* What zlib says, for readers who know no zlib. */
+/* Error: zlib's message, in words for readers who do not know zlib. */
 static attn_status broken(struct unpacker *u)
 {
     static const struct {
@@ -135,7 +133,7 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Invariant 1: how much of `size` bytes that have been unpacked may be given. */
+/* Returns how many of `size` unpacked bytes invariant 1 allows. */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {
@@ -160,12 +158,14 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Some of the bytes: those that fill the piece, or all, or what zlib counts at most. Returns what inflate() says. */
+/* Unpacks until the piece is full or all bytes are used, at most as much as zlib
+ * counts. Returns inflate()'s result. */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
     const uint64_t room = u->limit_bytes - u->out_bytes;
-    const uInt most = room < sizeof u->piece ? (uInt)room + 1 : (uInt)sizeof u->piece; /* one more shows a fault */
+    /* One byte over the limit shows. */
+    const uInt most = room < sizeof u->piece ? (uInt)room + 1 : (uInt)sizeof u->piece;
     for (size_t i = 0; i < MAGIC_BYTES && i < part; i++)
         if (u->in_bytes + i < MAGIC_BYTES) u->magic[u->in_bytes + i] = (uint8_t)(*bytes)[i];
     u->zlib.next_in = (z_const Bytef *)*bytes;
@@ -190,14 +190,15 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR: nothing more comes of these bytes. What came before a fault is given, and zlib asked again. */
+        /* Z_BUF_ERROR means that these bytes yield nothing more. Output before a fault is returned first;
+         * then zlib repeats it. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");
         else if (result != Z_OK && result != Z_BUF_ERROR && result != Z_STREAM_END) (void)broken(u);
         else if (*count == 0) break;
     }
-    if (*size > 0) return ATTN_OK; /* a fault is told by the next call */
+    if (*size > 0) return ATTN_OK; /* the next call returns the fault */
     if (u->error.status == ATTN_OK && u->ended && *count > 0) (void)trailing(u, **bytes);
     return told(u, err);
 }

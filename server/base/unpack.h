@@ -1,16 +1,16 @@
-/* unpack.h: a body that was sent compressed (Content-Encoding: gzip, deflate), unpacked as it arrives, in pieces of a
- * bounded size. No sockets: whoever has the bytes feeds them.
+/* unpack.h: unpacks a compressed body (Content-Encoding: gzip, deflate) as it arrives, in pieces of a bounded size. It
+ * uses no sockets: the caller passes in the bytes.
  *
  *   struct unpacker *u = unpack_new(UNPACK_GZIP, limit_bytes);
  *   for (;;) {                                        // each part of the body, of any size
  *       if (unpack_next(u, &bytes, &count, &piece, &size, &err) != ATTN_OK) ...
  *       if (size == 0) break;                         // all of the part is unpacked, and count is 0
- *       ... piece, of `size` bytes ...                // one may stop here, and go on later with what is left
+ *       ... piece, of `size` bytes ...                // the caller may stop here and continue later
  *   }
  *   if (unpack_finish(u, &err) != ATTN_OK) ...        // the body is complete
  *   unpack_free(u);
  *
- * gzip is RFC 1952, deflate is RFC 1950 (zlib's format), as RFC 9110 has it. One gzip member makes a body. */
+ * gzip is RFC 1952, deflate is RFC 1950 (zlib's format), as in RFC 9110. A body is one gzip member. */
 #ifndef UNPACK_H
 #define UNPACK_H
 
@@ -20,24 +20,24 @@
 
 enum unpack_coding { UNPACK_NOTHING, UNPACK_GZIP, UNPACK_DEFLATE };
 
-/* The coding that a Content-Encoding names, in any case; empty elements of the list do not count. NULL, "" and
- * "identity" are UNPACK_NOTHING. False: a coding that is not taken here, or several. */
+/* Finds the coding that a Content-Encoding names, in any case; empty list elements do not count. NULL, "" and
+ * "identity" are UNPACK_NOTHING. Returns false for several codings or one that is not supported. */
 bool unpack_coding_of(const char *content_encoding, enum unpack_coding *coding);
-#define UNPACK_CODINGS "gzip, deflate" /* as Accept-Encoding lists them */
+#define UNPACK_CODINGS "gzip, deflate" /* the supported codings in the form of Accept-Encoding */
 
 struct unpacker;
 
-/* `limit_bytes`: of what the body unpacks to. NULL: out of memory, some 80 KiB. */
+/* `limit_bytes` bounds the size of the unpacked body. Returns NULL when out of memory (it needs some 80 KiB). */
 struct unpacker *unpack_new(enum unpack_coding coding, uint64_t limit_bytes);
 void unpack_free(struct unpacker *unpacker); /* NULL is fine */
 
-/* Takes some of the *count bytes at *bytes, moves both, and gives what these unpack to: *size bytes at *piece, at most
- * UNPACK_PIECE_BYTES (limits.h), until the next call. What was there before a fault is given before the fault is told;
- * one that was told is the answer to every further call. How a body is split makes no difference to either.
- * Errors: INVALID (it is no such stream, or goes on behind its end), TOO_LARGE. */
+/* Unpacks some of the *count bytes at *bytes and moves both past them. *piece has the result, *size bytes (at most
+ * UNPACK_PIECE_BYTES, limits.h), which stay valid until the next call. Bytes before a fault are returned first; the
+ * next call returns the fault, and so does every call after it. How a body is split changes neither the bytes nor the
+ * fault. Errors: INVALID (the data is no valid stream, or continues after its end), TOO_LARGE. */
 attn_status unpack_next(struct unpacker *unpacker, const char **bytes, size_t *count, const char **piece, size_t *size,
                         attn_error *err);
-/* Errors: INVALID (the stream goes on). An empty body is none of this file's business. */
+/* Checks that the stream is complete. Errors: INVALID (it is not). The caller handles an empty body itself. */
 attn_status unpack_finish(struct unpacker *unpacker, attn_error *err);
 
 #endif

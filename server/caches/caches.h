@@ -1,28 +1,28 @@
-/* caches.h: keys and values that stay at the server between requests (/v1/caches): who has which, how long each is, and
- * what a step that reads or extends some of them has to do.
+/* caches.h: keys and values that stay on the server between requests (/v1/caches). It keeps who owns each cache and
+ * its length, and carries out the transactions that read or extend caches.
  *
  * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. They lie in pages of
  * page_size positions (caches/pages.h) in the memory of one device:
  *
  *   page:  | K: [page_size, Hk, D] | V: [page_size, Hk, Dv] |        latent: V is the first Dv columns of K
  *
- * A fork shares the pages of what it was made from; a shared page is copied before somebody writes to it. A page is
- * cleared before it is read, so nobody ever sees what its last owner left.
+ * A fork shares the pages of the cache it was made from; a shared page is copied before it is written to. A page is
+ * cleared before it is read, so a cache never shows what the page's last owner left.
  *
- * A step is one request's work on its caches (decode, append):
+ * A step (struct cache_step) is one request's transaction on its caches (decode, append):
  *
- *   caches_look()    HTTP thread     are they there, do they fit? What is planned is checked, nothing is held
- *   caches_begin()   who runs it     now: pages are taken, moves and page table are written. Later, while another step
- *                                    is on one of them; a step that appends is alone on its caches, others may share
- *   (the device does the moves and computes)
- *   caches_end()     the same        commit: the caches are longer; or not: they are as they were. All of them, or none
+ *   caches_look()    HTTP thread     Do the caches exist and fit together? The plan is checked; nothing is held.
+ *   caches_begin()   loop, inline    Takes pages, writes moves and the page table. Must wait while another step
+ *                                    uses one of the caches, unless neither appends.
+ *   (the device makes the moves and computes)
+ *   caches_end()     the same        With commit all the caches are longer; without it they are as before.
  *
- * What is asked of a cache meanwhile: get and fork see it as it was before the step; truncate and delete take effect
- * when the step has ended, and are answered at once.
+ * During a step, get and fork see the cache as it was before; truncate and delete take effect when the step has ended,
+ * but are answered at once.
  *
- * An id is 20 bytes in hexadecimal: 4 that this process drew when it started, so that an id of before a restart is
- * known as such, and 16 random ones. It belongs to the caller who made it;
- * to others there is no such cache. Thread-safe, one lock.
+ * An id is 20 bytes in hexadecimal. The process drew the first 4 when it started, which identifies ids from before a
+ * restart; the other 16 are random. A cache belongs to the caller that made it, and for others it does not exist.
+ * Thread-safe, with one lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H
@@ -40,7 +40,7 @@ struct cache;
 
 enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 
-/* What all positions of a cache have in common. */
+/* The properties that all positions of a cache share. */
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
@@ -52,127 +52,126 @@ struct cache_shape {
 struct cache_info {
     char id[CACHE_ID_BYTES];
     struct cache_shape shape;
-    int64_t length; /* positions */
+    int64_t length; /* number of positions */
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    int64_t ttl_ms, expires_in_ms; /* since it was last used, and from now on */
+    int64_t ttl_ms, expires_in_ms; /* time to live since the last use, and what is left of it */
     const char *device;
 };
 
-/* No pool yet. At most max_count caches. NULL when out of memory. */
+/* Makes a table for at most max_count caches, without a pool. NULL when out of memory. */
 struct caches *caches_new(int max_count);
-void caches_free(struct caches *caches); /* NULL is fine. No step is under way */
+void caches_free(struct caches *caches); /* NULL is fine; no transaction may be running */
 
-/* There may be `bytes` of the memory of the device whose number in devices.h is `device`. They are asked for when its
- * first cache is made: alloc() sets *memory (64-byte aligned, stays the device's), on any thread, once.
- * Before the first request. */
+/* Adds a pool of `bytes` on the device with number `device` (devices.h). Call it before the first request. The
+ * memory is allocated with the first cache there, on any thread and once: alloc() sets *memory, 64-byte
+ * aligned, which stays the device's. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
 };
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Forgets the caches of callers who are known no more: nobody else can reach them.
- * Those of steps stay until these have ended. */
+/* Ends the caches of callers that is_known() rejects, since no one can reach them. Caches in a
+ * transaction end with it. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* This device has failed: its caches are forgotten, and it gets no more.
- * Those of steps on it stay until these have ended. */
+/* Call this when the device has failed. Its caches end, and it gets no new ones. Caches in a
+ * transaction end with it. */
 void caches_lose(struct caches *caches, int device);
-/* What every device has given for caches at least: no request can have it. */
+/* Memory that every device has given to its pool at least, and that therefore no request can have. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
 
-/* Errors: INVALID, UNSUPPORTED (sizes), TOO_LARGE (a page is more than the pool), QUOTA, FULL (no pool, or too many
- * caches). Scales may be NULL; else kv_heads of each, for float8_e4m3fn. */
+/* Makes a cache. Scales may be NULL; for float8_e4m3fn they are arrays of kv_heads. Errors: INVALID, UNSUPPORTED
+ * (sizes), TOO_LARGE (a page is larger than the pool), QUOTA, FULL (no pool, or too many caches). */
 attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Those of the caller, at most `room` of them, oldest first; *count says how many there are. */
+/* Lists the caller's caches, the oldest first and at most `room`. *count is the number of all of them. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
-/* A new cache of the first `length` positions (-1: all). */
+/* Makes a cache with the first `length` positions of another (-1: all of them). */
 attn_status caches_fork(struct caches *caches, struct caller *caller, const char *id, int64_t length,
                         struct cache_info *info, attn_error *err);
 attn_status caches_truncate(struct caches *caches, const struct caller *caller, const char *id, int64_t length,
                             struct cache_info *info, attn_error *err);
 attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
 
-/* The cache of a sequence, by the caller's own name for it (less than PROTO_SEQUENCE_BYTES). *id: of the one that there
- * is, or, to start it, of a new one in its place; shape NULL: not to start it. */
+/* Finds the cache of a sequence by the caller's name for it (shorter than PROTO_SEQUENCE_BYTES) and writes its id.
+ * With a shape it starts the sequence: a new cache replaces any earlier one of that name. */
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
-/* Deletes the cache of a sequence, where there is one. */
+/* Deletes the cache of a sequence, if it exists. */
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
-/* Forgets what nobody used for its time to live. */
+/* Ends caches that were not used for their time to live. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 
 struct caches_totals {
     int64_t caches, pages, shared_pages, used_bytes, bytes;
-    int64_t expired, lost_ids; /* since the start: caches that expired, ids of another process that were asked for */
+    int64_t expired, lost_ids; /* since the start: caches that expired, and requests for ids of another process */
 };
 void caches_totals(struct caches *caches, struct caches_totals *totals);
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-/* What a step is made of, from caches_look() until caches_drop_step(). */
+/* A cache transaction, from caches_look() until caches_drop_step(). */
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    char (*ids)[CACHE_ID_BYTES]; /* [rows]: whoever made the step keeps them */
+    char (*ids)[CACHE_ID_BYTES]; /* [rows], memory of the step's maker */
     int rows;
     int64_t append;    /* positions that each row gains; 0: none */
-    bool of_path;      /* the one cache is named by the path, not by `caches`: errors say "this cache" */
-    const char *k, *v; /* those, row by row, whoever made the step sets them before it begins; v NULL: latent */
-    int64_t k_row_bytes, v_row_bytes; /* of one row of them */
+    bool of_path;      /* the path names the one cache, so errors say "this cache" and not `caches` */
+    const char *k, *v; /* new keys and values, row by row, set by the step's maker before it begins; v NULL: latent */
+    int64_t k_row_bytes, v_row_bytes; /* bytes of one row of k and v */
 
-    struct cache_shape shape; /* of all its caches */
-    int device;               /* where they are */
-    const char *pool;         /* address of page 0 there */
+    struct cache_shape shape; /* shape of all its caches */
+    int device;               /* number of the device that has the caches */
+    const char *pool;         /* address of page 0 on the device */
     size_t pool_bytes, page_bytes;
     size_t granule;          /* bytes from one page number to the next */
-    bool k_scaled, v_scaled; /* they have scales */
+    bool k_scaled, v_scaled; /* the caches have scales */
     int64_t most;            /* pages of the longest row */
-    int32_t *lengths;        /* [rows]: after the step; as it seems until it has begun */
+    int32_t *lengths;        /* [rows]: lengths after the step; estimates until it has begun */
 
     bool begun;
-    int32_t *table;         /* [rows, most]: page numbers, in the memory that caches_begin() was given, as are: */
-    int32_t *table_lengths; /* [rows]: the lengths again */
-    int32_t
-        *prefix_keys; /* [rows]: positions that lie in the same pages as those of the row before: see attn_problem */
-    bool shares;      /* enough of them, in some row, that a device should look for it */
-    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until it has begun: in `scales` */
-    attn_move *moves;         /* what the device does before it computes */
+    int32_t *table; /* [rows, most]: page numbers, in the memory given to caches_begin(), like the arrays below */
+    int32_t *table_lengths;   /* [rows]: a copy of the lengths */
+    int32_t *prefix_keys;     /* [rows]: positions in pages that the row before also has: see attn_problem */
+    bool shares;              /* some row shares enough of them for a device to use it */
+    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun they are in `scales` */
+    attn_move *moves;         /* copies that the device makes before it computes */
     int64_t move_count;
-    bool ends;             /* a commit deletes its caches: a sequence ends */
-    struct cache_row *row; /* caches.c's */
-    uint64_t burials; /* caches->burials when row[].cache was found: those pointers are good while it is the same */
-    float *scales;    /* of its own memory */
+    bool ends;             /* a commit deletes the caches, because their sequence ends */
+    struct cache_row *row; /* used by server/caches only */
+    uint64_t burials; /* caches->burials when row[].cache was found; the pointers are valid while it is unchanged */
+    float *scales;    /* the step's own memory */
 };
 
-/* Makes a step: are they there, and do they go together? `rows` is at most CACHES_ROWS. Errors name the row: NOT_FOUND,
- * INVALID (shapes differ, devices differ, the same cache twice in a step that appends), TOO_LARGE. On an error too
- * caches_drop_step() is called. */
+/* Makes a step: checks that the caches exist and go together. `rows` is at most CACHES_ROWS. Errors name the row:
+ * NOT_FOUND, INVALID (different shapes or devices, or a cache twice in a step that appends), TOO_LARGE. Call
+ * caches_drop_step() also after an error. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* How much memory its tables need now, 64-byte aligned. Sets step->most.
- * TOO_LARGE: its caches have grown too much meanwhile. */
+/* Sets step->most and returns the bytes that the step's tables need now (64-byte aligned). TOO_LARGE: the caches have
+ * grown too much since caches_look(). */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* *wait: not now, another step is on one of them (or an older one waits for one: `scan` is the number of this look at
- * all that wait, from the oldest on; 0: nobody waits, and nor will this one). Otherwise the step has begun, or this is
- * why it cannot: NOT_FOUND, TOO_LARGE (for the pool, or for the caller's share of all), FULL, QUOTA, NO_MEMORY, BUSY (a
- * row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
+/* Begins the step; `memory` is for its tables. *wait: it cannot begin now, because another step uses one of its caches
+ * or an older one waits for one. `scan` is the number of this scan of all waiting steps, from the oldest on; 0: none
+ * waits, and this one will not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's share), FULL,
+ * QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Whether it must wait, without beginning: cheap, for many may. */
+/* Tells whether the step must wait, without beginning it; it is cheap, because many steps may wait. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
-/* The device is done with it: the caches are longer, or as they were. A step that has not begun is left alone. */
+/* Ends a step when the device is done: the caches are longer, or as before. Does nothing if it has not begun. */
 void caches_end(struct cache_step *step, bool commit);
-void caches_drop_step(struct cache_step *step); /* its own memory; it has ended */
+void caches_drop_step(struct cache_step *step); /* frees the step's own memory; it must have ended */
 
 #endif

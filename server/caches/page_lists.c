@@ -1,11 +1,11 @@
 /* page_lists.c: see page_lists.h.
  *
  * Invariants
- * 1. A block that several lists have is full, and none of its pages is ever replaced: each is full of positions.
- * 2. pages.c knows the block of each page with one reference (NULL: a step that has begun has it).
- * 3. block->shared counts the pages of the block that have more than one reference.
- * 4. pages_shared() counts each page once that several lists have: those with several references (pages.c counts them),
- * and those of blocks that several lists have, where no other block has them. */
+ * 1. A block that several lists have is full. All its pages are full of positions, so none is ever replaced.
+ * 2. pages.c knows the block of each page with one reference (NULL: a running step has the page).
+ * 3. block->shared counts the block's pages that have more than one reference.
+ * 4. pages_shared() counts each page once that several lists have. They are the pages with several references (pages.c
+ * counts them), and the pages that only one block has, if several lists have the block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>
@@ -48,7 +48,7 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` numbers, which grows by halves: most caches have few pages. */
+/* Makes room for `count` numbers. Room grows by halves, because most caches have few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -70,20 +70,20 @@ static struct page_block *block_new(int64_t count)
     return NULL;
 }
 
-/* Counts the pages that only the block's lists share, from now on (`sign` 1) or no longer (-1). */
+/* Counts the pages that lists share through this block only: from now on (`sign` 1) or no longer (-1). */
 static void count_block(struct pages *pages, const struct page_block *block, int sign)
 {
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* A page of this block has a second reference from now on (`sign` 1) or no longer (-1). */
+/* Counts a second reference to a page of this block: from now on (`sign` 1) or no longer (-1). */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds to the block a page that another block has, too. */
+/* Adds a page to the block that another block has, too. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -104,7 +104,7 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* One list no longer has the block. Returns how many pages became free. */
+/* Drops one list's reference to the block. Returns how many pages became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;
@@ -163,7 +163,8 @@ bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t ru
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full)
 {
-    const int64_t whole = full / PAGE_BLOCK, own = blocks_for(count) - whole; /* blocks that both have; and the last */
+    /* Blocks that both lists share, and blocks that the new one has alone. */
+    const int64_t whole = full / PAGE_BLOCK, own = blocks_for(count) - whole;
     assert(to->made == 0 && full <= count && count - full <= 1 && count <= from->count && own <= 1);
     struct page_block *const last = own ? block_new(count % PAGE_BLOCK ? count % PAGE_BLOCK : PAGE_BLOCK) : NULL;
     if ((own && last == NULL) || !reserve_pointers(to, whole + own)) {
@@ -181,7 +182,7 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
     return true;
 }
 
-/* The block that a cut to `count` pages goes through; NULL: it goes between two. */
+/* Returns the block that a cut to `count` pages divides, or NULL if the cut is between two blocks. */
 static struct page_block *cut_block(const struct page_list *list, int64_t count)
 {
     return count % PAGE_BLOCK != 0 && count < list->count ? list->blocks[count / PAGE_BLOCK] : NULL;
@@ -195,7 +196,7 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a shared block of the list by a block of its own, with the first `count` pages. */
+/* Replaces a shared block of the list by an own block with its first `count` pages. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

@@ -8,32 +8,32 @@
  * touch a thousand blocks at most, and not a million pages.
  *
  * A page's references are the blocks that have its number (pages.h). A block's references are the lists that have it. A
- * page is shared where its block is shared, or where another block has it. Both are counted when they change.
+ * page is shared if its block is shared or another block has it, too. Both counts are updated at each change.
  *
- * Not thread-safe: caches.c has the lock. */
+ * Not thread-safe: table.c has the lock. */
 #ifndef PAGE_LISTS_H
 #define PAGE_LISTS_H
 
 #include "server/caches/pages.h"
 
-/* Page numbers of a block: the longest list, PAGES_GRANULES pages, has as many blocks as a block has numbers. */
+/* Page numbers in a block. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has numbers. */
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
-    int32_t references; /* lists that have it */
-    int32_t shared;     /* how many of its pages other blocks have, too */
+    int32_t references; /* number of lists that have the block */
+    int32_t shared;     /* number of its pages that other blocks have, too */
     int32_t count, room;
     int32_t *pages;
 };
 
 struct page_list {
-    int64_t count;              /* pages */
-    struct page_block **blocks; /* full ones, then one that may not be full, then empty ones */
-    int64_t made, room;         /* blocks, and pointers to them */
-    struct page_block *spare;   /* memory for a cut in a shared block; NULL: no such cut is expected */
+    int64_t count;              /* number of pages */
+    struct page_block **blocks; /* full blocks, then at most one partly filled, then empty ones */
+    int64_t made, room;         /* number of blocks, and of pointers that there is room for */
+    struct page_block *spare;   /* memory for a cut in a shared block; NULL: no cut is expected */
 };
 
-/* A list without pages and without memory. */
+/* Initialiser of a list without pages and without memory. */
 #define PAGE_LIST_EMPTY \
     {                   \
         0               \
@@ -50,24 +50,23 @@ void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 /* How many pages of the list other lists have, too. */
 int64_t page_list_shared(const struct page_list *list);
 
-/* Makes memory for `count` pages in all, so that page_list_put() needs none. False: out of memory. */
+/* Allocates memory for `count` pages in all; page_list_put() then needs none. False: out of memory. */
 bool page_list_reserve(struct page_list *list, int64_t count);
-/* Adds a page of pages_take() behind the last one. page_list_reserve() must have made room. */
+/* Adds a page from pages_take() behind the last one. Call page_list_reserve() before. */
 void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
-/* Removes the last page, whose block must not be shared. True: the page is free now. Reserved memory stays. */
+/* Removes the last page, whose block must not be shared. True: the page is free now. Memory stays reserved. */
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
-/* Makes `to`, which is empty, a list of the first `count` pages of `from`. The first `full` of them, which are all or
- * all but the last, are full of positions: neither list will replace these.
- * False: out of memory, and nothing has changed. */
+/* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these (all, or all but
+ * the last) are full of positions, so neither list will replace them. False: out of memory; nothing has changed. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
-/* Makes memory for page_list_cut() to `count`. False: out of memory. Pages may be put and forks made in between, as
- * long as the forks have fewer than `count` full pages. */
+/* Allocates memory for a later page_list_cut() to `count`. False: out of memory. Meanwhile pages may be added, and
+ * forks made that have fewer than `count` full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
-/* Keeps the first `count` pages. Call page_list_may_cut() before, unless `count` is 0. Returns how many pages became
- * free. */
+/* Keeps the first `count` pages. Call page_list_may_cut() before, unless `count` is 0. Returns how
+ * many pages became free. */
 int64_t page_list_cut(struct page_list *list, struct pages *pages, int32_t run, int64_t count);
 
 /* Frees the memory of an empty list. */

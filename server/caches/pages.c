@@ -1,8 +1,8 @@
-/* pages.c: a bit for each granule, and a search that goes on where the last one ended.
+/* pages.c: a bit per granule, and a search that starts where the last one ended.
  *
- * Caches of one shape have pages of one size, so the next place is nearly always free and the search ends at once.
- * Where shapes are mixed, a word of full granules is passed in one step: a search of all PAGES_GRANULES takes a
- * millisecond. */
+ * Caches of one shape have pages of one size, so the next granules are nearly always free and the search
+ * ends at once. With mixed shapes a word of full granules is skipped in one step. A search over all
+ * PAGES_GRANULES takes a millisecond. */
 #include "server/caches/pages.h"
 
 #include <assert.h>
@@ -16,11 +16,11 @@ enum { WORD = 64 };
 struct pages {
     size_t granule;
     int64_t granules, used, count,
-        shared;          /* granules: all, and those in pages; pages: all, and those with more owners */
-    int64_t next;        /* where the search goes on */
-    uint64_t *taken;     /* a bit for each granule */
-    int32_t *references; /* of the page that begins at this granule */
-    uintptr_t *owners;   /* of that page, all of them, by exclusive or: of the last one it is the address */
+        shared;      /* granules: all of them, and those in pages; pages: all of them, and those with several owners */
+    int64_t next;    /* where the next search begins */
+    uint64_t *taken; /* a bit per granule */
+    int32_t *references; /* [granule]: references to the page that begins there */
+    uintptr_t *owners;   /* [granule]: exclusive or of the owners' addresses; with one owner it is that address */
 };
 
 size_t pages_granule_for(size_t bytes)
@@ -101,7 +101,7 @@ static void mark(struct pages *pages, int64_t from, int64_t run, bool taken)
     }
 }
 
-/* The first run of free granules in [from, to), or -1. */
+/* Returns the first run of free granules in [from, to), or -1. */
 static int64_t search(const struct pages *pages, int64_t from, int64_t to, int64_t run)
 {
     int64_t begin = from;

@@ -1,17 +1,16 @@
-/* caches.c: the table of caches; their steps are in cache_steps.c. See caches.h.
+/* table.c: the table of caches. Their transactions are in transactions.c. See caches.h.
  *
  * Invariants, all under the lock:
  * 1. A cache's list has a reference to each of its pages; their count is length rounded up to pages.
- * 2. users counts the steps that have begun on a cache and not ended; writing: one of them appends, and is the only
- * one. What a step reads does not change before the step ends, and needs no lock. A truncate waits in `truncate_to`, a
- * delete in `dead`; both happen when the last step ends.
- * 3. A step that has begun has memory for everything that its end does: the end cannot fail.
- * 4. What a page costs is charged to its caller once, when it is taken, until its last reference is dropped: caches
- * that share pages belong to one caller.
- * 5. Memory for a pool, which a driver may take long to give, is asked for without the lock;
- * `opening` says that somebody does.
- * 6. No work under the lock takes longer where there are more caches or longer ones. Taking and freeing pages may take
- * as long as the request that filled them. The exceptions come once a second at most: see `expires_ms`. */
+ * 2. `users` counts the steps on a cache that have begun and not ended. `writing`: one of them appends, and is the
+ * only one. What a step reads does not change before the step ends, and needs no lock. A truncation waits in
+ * `truncate_to`, a deletion in `dead`; both happen when the last step ends.
+ * 3. A step that has begun has the memory for everything its end does: the end cannot fail.
+ * 4. A page is charged to its caller once, from when it is taken until its last reference is dropped. Caches that
+ * share pages belong to one caller.
+ * 5. A pool's memory is allocated without the lock, because a driver may take long. Meanwhile `opening` is set.
+ * 6. Work under the lock takes no longer if there are more or longer caches. Taking and freeing pages may take as long
+ * as the request that filled them. Exceptions happen once a second at most: see `expires_ms`. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -26,7 +25,7 @@
 
 /* ---- Ids --------------------------------------------------------------------------------------------------------- */
 
-/* In hexadecimal. */
+/* Writes bytes in hexadecimal. */
 static void write_digits(const uint8_t *bytes, int count, char *text)
 {
     for (int i = 0; i < count; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
@@ -37,7 +36,7 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* The server draws ids, but a client can keep the ids that suit it. */
+/* Returns the bucket of an id. Its hash is keyed, because a client could keep only ids that share a bucket. */
 static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
     const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
@@ -111,11 +110,11 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Its memory is there from now on, or another thread has found that there is none. Without the lock meanwhile:
- * invariant 5. The account comes first: what a device has given stays the device's, and would be lost without one. */
+/* Allocates the pool's memory, or waits for a thread that does. It gives up the lock meanwhile (invariant 5). Its
+ * table of pages is made first: memory that the device gave stays given, and would be lost without a table. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    const char *const device = pool->device; /* until it is lost */
+    const char *const device = pool->device; /* a copy, as the pool loses its name when the device is lost */
     attn_error why = { 0 };
     void *memory = NULL;
     if (pool->opening) {
@@ -149,7 +148,7 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* What the caller may have of a bound that is the sum of all pools'; INT64_MAX: all of it. */
+/* The caller's share of a bound that is the sum over all pools; INT64_MAX: no limit. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -204,7 +203,7 @@ static void link_in(struct caches *caches, struct cache *cache)
     cache->caller->caches++;
 }
 
-/* Nobody finds it from now on. */
+/* Removes the cache from all lists and buckets, so that it cannot be found. */
 static void link_out(struct caches *caches, struct cache *cache)
 {
     struct cache **at = bucket_of(caches, cache->caller, cache->id);
@@ -345,9 +344,9 @@ static void describe(const struct caches *caches, const struct cache *cache, str
     memcpy(info->id, cache->id, sizeof cache->id);
 }
 
-/* ---- Create, look at, fork, shorten, delete ---------------------------------------------------------------------- */
+/* ---- Create, get, fork, truncate, delete ------------------------------------------------------------------------- */
 
-/* Does the caller have room for one more cache? */
+/* Checks that the caller may have one more cache. */
 static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)
 {
     const int share = (int)caller_share(caller, caches->max_count);
@@ -426,8 +425,8 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* The pool with the most room, of all or of those that are open; -1: there is none. An empty cache counts as much as
- * the others have on average: caches that are made before they are filled would else all lie in one pool. */
+/* Returns the pool with the most free room, of all or of the open ones; -1: none. An empty cache counts as much as the
+ * other caches on average. Otherwise caches that are made before any is filled would all lie in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -447,8 +446,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* The pool with the most room is open, or the others are to do: its device has no memory.
- * The lock may have been given up. */
+/* Opens the pool with the most room. If its device has no memory, the open pools must do. It may give
+ * up the lock meanwhile. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -463,7 +462,7 @@ static attn_status make_ready(struct caches *caches, attn_error *err)
     }
 }
 
-/* After make_ready(). */
+/* Call this after make_ready(). */
 static attn_status create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err)
@@ -508,7 +507,7 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* The cache of this name; NULL: none. An expired one is removed, so that a name is never there twice. */
+/* Returns the cache of this name, or NULL. An expired one is removed, so a name is never there twice. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);
@@ -579,7 +578,7 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    for (int i = 0; i < found; i++) { /* each by itself: what it shares is the sum of a thousand blocks */
+    for (int i = 0; i < found; i++) { /* one by one: the shared pages of a cache are a sum over a thousand blocks */
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
         if (cache) describe(caches, cache, &infos[(*written)++]);
@@ -594,14 +593,14 @@ static attn_status check_length(int64_t length, int64_t most, attn_error *err)
                      (long long)most);
 }
 
-/* How many page numbers all caches of a pool may have. */
+/* Upper bound on the page-table entries of all caches of a pool. */
 static int64_t pool_numbers(const struct pool *pool)
 {
     const int64_t granules = (int64_t)(pool->bytes / pages_granule_for(pool->bytes));
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* A fork takes no memory of the pool, only memory of the host for its list of pages. */
+/* Checks a fork's page list. A fork takes no memory of the pool, only host memory for its page list. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];
@@ -659,7 +658,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        from->users++; /* admit() forgets what has expired, and time may pass: a machine can stand still for minutes */
+        from->users++; /* keeps it: admit() removes expired caches, and a machine can stand still for minutes */
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;
         cache_note_expiry(caches, from);

@@ -1,5 +1,5 @@
-/* cache_steps.c: what a request does to its caches, all of it or nothing. See caches.h;
- * the invariants are in caches.c. */
+/* transactions.c: what a request does to its caches, all of it or nothing. See caches.h;
+ * table.c has the invariants. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* The cache of a row, or why there is none. Of many rows: what was found before is not looked for,
- * and no text is made. */
+/* Returns the cache of a row, or NULL with the reason. A pointer found earlier is used again while it is valid,
+ * because there may be many rows. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -49,7 +49,7 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
 }
 
-/* Does row `row` go with row 0? */
+/* Checks that row `row` has the shape and the device of row 0. */
 static attn_status goes_along(const struct cache_step *step, const struct cache *first, const struct cache *cache,
                               int row, attn_error *err)
 {
@@ -73,7 +73,7 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Appending to one cache twice: which would be first? */
+/* Error: a step appends to one cache twice, and the order would be undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
     char member[32];
@@ -91,7 +91,7 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* The scales as they are now, for the check of a problem. */
+/* Copies the scales as they are now, for the check of the problem. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
     const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
@@ -104,7 +104,7 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     return ATTN_OK;
 }
 
-/* Its tables have a row of step->most page numbers for each of its rows. */
+/* Checks the size of the page table, which has step->most entries for each row. */
 static attn_status check_pages(const struct cache_step *step, attn_error *err)
 {
     if (step->most <= CACHES_STEP_PAGES / step->rows) return ATTN_OK;
@@ -124,7 +124,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        step->row[row].cache = cache; /* until one is buried: find_row() */
+        step->row[row].cache = cache; /* valid until a cache is removed: find_row() */
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;
@@ -195,7 +195,7 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
     return check_pages(step, err);
 }
 
-/* Where each table lies in `memory`. */
+/* Sets the address of each table in `memory`. */
 static void place_tables(struct cache_step *step, char *memory)
 {
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
@@ -210,7 +210,7 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* From which page on a row's pages are new; how many they are. */
+/* Sets the first page of a row that is new or replaced, and returns the number of such pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];
@@ -222,8 +222,8 @@ static int64_t count_pages(struct cache_step *step, int index)
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
-/* Is there room for so many pages, and may the caller have them? A refusal says what is in use without them, and how
- * much they are. TOO_LARGE: waiting will not help, for they are more than all that there is. */
+/* Checks that there is room for `count` pages and that the caller may have them. A refusal tells what is in use without
+ * these pages, and their size. TOO_LARGE: waiting will not help, since the pool or the share is smaller than that. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -254,7 +254,7 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* There is room, but nowhere is there enough of it for one more page: pages lie between. */
+/* Error: there is enough room in sum, but no free run of granules that is long enough for a page. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -270,8 +270,8 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Pages for what a row gains. What was taken stays in the row, for the end to drop, whatever this returns. FULL: there
- * is no place for one of them. */
+/* Takes the pages that a row gains. Pages already taken stay in the row even after an error, and the end of the step
+ * drops them. FULL: there is no place for one of them. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -295,13 +295,13 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Pages for all its rows, or a reason. */
+/* Takes the pages of all rows. */
 static attn_status take_pages(struct cache_step *step, attn_error *err)
 {
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        step->row[row].cache->users++; /* not to expire */
+        step->row[row].cache->users++; /* keeps the cache: one in use does not expire */
     }
     attn_status status = check_room(step, count, NULL);
     if (status != ATTN_OK) {
@@ -329,8 +329,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* One part of a page (its keys, or its values) of which positions [0, kept) were there, [kept, end) are new and the
- * others cleared. `old`: where the kept ones are copied from, NULL: they are there. `fresh`: nothing is. */
+/* Adds the moves for one part of a page, its keys or its values. Positions [0, kept) were there, [kept, end)
+ * are new, and the rest is cleared. `old`: where the kept ones are copied from; NULL: they are in place.
+ * `fresh`: the page is new. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -339,7 +340,7 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* The moves of one row: its new positions, page by page. */
+/* Adds the moves of one row: its new positions, page by page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];
@@ -378,7 +379,7 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* Is another step on one of them, or does an older one wait for one? */
+/* True if another step uses one of its caches, or an older step waits for one. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {
@@ -390,7 +391,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Gives back the pages that a row had taken. */
+/* Drops the pages that a row had taken. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)
@@ -401,7 +402,7 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Forks have their first pages in common: so many positions of the row, and of the one before it in the batch. */
+/* Forks share their first pages. Returns how many positions this row shares with the row before it in the batch. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -416,7 +417,7 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Its caches are there; may it begin? If not, no younger step may that wants one of them. */
+/* Finds the step's caches and tells whether it must wait. If so, younger steps must wait for these caches, too. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();
@@ -439,7 +440,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        if (pages > step->most) /* another step has made it longer since the table was made */
+        if (pages > step->most) /* another step has extended it since the table was made */
             return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }
@@ -450,7 +451,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        free(step->moves); /* it may be tried again */
+        free(step->moves); /* the step may be tried again */
         step->moves = NULL;
         return status;
     }
@@ -462,7 +463,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* Builds the problem that the device computes, without the lock: nothing that it reads changes before the step ends. */
+/* Fills the tables and moves of a step. It needs no lock, since what it reads does not change before the step ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);
@@ -496,7 +497,7 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 
 /* ---- End -------------------------------------------------------------------------------------------------------- */
 
-/* The row's pages become the cache's. */
+/* Makes the pages of a row the cache's. */
 static void commit_row(struct caches *caches, struct cache_row *row, int64_t append)
 {
     struct cache *const cache = row->cache;
@@ -509,7 +510,7 @@ static void commit_row(struct caches *caches, struct cache_row *row, int64_t app
     cache_count(caches, cache, before);
     cache->length = row->before + append;
     assert(cache->list.count == cache_pages_for(cache, cache->length));
-    row->count = 0; /* they are no longer the step's */
+    row->count = 0; /* the cache has them now */
 }
 
 static void leave(struct caches *caches, struct cache *cache, bool ends, int64_t now_ms)

@@ -6,9 +6,9 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-enum { LEAST_HEAD_DIM = 64 }; /* kernels compute whole tiles: smaller heads cost as much */
+enum { LEAST_HEAD_DIM = 64 }; /* smaller heads cost as much as this, since kernels compute whole tiles */
 
-/* The operations of a job as kernels do them, in tiles: small heads are padded. */
+/* The operations of a job as kernels do them, in whole tiles: small heads count as padded. */
 double batch_padded_flops(const struct job *job)
 {
     double waste = 1;
@@ -22,7 +22,7 @@ double batch_padded_flops(const struct job *job)
     return job->flops * waste;
 }
 
-/* "cpu avx512bf16": the device and the kernel that computed a result; "cpu" where nothing was to be computed. */
+/* Names the device and the kernel of a result, "cpu avx512bf16"; "cpu" if nothing had to be computed. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
@@ -42,9 +42,9 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         return;
     }
-    if (first->error.status == ATTN_CANCELLED) return; /* those who left are counted where they left */
+    if (first->error.status == ATTN_CANCELLED) return; /* clients that left are counted elsewhere */
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    if (first->error.status != ATTN_DEVICE_LOST) /* which the loop tells, once */
+    if (first->error.status != ATTN_DEVICE_LOST) /* the loop reports a lost device, once */
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);
 }

@@ -3,17 +3,17 @@
  *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
  *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
  *
- * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
+ * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
  * Invariants
- * 1. One flow has no more batches with a device than the device has streams. It may have one more where the device
- * would be idle between two: on the CPU, and where there is one stream. All flows together may have as many, and
- * DEVICE_GUESTS more. Such a guest is the batch of a flow that has no other batch on the device.
- * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. That is
- * enough where the others belong to one flow. Where they belong to several flows, the oldest of them must also have run
- * for a multiple of the time that the guest needs (DEVICE_GUEST_FACTOR).
- * 3. Threads share only those fields of a device that stand under `lock`, and `due_ns`, `requests`, `usable` and
- * `lost`. All other fields are the loop's or the device's threads', as internal.h says. */
+ * 1. One flow has at most as many batches on a device as the device has streams. It may have one more if the device
+ * would otherwise be idle between two: on the CPU, and with a single stream. All flows together may have as many, and
+ * DEVICE_GUESTS more. A guest is the batch of a flow that has no other batch on the device.
+ * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If the
+ * others belong to several flows, the oldest of them must also have run for a multiple of the time that the guest needs
+ * (DEVICE_GUEST_FACTOR).
+ * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
+ * The loop or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -53,9 +53,8 @@ static void join_threads(struct device *device)
     for (int i = 0; i < device->thread_count; i++) pthread_join(device->threads[i].thread, NULL);
 }
 
-/* A GPU computes by itself: one thread puts batches on all of its streams. On the CPU it is the thread that computes,
- * so each stream has one: what is long there does not keep others waiting,
- * and when one batch ends no core has to wait for it. */
+/* Starts a device's threads. A GPU has one, which puts batches on all of its streams. The CPU has one per stream,
+ * because its threads compute: a long batch does not delay others, and no core waits when a batch ends. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -97,7 +96,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
-    /* Large problems may well take minutes on a CPU, and it cannot be lost. */
+    /* The CPU is not watched: large problems may take minutes there, and it cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
     const int most = DEVICE_MAX_STREAMS - DEVICE_GUESTS, streams = device->info.streams;
@@ -112,7 +111,8 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0); /* on the page from the start, for rates */
+    /* The series is on the page from the start, for rates. */
+    metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
     log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name,
               device->info.backend, device->streams, device->info.description);
@@ -122,7 +122,7 @@ fail:
     return status;
 }
 
-/* The backend of this build whose devices --devices numbers. NULL: it was built for the CPU alone. */
+/* The backend whose devices --devices numbers. NULL: this build is for the CPU alone. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -150,7 +150,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             uint64_t index = 0;
-            at = text_read_number(at, &index); /* config.c has checked it */
+            at = text_read_number(at, &index); /* config.c has checked the text */
             assert(at != NULL && index < CONFIG_MAX_DEVICES);
             if (index >= (uint64_t)gpus)
                 status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", (int)index,
@@ -168,7 +168,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     return ATTN_OK;
 }
 
-/* What a device gives its caches where --kv-bytes does not say it. */
+/* Memory that a device gives to its caches without --kv-bytes. */
 static int64_t default_kv_bytes(const attn_device_info *info)
 {
     const int64_t share = info->memory_limit / DEVICE_CACHE_SHARE;
@@ -193,7 +193,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
-        if (bytes > info->memory_limit && info->memory_limit > 0) /* else no cache could ever be made */
+        if (bytes > info->memory_limit && info->memory_limit > 0) /* otherwise no cache could ever be made */
             return attn_fail(
                 err, ATTN_INVALID, NULL,
                 "--kv-bytes: %lld is more than %s has for all that it does, which is %lld bytes (--device-bytes)",
@@ -218,7 +218,7 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
         const bool stopped = device->threads_ended == device->thread_count;
         pthread_mutex_unlock(&device->lock);
-        if (stopped && !device->joined) join_threads(device); /* they are about to return */
+        if (stopped && !device->joined) join_threads(device); /* these threads return at once */
         device->joined = stopped;
         all &= stopped;
     }
@@ -230,7 +230,7 @@ void devices_close(struct devices *devices)
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) join_threads(devices->device[i]);
-    inline_close(devices); /* their streams are the devices' */
+    inline_close(devices); /* inline slots use streams of the devices: they close first */
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
 }
@@ -261,7 +261,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* All devices have one backend, so memory of any of them serves all. One that was lost gives none. */
+/* Allocates staging memory. All devices have one backend, so pinned memory of any serves all; a
+ * lost device gives none. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -328,8 +329,8 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* The sums of one job's problems, over the fastest device. Scores that FlashMask hides may be skipped, so they are not
- * counted; to see which, its rows are read, which is only worth it where the answer matters. */
+/* The sums of the job's problems on the fastest device. Scores that FlashMask hides may be skipped, so they do not
+ * count. Finding them takes a look at its rows, which happens only if the result is large enough to matter. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -357,7 +358,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Invariant 1: the most batches of one flow, and of all flows without guests. */
+/* The most batches of one flow, and of all flows without guests (invariant 1). */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -402,7 +403,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    return *wait_ns > 0; /* 0 or less: the batch takes longer than its operations say */
+    return *wait_ns > 0; /* 0 or less: the batch takes longer than its operations suggest */
 }
 
 bool devices_away(const struct devices *devices)
@@ -446,14 +447,14 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* it has not come back before */
+                           : device->batches == batch); /* the batch has not come back before */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    if (device->outstanding == 0) device->flops = 0; /* rounding does not pile up */
+    if (device->outstanding == 0) device->flops = 0; /* rounding errors do not add up */
     atomic_fetch_sub(&device->requests, batch->count);
 }
 

@@ -1,25 +1,25 @@
-/* devices.h: one thread per GPU, that alone talks to it: copy in, run, copy out, report; and a thread per stream of the
- * CPU, which computes.
+/* devices.h: the threads of devices. A GPU has one thread, which copies in, runs, copies out and reports. The CPU has
+ * one thread per stream, which computes.
  *
- * The loop hands over batches and gets them back through its mailbox. Everything on a GPU's stream is asynchronous:
- * while the kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a
- * callback, for a device in error calls nobody back.
+ * The loop submits batches and gets them back through its mailbox. All work on a GPU's stream is asynchronous: while
+ * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end; it uses no
+ * callbacks, because a device in error calls none.
  *
- * What goes wrong on a device, and who hears of it:
+ * What goes wrong on a device, and what happens then:
  *
- *   out of memory in an inline slot      the job is queued, as if there were no inline slots
- *   out of memory                the batch waits for those beside it to end and is tried again, alone in the end; then
+ *   out of memory, inline slot   the job is queued, as if there were no inline slots
+ *   out of memory                the batch waits for the batches beside it and is tried again, in the end alone; then
  *                                its requests fail with NO_MEMORY
  *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
  *   a sticky error               all batches of the device come back with DEVICE_LOST; the loop disables it
- *   nobody waits for it          the loop cancels it: the CPU gives it up between two tiles, a GPU between two
+ *   all its requests are gone    the loop cancels the batch: the CPU ends it between two tiles, a GPU between two
  *                                launches, and its jobs come back with CANCELLED
- *   it never finishes            devices_to_disable() finds it; the loop disables it and answers what it runs without
- *                                waiting. The batches may come back later or never: their memory stays theirs,
- *                                for the device may still write
+ *   it never finishes            devices_to_disable() finds it; the loop disables it and answers its requests at once.
+ *                                The batches may come back later or never, and keep their memory, because the device
+ *                                may still write to it
  *
- * A disabled device stays so until another process opens it. The server goes on with the others; without any it
- * ends. */
+ * A disabled device stays so until another process opens it. The server goes on with the others;
+ * without any it ends. */
 #ifndef DEVICES_H
 #define DEVICES_H
 
@@ -34,19 +34,20 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    const struct flow *flow;       /* the first job's, which holds a reference: the batch has its turn. May be NULL */
-    int64_t left_ns;               /* when it left for the device */
-    int64_t charged_ns;            /* device time of the batch, which is charged to the flows of its jobs */
-    struct batch *next, *previous; /* the loop's: those that are with the same device */
+    /* Flow of the first job, which holds the reference; the batch uses this flow's turn; may be NULL. */
+    const struct flow *flow;
+    int64_t left_ns;               /* time at which it left for the device */
+    int64_t charged_ns;            /* device time, which is charged to the flows of the batch's jobs */
+    struct batch *next, *previous; /* the loop's list of batches on this device */
     int count;
-    int waiting;                  /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
-    int cancel;                   /* attn_cancel(): the device gives it up between two tiles or launches */
-    double flops, seconds;        /* operations of all jobs, and their expected time */
-    bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
-    int64_t started_ns, ended_ns; /* on the thread that ran it */
+    int waiting;                  /* jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
+    int cancel;                   /* set by attn_cancel(): the device ends it between two tiles or launches */
+    double flops, seconds;        /* sums over all jobs: operations, and expected time */
+    bool adopted;                 /* an HTTP thread put it on the device, so there are no marks between its stages */
+    int64_t started_ns, ended_ns; /* times on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* of compute_us: until the kernels were on the stream */
-    struct job_part *parts[]; /* with a reference to the job of each */
+    double launch_us;         /* part of compute_us until the kernels were on the stream */
+    struct job_part *parts[]; /* each with a reference to its job */
 };
 
 static inline struct job *batch_job(const struct batch *batch, int part)
@@ -54,88 +55,88 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* Metrics and the log, for a batch that came back; `first` is one of its parts. When one fails, all do. */
+/* Counts and logs a batch that came back. `first` is one of its parts: if one fails, all do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
-/* The times of a job that ran in it, for its answer and the metrics. */
+/* Sets the times of a job that ran in the batch, for its answer and the metrics. */
 void batch_note_times(const struct batch *batch, struct job *job);
 
 struct caches;
 struct devices;
 
-/* Opens what --devices names ("auto": every GPU, else the CPU; "all": every GPU) and starts the threads. Batches
- * that are done are posted to `box` as messages of kind `message_kind`. Fills *err with one clear line. */
+/* Opens the devices that --devices names ("auto": every GPU, else the CPU; "all": every GPU) and starts their threads.
+ * Finished batches are posted to `box` as messages of kind `message_kind`. On failure *err has one clear line. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the threads after what they run, waiting at most `wait_ms`; false: something still runs. Batches may still
- * lie in the mailbox. */
+/* Ends the threads after the work that runs, waiting for at most `wait_ms`. False: something still runs. The mailbox
+ * may still have batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
-/* After devices_stop() said true, and the mailbox is empty. */
+/* Call this after devices_stop() has returned true, with the mailbox empty. */
 void devices_close(struct devices *devices); /* NULL is fine */
 
-/* Memory of each device for the pages of KV caches: --kv-bytes, when the first one is made. Before the first request.
- * INVALID: it is more than a device has. */
+/* Adds a pool for KV caches (--kv-bytes) on each device; its memory is allocated with the first cache. Call it before
+ * the first request. INVALID: it is more than a device has. */
 attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */
+const attn_device *devices_any(const struct devices *devices); /* any device, for questions about kernels */
 const attn_device_info *
-devices_largest(const struct devices *devices); /* that with the most memory, as it was opened */
-/* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
- * copies. False when all compute in any memory: then the system's will do.
- * The devices must outlive the staging pool. */
+devices_largest(const struct devices *devices); /* the device with the most memory, described as when it was opened */
+/* Sets the source of staging memory that devices copy from fastest: pinned memory of the first device that copies.
+ * False: no device copies, and the system's memory will do. The devices must outlive the staging pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-attn_device *devices_copier(const struct devices *devices); /* that one; NULL: there is none */
+attn_device *devices_copier(const struct devices *devices); /* the device that pins staging memory; NULL: none */
 bool devices_usable(const struct devices *devices);
 
-/* A device as others see it at this moment. */
+/* The present state of a device, as other parts of the server see it. */
 struct device_state {
-    const attn_device *device; /* to ask what it can do; NULL in tests that have none */
-    attn_device_info info;     /* attn_device_describe() */
-    bool usable;               /* it has not failed */
-    int64_t running_requests;  /* handed to this device and not yet answered */
+    const attn_device *device; /* for questions about its abilities; NULL in tests without a device */
+    attn_device_info info;     /* result of attn_device_describe() */
+    bool usable;               /* the device has not failed */
+    int64_t running_requests;  /* requests on this device that are not answered yet */
 };
-void devices_describe(struct devices *devices, struct device_state *states); /* devices_count() of them; any thread */
+/* An array of devices_count(); any thread. */
+void devices_describe(struct devices *devices, struct device_state *states);
 
-/* The device that the backend counts as `index` (2 of "cuda:2"), to import memory on; *number is its number here. NULL:
- * this server does not have it. Any thread. */
+/* Returns the device with the backend's number `index` (2 for "cuda:2"), for importing memory; *number is the server's
+ * number of it. NULL: this server does not use it. Any thread. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
-bool devices_is_usable(const struct devices *devices, int number); /* it has not failed; any thread */
-/* A call on its handle said DEVICE_LOST. The loop hears of it by devices_to_disable(). Any thread. */
+bool devices_is_usable(const struct devices *devices, int number); /* the device has not failed; any thread */
+/* Records that a call on the device's handle returned DEVICE_LOST; devices_to_disable() tells the loop. Any thread. */
 void devices_note_lost(struct devices *devices, int number);
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
 
-/* Seconds that the job takes at the very least, on the fastest of the devices: less than any kernel here could need.
- * What it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
+/* A lower bound on the seconds that the job takes on the fastest device, below what any kernel needs. A job may take
+ * several times as long. Any thread. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* Of the devices that may have room for another batch, the one with the least work. The bits of `passed_over` are
- * numbers of devices that do not count. NULL when all are busy. */
+/* Returns the device with the least work among those that may have room for a batch; NULL: all are busy. Devices whose
+ * bits are set in `passed_over` do not count. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* Has the device room for a batch that this job leads? Where the job's flow has no batch there, room may come later:
- * *wait_ns, which the caller has set, is reduced to the time until then. */
+/* True if the device has room for a batch led by this job. If not, and the job's flow has no batch there, *wait_ns (set
+ * by the caller) is reduced to the time until there may be room. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner
- * for being sent now, and may grow. *wait_ns: until when that may be said. */
+/* True if the device is the CPU and has a batch that will end soon. Another batch would end no sooner if it were sent
+ * now, and may grow meanwhile. *wait_ns: for how long that is so. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* A batch of one job that is late: it is on the device already, whether or not there is room. */
+/* Submits a batch of one late job, which is on the device already; it needs no room. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
-/* Is there a batch with a device that is not this machine's own processor? */
+/* True if a device other than the CPU has a batch. */
 bool devices_away(const struct devices *devices);
-/* The batch has come back. */
+/* Call this for each batch that has come back. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);
-/* A device that failed gets no more work. False: it was disabled already. */
+/* Stops giving work to a device that failed. False: it was disabled already. */
 bool device_disable(struct device *device);
 
-/* A device that is not done with a batch though the time it may take has passed (--watchdog-ms, and what its size
- * explains), or of which somebody has noted that it is lost; NULL: none. *overdue says which: it is as good as lost.
- * Devices that compute on this machine's own cores are not watched. */
+/* Returns a device that must be disabled, or NULL. Either it was noted as lost, or it has a batch that is not
+ * done though its time has passed (--watchdog-ms, and what its size explains). *overdue: it is the latter. The
+ * CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
-/* The batches that are with a device, linked by `next`. */
+/* The batches on a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);
 
 #endif

@@ -1,29 +1,29 @@
-/* inline.c: inline slots, the HTTP threads' side of the devices.
+/* inline.c: inline slots, through which HTTP threads run small problems themselves.
  *
- * They are for small problems: as many as HTTP threads, each with a stream and a workspace. Whoever wants one takes
- * that of its core's number, so that the workspace is likely in that core's cache, or the next that is free.
+ * There are as many slots as HTTP threads, each with a stream and a workspace. A thread takes the slot with its core's
+ * number, whose workspace is probably in that core's cache, or else the next free one.
  *
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
  *
- * On the CPU each is a device of one thread. On a GPU the kernel reads and writes the request's staging memory where it
- * is (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all; the thread looks for the end of
- * its stream, which takes less than one hand-over to another thread. So too where all tensors lie in a client's region
- * of the GPU's memory, also of a step on caches: this thread begins and ends it (steps.h), and the moves that come
- * first bring its tables (memory.c).
+ * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
+ * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
+ * stream, which takes less time than a hand-over to another thread. The same holds if all tensors lie in a client's
+ * region of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the transaction
+ * (steps.h), and the moves before the kernel also copy its tables (memory.c).
  *
- * Only while the GPU has no batches, for behind one it would wait for all of that, and many threads that launch wait
- * for each other in the driver: then requests leave in batches, equal ones as one problem (merge.c). A step only while
- * the GPU has nothing at all: steps beside each other take as much longer as there are, and small ones are better off
- * together. What has not ended in INLINE_WAIT_NS (INLINE_STEP_WAIT_NS) is late, and the device's thread takes it over
- * like any batch, with deadline, hang-up and watchdog:
+ * A GPU is used only while it has no batches. Behind a batch the thread would wait for all of it, and many threads that
+ * launch block each other in the driver. Busy GPUs get batches instead, with equal problems merged (merge.c). A cache
+ * transaction runs here only if the GPU has no other work: transactions slow each other down, and small ones are faster
+ * merged. Work that has not ended in INLINE_WAIT_NS (INLINE_STEP_WAIT_NS) is late. The device's thread then takes it
+ * over like any batch, with deadline, hang-up and watchdog:
  *
  *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
  *
  * Invariants
- * 1. Device and stream of an inline slot are used by the thread that set its `taken`; of a late one by nobody, until it
+ * 1. The thread that set a slot's `taken` alone uses its device and stream. No thread uses those of a late job until it
  *    is adopted or settled.
- * 2. A late job is referred to until its kernel has ended, whoever stops waiting for it: by its request on the way to
- *    the loop, and then by its batch. */
+ * 2. A late job has a reference until its kernel has ended, even if its request stops waiting: that of its request on
+ *    the way to the loop, then that of its batch. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -39,7 +39,7 @@
 #include "server/work/request.h"
 #include "server/work/steps.h"
 
-/* Which device a slot is of: on GPUs they take turns. */
+/* Opens the next inline slot. With several GPUs the slots are assigned to them in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -79,8 +79,8 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has
- * its own. Of the device that alone can compute it, if there is one. */
+/* Takes the slot of this core, or the next free one: a thread that was interrupted in its work still has its own.
+ * `only`: number of the only device that can compute the job, or -1. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -100,7 +100,7 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* All its tensors are in a client's region of a GPU's memory: nothing is to be copied, however large they are. */
+/* True if all tensors are in a client's region of a GPU's memory; nothing is copied then, whatever their size. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -108,7 +108,7 @@ static bool is_on_device(const struct job *job)
 
 static bool fits_inline(const struct job *job)
 {
-    if (job->shared && job->shared->pinned_bytes > 0) return false; /* that is copied */
+    if (job->shared && job->shared->pinned_bytes > 0) return false; /* pinned memory must be copied */
     if (job->wants_verify || job->wants_measure || job->wants_save || job->saved || job->call->count != 1) return false;
     if (job->step) return job_problem(job, 0) && is_on_device(job) && step_bytes(job) <= INLINE_STEP_BYTES;
     return job->kind != 0 || is_on_device(job);
@@ -121,8 +121,8 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(job) <= INLINE_FLOPS;
 }
 
-/* The GPU is free for it, as far as anybody can tell at this moment.
- * A step does not pass those that wait for its caches. */
+/* True if the GPU seems free for the job at this moment. A cache transaction must not overtake queued ones, which may
+ * wait for its caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
@@ -141,14 +141,14 @@ bool inline_near(const struct devices *devices)
     return devices->inline_count > 0 && devices->device[0]->info.unified;
 }
 
-/* Has the stream done its work by then? An error is an answer too. */
+/* Polls the stream for its end, at most until until_ns. An error ends the polling, too. */
 static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
 {
     attn_error none;
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns; /* an error is seen by asking alone */
+            ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns; /* only a question to the driver reveals an error */
     *done = false;
     while (status == ATTN_OK && !*done) {
         if (notes && (*done = attn_stream_noted(stream))) break;
@@ -161,11 +161,11 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* The step of a job on caches begins, and *placed becomes its problem as the device knows it. False: the job cannot run
- * here; step_has_begun() says whether the step began all the same. */
+/* Begins the job's cache transaction and makes *placed its problem with device addresses. False: the job cannot run
+ * here; step_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    attn_error ignored; /* the loop meets it too, and says so */
+    attn_error ignored; /* the loop meets the same error and reports it */
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || step_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
         memory_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
@@ -175,15 +175,15 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* The inline slot gets all that the job needs in order to run at once: its step, its plan and scratch memory. The plan
- * points at *placed where the job has a step. False: the job cannot run here, as take_step() says. */
+/* Prepares all that the job needs to run at once: transaction, plan and scratch memory. The plan points at *placed if
+ * the job has a transaction. False: the job cannot run here; see take_step(). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
     attn_device *const handle = inline_slot->handle;
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->step ? placed : &job->call->items[0].problem;
-    attn_error ignored; /* as in take_step() */
+    attn_error ignored; /* the loop meets the same error and reports it */
     size_t bytes;
     return (!job->step || take_step(inline_slot, job, placed)) &&
            attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&
@@ -192,15 +192,15 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* The processor time of this thread, or the time that passes on a GPU. There are more HTTP threads than cores: while a
- * thread computes, time also passes for other threads. */
+/* Processor time of this thread, or real time for a GPU. There are more HTTP threads than cores, so the real time of a
+ * computing thread includes other threads' work. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* The whole time of a job on its stream. *done: it has ended; otherwise it runs on. The slot's launched_ns becomes the
- * time when a GPU had it. */
+/* Runs a job on its stream. *done: it has ended; otherwise it runs on. Sets the slot's launched_ns to the time at which
+ * a GPU had the work. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
@@ -218,7 +218,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     return status;
 }
 
-/* The requests that a device has, for as long as an HTTP thread is busy with one of them. */
+/* Adds to the number of requests that the device and its inline slots have, while an HTTP thread runs one. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -239,12 +239,13 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Of a job that an inline slot is ready for. */
+/* Runs a job that its inline slot is ready for. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {
     struct device *const device = inline_slot->device;
-    struct batch batch = { .device = device, .count = 1, .flops = job->flops }; /* started when queued: both 0 */
+    /* Times of a batch that starts when it is queued: both 0. */
+    struct batch batch = { .device = device, .count = 1, .flops = job->flops };
     attn_error err = { 0 };
     bool done;
     batch_name_backend(&job->results[0], device, plan->kernel->name);
@@ -276,7 +277,7 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
+    give_inline_slot_back(inline_slot); /* the job may need more memory than an inline slot can wait for */
     return step_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }
 

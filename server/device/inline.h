@@ -1,34 +1,32 @@
-/* inline.h: small problems, which the HTTP thread that received them computes itself, or puts on a GPU. No other thread
- * is woken for them. devices.h has what the devices do for the loop. */
+/* inline.h: runs small problems on the HTTP threads that received them, or lets these put them on a GPU. No other
+ * thread has to wake for them. devices.h has the loop's side of the devices. */
 #ifndef INLINE_H
 #define INLINE_H
 
 #include "server/device/devices.h"
 
-/* What inline_run() did with a job, which fields of the job it set, and what the caller does next. A step on
- * caches that has begun is ended with step_end(), whatever becomes of the job. */
+/* The outcome of inline_run(), which sets fields of the job, and tells the caller what to do next. A cache transaction
+ * that has begun must be ended with step_end(), whatever the outcome. */
 enum inline_outcome {
-    INLINE_NOT,   /* Nothing happened. The job is to be queued. */
-    INLINE_BEGAN, /* The job's step on caches has begun, and nothing runs. The job is to be queued. */
+    INLINE_NOT,   /* Nothing happened. Queue the job. */
+    INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. Queue the job. */
     INLINE_DONE,  /* The job is over: its part has run, or has an error. Its times and metrics are noted. */
-    INLINE_LATE,  /* The job runs on, in job->part.late. It goes to the loop, which calls devices_submit_late(). A
-                   * caller that cannot hand it over calls inline_settle(). */
-    INLINE_LOST,  /* The device job->part.device was lost. The job is to be queued: it meets the same error on that
-                   * device, and so the loop learns of the loss. */
+    INLINE_LATE,  /* The job still runs, in job->part.late. Post it to the loop, which calls devices_submit_late(). If
+                   * that is impossible, call inline_settle(). */
+    INLINE_LOST,  /* The device job->part.device was lost. Queue the job; the same error there tells the loop. */
 };
 
-/* Computes a small job in the calling thread, or puts it on a GPU that has nothing else to do and looks for its end.
- * On this machine's own processor the tensors are in this core's cache and nothing is handed over
- * (tests/load/README.md, rung 3). A kernel on a GPU reads and writes tensors where they are: in staging memory, or in
- * the client's region of the GPU's memory. A job that is large, that verifies, or that uses or makes a context is never
- * taken. The function never waits for another thread, nor longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS). */
+/* Runs a small job in the calling thread, or puts it on an idle GPU and polls for its end. On the CPU the
+ * tensors are in this core's cache, and there is no hand-over (tests/load/README.md, rung 3). A GPU's kernel
+ * uses tensors in place: in staging memory, or in the client's region of the GPU's memory. Jobs that are large,
+ * that verify, or that use or make a context are never taken. The call never waits for another thread, nor
+ * longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS). */
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
-/* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's.
- * Others: nothing. */
+/* Waits for a late job, however long it takes; then no device uses its memory any more. Other jobs: does nothing. */
 void inline_settle(struct job *job);
-bool inline_near(
-    const struct devices *devices); /* the processor itself computes inline: threads belong near their clients */
-/* How many jobs were computed so since the last call, and the processor time they took. Any thread. */
+/* True if inline slots compute on the CPU: HTTP threads should then run near their clients. */
+bool inline_near(const struct devices *devices);
+/* Returns how many jobs were computed inline since the last call, and in how much processor time. Any thread. */
 int inline_learn(struct devices *devices, double *seconds);
 
 #endif

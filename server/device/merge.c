@@ -1,21 +1,21 @@
-/* merge.c: equal small problems of a batch leave as one problem, and small steps on caches without copies.
+/* merge.c: makes one problem of equal small problems of a batch; small cache transactions without copies.
  *
- * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out cost its thread 20. So problems
- * of a batch that differ in nothing but where their numbers lie become one, whose B is the sum of theirs:
+ * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out take its thread 20 us. So
+ * problems of a batch that differ only in their data become one problem, whose B is the sum of theirs:
  *
  *     staging memory          device memory                          staging memory
  *       job 0: q k v            q q q | k k k | v v v                  job 0: out
  *       job 1: q k v   moves    one problem: out out out     moves     job 1: out
  *       job 2: q k v   ---->                                 ---->     job 2: out
  *
- * The moves (attn_moves()) are a kernel's, which reads and writes staging memory, so this is for devices that can;
- * three launches serve all. Each answer is what it would be alone, to the bit, for no kernel's arithmetic depends on B;
- * which kernel it is does not either, and where it did nothing is merged.
+ * A kernel does the moves (attn_moves()), on devices that can read and write staging memory: three launches serve all
+ * jobs. Each answer is the same to the bit as alone, because no kernel's arithmetic depends on B. If B changed the
+ * choice of the kernel, the problems are not merged.
  *
- * A step of decoding has its keys and values in the pages of the pool, where all steps of a device find theirs, so what
- * is put together is the queries and the tables: the rows of a page table are as long as those of the longest cache.
- * Its moves bring the step's new keys and values to their pages too.
- * A step that is alone goes the same way: three launches for five. */
+ * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
+ * Only the queries and the tables are therefore merged; the page table's rows are as long as the longest cache's. Its
+ * moves also bring its new keys and values to their pages. A single transaction uses the same way, with three launches
+ * and not five. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
@@ -23,10 +23,10 @@
 
 #include "server/work/steps.h"
 
-/* Tensors whose first axis is B and whose meaning does not depend on it. Dropout's does. */
+/* Tensors that have B as first axis and do not depend on it otherwise. Dropout depends on it. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
-/* Of a step: what its pages are known by, and what lies in them. */
+/* Tensors of a cache transaction: those that are merged with its tables, and those that stay in the pool. */
 static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
 
@@ -38,7 +38,7 @@ static bool is_of(uint64_t tensors, int id)
 static int64_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* it was checked */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* the tensor was checked before */
     return bytes;
 }
 
@@ -48,7 +48,7 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* One after the other they are as aligned as alone. */
+/* True if a tensor can be merged: it is contiguous, aligned also behind others, and in the job's own memory. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -72,12 +72,12 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* Two tensors of problems of which `paged` says whether they are steps. */
+/* True if two tensors allow merging. `paged`: both problems belong to cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank; /* the others may differ */
+    const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank; /* the rest may differ */
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
         return false;
@@ -99,7 +99,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* The problem of a leader and those who follow it; its tensors have no addresses yet, but for those in the pool. */
+/* Returns the merged problem of a leader and its members. Its tensors have no addresses yet, except
+ * those in the pool. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
@@ -117,10 +118,10 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* Does the same kernel take all of them? Their addresses are not looked at but for how they are aligned. */
+/* True if one kernel takes all these problems and the merged one. Only the alignment of their addresses matters. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
-    const attn_problem wide = widened(slot, leader); /* MERGE_BYTES and CONFIG_MAX_BATCH keep its sizes small */
+    const attn_problem wide = widened(slot, leader); /* MERGE_BYTES and CONFIG_MAX_BATCH bound its sizes */
     attn_plan alone, together;
     attn_error ignored;
     return attn_plan_make(device->handle, job_problem(batch_job(slot->batch, leader), 0), &alone, &ignored) ==
@@ -128,7 +129,7 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(device->handle, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Each of them goes alone, and as others do that are not moved. */
+/* Undoes the merging of a leader's members: each runs alone, with mirrors and without moves. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {
@@ -167,7 +168,7 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    const uint64_t there = batch_job(slot->batch, leader)->step ? POOL : 0; /* it needs no memory */
+    const uint64_t there = batch_job(slot->batch, leader)->step ? POOL : 0; /* tensors in the pool need no memory */
     size_t bytes = 0;
     void *memory;
     *wide = widened(slot, leader);
@@ -184,7 +185,7 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* The moves of one tensor of a job: its rows, which lie together but where those of the whole are longer. */
+/* Adds the moves of one tensor of a job. Its rows are contiguous unless the merged tensor's rows are longer. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {
@@ -198,7 +199,7 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Puts the moves of a job behind `count`. */
+/* Adds the moves of a job behind the first `count`. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

@@ -1,12 +1,12 @@
-/* thread.c: a device's threads: each takes batches from the device's inbox, keeps as many on streams as it has, and
- * posts those that are done to the loop.
+/* thread.c: a device's threads. Each takes batches from the device's inbox, keeps as many on streams as there are
+ * slots, and posts finished ones to the loop.
  *
  * Invariants
- * 1. Calls on a device's handle are safe from any thread; a stream is used by one thread alone, a device's or, in an
- * inline slot, an HTTP thread.
- * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
- * or an error.
- * 3. While the thread is in a call that may never return, due_ns says until when it may be: the loop watches. */
+ * 1. Calls on a device's handle are safe from any thread. One thread alone uses a stream: a device's thread, or in an
+ * inline slot an HTTP thread.
+ * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an error.
+ * 3. While the thread is in a call that may never return, due_ns is the time by which it should;
+ * the loop watches it. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -27,11 +27,11 @@ static int64_t worst_ns(const struct batch *batch)
 {
     double flops = 0;
     for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch_job(batch, j));
-    const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* thirty years */
+    const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* most: thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* The earliest of what runs, for the loop to look at. */
+/* Publishes the earliest due_ns of the slots for the loop. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -40,7 +40,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* A batch begins. The batches of a device share it, so each may have to wait for all of the others. */
+/* Sets the time by which a new batch should be over. Batches share the device, so each may wait for
+ * all of the others. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -89,7 +90,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* The batch's problems, with the addresses that the device knows. *gathered: how many. */
+/* Collects the batch's problems, with device addresses. *gathered: their number. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -97,7 +98,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
         const struct job *job = batch_job(slot->batch, j);
         slot->problem[j] = count;
         if (slot->leader[j] != j) {
-            slot->problem[j] = slot->problem[slot->leader[j]]; /* which stands before it */
+            slot->problem[j] = slot->problem[slot->leader[j]]; /* the leader stands before it */
             continue;
         }
         if (slot->moved[j]) {
@@ -117,7 +118,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Which kernel computes each of them. Devices differ: that prepare_job() found one on another says nothing of this. */
+/* Finds the kernel of each problem. prepare_job() may have found one on another device, which proves nothing here. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     int n = 0;
@@ -141,8 +142,8 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     return ATTN_OK;
 }
 
-/* How many problems of a batch go on the stream at a time, because work on a GPU's stream cannot be cancelled. A long
- * problem goes there in steps (attn_run_some()), so a group may take several calls. */
+/* Returns how many problems are put on the stream at a time, because work on a GPU's stream cannot be cancelled. A long
+ * problem is put there in steps (attn_run_some()), so a group may take several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -152,12 +153,12 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Queues the next problems of the batch, or more of their steps; after the last problem also what follows it. */
+/* Queues the next problems of the batch, or more of their steps. After the last problem it queues what follows, too. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    const bool begins = slot->launched == 0 && slot->step == 0; /* not for every row anew */
+    const bool begins = slot->launched == 0 && slot->step == 0; /* true once per batch */
     attn_status status = ATTN_OK;
     if (count > 0)
         status = attn_run_some(slot->stream, slot->plans + slot->launched, count, slot->workspace, &slot->step, err);
@@ -173,7 +174,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Queues the sums of rows whose lse only the device can check. Its tensors are there now. */
+/* Queues the sums of rows whose lse only the device can check. The tensors are on the device now. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -186,8 +187,8 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts everything on the stream, or the first group of it. On an error the stream may hold part of it: the caller waits
- * for that before it frees anything. */
+/* Puts the whole batch, or its first group, on the stream. After an error part of it may be on the stream: the caller
+ * must wait for that before it frees memory. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -220,13 +221,13 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
-/* What a batch took, by stage. A GPU that is through with the copies may stand until the kernels are on the stream. It
- * has come to the first mark as long after the thread's call as it comes to the kernels after theirs, so what the
- * thread needed from the one to the other says when they could begin. */
+/* Records a batch's times by stage. A GPU that has finished the copies may be idle until the kernels are on the stream.
+ * The delay between the thread's calls and the GPU is taken as equal for the first mark and the kernels. The thread's
+ * time between the two calls therefore tells when the kernels could begin. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
-    if (batch->adopted) { /* who launched it has left no marks */
+    if (batch->adopted) { /* the HTTP thread that launched it has left no marks */
         batch->compute_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
         return;
     }
@@ -239,12 +240,12 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
-/* The batch is over, well or not: give its memory back and report. */
+/* Ends a batch, failed or not: frees its memory and reports it. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
     assert(request_role() == ROLE_DEVICE && batch->device == device);
-    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2: one of the two */
+    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2 */
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK) note_stages(device, slot);
     batch->charged_ns = attn_stream_spent_ns(slot->stream);
@@ -262,13 +263,13 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    if (device->held) pthread_cond_broadcast(&device->wake); /* another thread may wait for this */
+    if (device->held) pthread_cond_broadcast(&device->wake); /* another thread may wait for a batch to end */
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
     mailbox_post(device->box, &batch->message);
 }
 
-/* The scratch memory that idle slots keep. Returns whether there was any. */
+/* Frees the scratch memory that idle slots keep. Returns whether there was any. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -290,13 +291,14 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* launch(), or nothing on the stream and nothing allocated. */
+/* Does what launch() does, but after an error nothing is on the stream and nothing allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
     attn_status status = launch(device, slot, err);
     if (status == ATTN_OK) return status;
-    /* What was put on the stream before the error still uses the buffers; and it may have failed for good. */
+    /* Work put on the stream before the error still uses the buffers. Waiting for it shows whether
+     * the device is lost. */
     if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
         status = ATTN_DEVICE_LOST;
         *err = late;
@@ -313,7 +315,7 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* There is no memory for the slot's batch: while others run it waits for one of them to be over. */
+/* There is no memory for the slot's batch. If others run, it is put aside until one of them has ended. */
 static bool hold(struct device *device, struct slot *slot)
 {
     attn_stream_heed(slot->stream, NULL);
@@ -337,7 +339,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* it runs already */
+    if (batch->adopted) { /* the batch runs already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -352,12 +354,12 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* The slot has more to put on its stream. While other flows have batches on the device, each flow has launches of only
- * one batch there at a time. So a flow with four streams gets no more of a GPU than a flow with one. */
+/* True if the slot must wait before it puts more on its stream. While several flows have batches on the device, only
+ * one batch of each flow launches at a time. So a flow with four streams gets no more of a GPU than a flow with one. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     bool others = false, own = false;
-    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* its next call gives up */
+    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* cancelled: its next call ends */
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
         if (other == slot || other->batch == NULL) continue;
@@ -367,7 +369,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     return others && own;
 }
 
-/* Concludes batches whose stream is done. `wait`: for one of them at least. Returns whether there was one. */
+/* Ends batches whose stream is done. `wait`: waits for at least one. Returns whether there was one. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -412,7 +414,7 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* There is a young batch: most end while they are. */
+/* True if a batch is young; most batches end while they are. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
@@ -423,8 +425,8 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* The lock is held. May the batch go on a slot now (devices.c, invariants 1 and 2)? If not, *until_ns is reduced to the
- * time from which it may. *flow_has: batches of its flow that are on slots. */
+/* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to the
+ * time from which it may. *flow_has: batches of its flow on slots. Call this with the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -444,9 +446,9 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
     return wait_ns <= 0;
 }
 
-/* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its
- * memory. Else that of the flow which has the fewest batches on slots. NULL: none may begin, before *until_ns at
- * least. */
+/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that was put aside comes first: otherwise
+ * small ones behind it would always take its memory. Else it is one of the flow with the fewest batches on slots. Call
+ * this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     *until_ns = NEVER;
@@ -456,7 +458,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* its first member */
+        struct batch *const batch = (struct batch *)message; /* the first member of struct batch */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;
@@ -465,7 +467,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     return best;
 }
 
-/* The lock is held. The batch is the slot's from here on. */
+/* Moves the batch from the inbox to the slot. Call this with the lock held. */
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
@@ -480,10 +482,10 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     *link = batch->message.next;
     if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    if (device->first) pthread_cond_signal(&device->wake); /* another thread sees to the others */
+    if (device->first) pthread_cond_signal(&device->wake); /* another thread takes the others */
 }
 
-/* The lock is held. Waits until there is something new, or until the time has come. */
+/* Waits until there is something new or the time has come. Call this with the lock held. */
 static void wait_for_work(struct device *device, int64_t until_ns)
 {
     const struct timespec at = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
@@ -496,7 +498,7 @@ void *device_main(void *argument)
     struct device_thread *thread = argument;
     struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
-    (void)prctl(PR_SET_TIMERSLACK, 1UL); /* or a pause is longer by the 50 us that the kernel may add */
+    (void)prctl(PR_SET_TIMERSLACK, 1UL); /* otherwise the kernel may make each pause 50 us longer */
     for (;;) {
         struct slot *slot = free_slot(thread);
         const bool busy = busy_slots(thread->slots, thread->slot_count) > 0;
@@ -511,13 +513,13 @@ void *device_main(void *argument)
         if (begins) take_batch(device, slot, next);
         pthread_mutex_unlock(&device->lock);
 
-        if (!busy && !begins) break; /* asked to stop */
+        if (!busy && !begins) break; /* the device was told to stop */
         heartbeat_busy(HEARTBEAT_DEVICE);
         if (begins) start(device, slot);
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* A batch is on its way. New work is looked for in between. */
+        /* A batch runs. The thread looks for new work between two polls. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

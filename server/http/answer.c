@@ -143,7 +143,7 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    const bool ours = atomic_load(&job->references) == 1; /* a context may hold it too */
+    const bool ours = atomic_load(&job->references) == 1; /* false: a context holds the job too */
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* Persistent: the memory goes back with the job, when the request is completed. */
         return encode_all(encoder, job->inputs->memory, length)
@@ -156,8 +156,8 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* The answer exists already and is never refused. Where it finds no room in staging memory, it is no longer than
-     * the memory that was given back. */
+    /* A failed count does not refuse the answer, which exists already. If staging memory has no room for it, the answer
+     * is no longer than the memory that was released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }

@@ -310,7 +310,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(exchange->mhd);
     if (!inline_near(server->devices)) http_threads_await(1, &server->suspended);
-    loop_post(server->loop, request); /* the loop's from here on: touch nothing */
+    loop_post(server->loop, request); /* the loop owns the request now: do not touch it */
     return MHD_YES;
 }
 

@@ -51,7 +51,7 @@ struct connection {
     _Atomic bool known;    /* a request on it has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
-    _Atomic uint64_t progress_bytes;   /* of the body or the answer, since the phase began */
+    _Atomic uint64_t progress_bytes;   /* bytes of the body or the answer that moved since the phase began */
     _Atomic(const char *) error_media; /* content type of a refusal, a constant; NULL: no request line has arrived */
     struct connection *previous, *next;
     uint64_t inode; /* of the socket: whether fd is still this one */
@@ -62,7 +62,7 @@ struct connection {
     bool sending;            /* the web server's thread: its request was refused, and more of it may come */
     _Atomic int *leaving;    /* counts it from its cut to make room to its removal; NULL: it was not cut for that */
 
-    /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
+    /* Used by the sweep: the state it last saw, when it saw that first, and whether it checked the socket since. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;
@@ -109,7 +109,7 @@ void connections_clear(struct connections *connections);
  * `connections` and in both tallies until it is removed. NULL when out of memory: close it. */
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
                                    _Atomic int *other_tally);
-/* The web server begins with a socket. */
+/* Call this when the web server starts to serve a socket. Returns the socket's connection. */
 struct connection *connections_take(struct connections *connections, int fd);
 /* The connection of this socket; NULL: none. Call it on the connection's own thread, which alone ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
@@ -117,10 +117,10 @@ struct connection *connections_find(struct connections *connections, int fd);
  * closes without a word (it had no memory for it) is found by the next sweep, or when its number comes again. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Counts the memory of a request that begins (1) or ends (-1) on a connection; from the web server's thread. */
+/* Counts a request's memory when it begins (more = 1) or ends (-1). Call this on the web server's thread. */
 void connections_count_request(struct connections *connections, int more);
 
-/* From the web server's thread. False when the connection has been cut: stop working for it. */
+/* Call this on the web server's thread. False: the connection has been cut, and the caller must stop its work. */
 bool connection_enter(struct connection *connection, enum connection_phase phase);
 void connection_progress(struct connection *connection, uint64_t bytes);
 
@@ -128,15 +128,15 @@ void connection_progress(struct connection *connection, uint64_t bytes);
 bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
                         const struct connection_limits *limits);
 
-/* While draining, patience is short. */
+/* Shorter limits that apply while the server drains. */
 struct connection_patience {
-    int64_t silent_ms;      /* OPENED, IDLE: has said nothing for so long, nor has any other */
-    int64_t stalled_ms;     /* HEAD, BODY, SEND: has not moved for so long */
-    int64_t quiet_since_ms; /* since when none has said anything */
+    int64_t silent_ms;      /* OPENED, IDLE: neither this nor any other connection sent anything for this time */
+    int64_t stalled_ms;     /* HEAD, BODY, SEND: no byte moved for this time */
+    int64_t quiet_since_ms; /* time since which no connection has sent anything */
 };
 
-/* Cuts those that are too slow, and with `patience` (may be NULL) those that hold up the end; a plain one that was
- * sending hears 408 first. Returns how many were cut. */
+/* Cuts connections that are too slow and, with `patience` (may be NULL), those that delay the end of draining. A plain
+ * connection that was sending is answered 408 first. Returns the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_patience *patience);
 /* Cuts one of the connections that `tally` counts, to make room for another: the one that has been idle for longest. A

@@ -28,7 +28,7 @@ struct exchange {
     struct http_server *http;
     struct MHD_Connection *mhd;
     struct connection *connection;
-    unsigned methods;               /* that its path answers: bits of enum route_method */
+    unsigned methods;               /* methods that the path allows: bits of enum route_method */
     char trace_id[33], span_id[17]; /* of traceparent; empty: none */
     char peer[PEER_BYTES];          /* the client's address, as trusted proxies say it */
     const char *method, *path;      /* libmicrohttpd's, until the request is completed */
@@ -38,12 +38,12 @@ struct exchange {
     enum unpack_coding coding;     /* of its body */
     struct unpacker *unpacker;     /* NULL: its body is not compressed, or dropped */
     uint64_t received_bytes;       /* of the body, as it was sent */
-    size_t expected_bytes;         /* of staging memory, by the length that was announced; 0: none was */
+    size_t expected_bytes;         /* staging memory for the announced length; 0: no length was announced */
     bool bad_line;                 /* the request line is not one */
     bool has_query;                /* '?' stands in its target */
     bool cors;                     /* the page that asks may read the answer */
-    bool preflight;                /* OPTIONS, asked by such a page */
-    bool done;                     /* what it asks for has been done, by its route's handler */
+    bool preflight;                /* an OPTIONS request of CORS, from a page of an allowed origin */
+    bool done;                     /* the route's handler has finished its work */
     int http_status;               /* of the answer; 0: none yet */
     uint64_t sent_bytes;           /* of its body */
 };

@@ -25,9 +25,9 @@ void front_init(struct front *front, struct server *server, struct listener *lis
 attn_status front_open(struct front *front, attn_error *err);
 /* Accepts, in the loop. */
 attn_status front_start(struct front *front, attn_error *err);
-/* What the loop may ask of it. */
+/* The functions of the front that the loop may call. */
 struct loop_front front_for_loop(struct front *front);
-/* Whatever was opened. No connection may be suspended. Stops accepting and cuts what is left. */
+/* Stops accepting, and cuts all open connections. None may be suspended. May be called after a failed start. */
 void front_close(struct front *front);
 void front_clear(struct front *front); /* after front_close() and the end of the loop */
 

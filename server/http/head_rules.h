@@ -9,7 +9,7 @@
 void head_rules_origin(struct request *request, const struct http_head *head);
 
 /* Finds the route, the caller and the body's decoder; or fails the request with what came,
- * what is wanted and a suggestion. */
+ * what is wanted and a hint. */
 void head_rules_check(struct request *request, const struct http_head *head);
 
 #endif

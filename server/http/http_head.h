@@ -66,7 +66,7 @@ void http_head_begin(struct http_head *head, const char *version);
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);
 bool http_head_end(struct http_head *head);
-/* Something else was found to be wrong. The first fault stays. */
+/* Records a fault that the caller found. If there is a fault already, that one stays. */
 void http_head_fault(struct http_head *head, const char *fault);
 /* A token (RFC 9110, 9.1). */
 bool http_head_is_method(const char *method);
@@ -79,7 +79,7 @@ bool http_head_is_target(const char *target);
 size_t http_head_unescape(char *text);
 /* The path of a target: of "http://host/path" (RFC 9112, 3.2.2) what follows the host, else all of it. */
 const char *http_head_path(const char *target);
-/* How many arguments the query of a target has. */
+/* Returns the number of arguments in the query of a target. */
 size_t http_head_arguments(const char *target);
 
 static inline bool http_head_has_body(const struct http_head *f)

@@ -31,10 +31,10 @@ struct http_thread {
     struct http_server *http;
     struct MHD_Daemon *daemon;
     int core;                       /* index into threads.cpu; 0 where threads do not belong to cores */
-    _Atomic int connections;        /* that it was given and that have not closed */
-    _Alignas(64) _Atomic pid_t tid; /* of its thread; 0: it has not had anything to do */
-    _Atomic uint32_t requests;      /* that it has completed; wraps */
-    uint32_t seen;                  /* of those, at the last http_threads_balance() */
+    _Atomic int connections;        /* number of open connections assigned to this thread */
+    _Alignas(64) _Atomic pid_t tid; /* thread id of the daemon's thread; 0: it has not run yet */
+    _Atomic uint32_t requests;      /* number of requests completed; wraps */
+    uint32_t seen;                  /* value of `requests` at the last http_threads_balance() */
     bool pinned;                    /* may run on its core only */
 };
 
@@ -55,26 +55,26 @@ struct http_threads {
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
 void http_threads_clear(struct http_threads *threads); /* their daemons have ended */
 
-/* Whose connection this socket shall be. From the thread that accepts. */
+/* Returns the HTTP thread that shall serve this socket. Call it on the thread that accepts. */
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
 /* The same for a core (an index; -1: any). Its threads are given a few connections more than others, then the
  * others as many: two threads of a client that connect one after the other from one core, before the scheduler
  * parts them, are parted here. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
-/* Holds the threads on their cores or lets them go; at times, from the loop. A thread whose cores somebody else has
- * changed (taskset) is left alone. */
+/* Pins the threads to their cores or unpins them. The loop calls this periodically. A thread whose affinity was
+ * changed from outside (taskset) is left alone. */
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
 /* By an HTTP thread: one more of its requests is with the loop, or one less; *all: how many are, of all threads. While
  * one is that went there a moment ago, and few are, the thread's core is kept awake for its end (base/naps.h). */
 void http_threads_await(int more, const _Atomic int *all);
-/* By an HTTP thread that is about to send an answer to whom nobody else competes with: he may come back at once, and
- * for HTTP_EXPECT_NS the thread looks for that without sleeping. */
+/* Call this on an HTTP thread before it sends an answer while no other request waits. The client may send its next
+ * request at once, and http_threads_wait() polls for it for HTTP_EXPECT_NS instead of sleeping. */
 void http_threads_expect(void);
 
-/* epoll_wait() of an HTTP thread: polls first where the two functions above say that an event is near. */
+/* An HTTP thread's epoll_wait(). It polls first if http_threads_await() or http_threads_expect() announced an event. */
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
 /* What http_threads_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ

@@ -74,8 +74,8 @@ void linger_clear(struct lingering *linger)
     pthread_mutex_destroy(&linger->lock);
 }
 
-/* After shutdown() for reading the system announces no room any more, whatever is read: a client that is waiting for
- * some, to send the rest of its body, would wait for ever. A reset ends that, and the answer is there already. */
+/* Makes close() reset the connection. After shutdown() for reading, the system never enlarges the receive window again.
+ * A client that waits for room to send the rest of its body would wait for ever. It has the answer already. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };

@@ -24,8 +24,8 @@
 
 enum linger_why {
     LINGER_DELIVER, /* the end of the answer is to be delivered */
-    LINGER_DROP,    /* and what the client still sends is to be dropped */
-    LINGER_CUT,     /* as DELIVER, of a socket that was shut down for reading too: see reset_on_close() */
+    LINGER_DROP,    /* as DELIVER, and what the client still sends is to be dropped */
+    LINGER_CUT,     /* as DELIVER, but the socket was shut down for reading too: see reset_on_close() */
 };
 
 struct lingering {
@@ -39,22 +39,22 @@ struct lingering {
         int fd;
         enum linger_why why;
         int64_t until_ms;
-        int64_t left_bytes; /* to drop */
-    } sockets[LINGER_MOST]; /* as they came */
+        int64_t left_bytes; /* number of bytes that may still be dropped before the socket is closed */
+    } sockets[LINGER_MOST]; /* in order of arrival */
 };
 
 void linger_init(struct lingering *linger);
 /* Sets the limits. Without this call they are LINGER_MOST sockets, and only bytes that are there are dropped. */
 void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
-/* Closes what is left. */
+/* Closes all sockets that still linger. */
 void linger_clear(struct lingering *linger);
 
 /* Call this from any thread, when all is written to `fd` and before its owner closes it. It drops what is unread. Where
  * something is undelivered, or may still come, it keeps the socket, by a descriptor of its own, until it is time. */
 void linger_on(struct lingering *linger, int fd, enum linger_why why);
-/* From the loop, when epoll_fd is readable: drops what has come. */
+/* Drops the bytes that have arrived. The loop calls this when epoll_fd is readable. */
 void linger_drop(struct lingering *linger);
-/* From the loop, now and then: closes those whose time has come. */
+/* Closes the sockets whose time is over. The loop calls this periodically. */
 void linger_sweep(struct lingering *linger, int64_t now_ms);
 
 #endif

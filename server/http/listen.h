@@ -21,8 +21,8 @@ struct listener {
     char address[160];        /* as it came out: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* of a unix socket that we made: removed at the end; empty otherwise */
     struct loop_watch *watch; /* NULL: nothing is accepted */
-    bool adopted;             /* somebody else has it too */
-    int64_t retired_ms;       /* since when it is at its end; 0: it is not */
+    bool adopted;             /* another process (the supervisor) holds the socket too */
+    int64_t retired_ms;       /* time at which it was retired; 0: it is not retired */
     struct server *server;
     struct http_server *http;
 };
@@ -31,14 +31,14 @@ struct listener {
  * close-on-exec. A unix socket on which no process listens any more is replaced. INVALID with one clear line otherwise,
  * which begins with `option`, such as "--listen". */
 attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err);
-/* A socket that somebody else has opened (the supervisor). */
+/* Takes over a socket that another process (the supervisor) has opened. */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
 void listener_close(struct listener *listener); /* stops accepting; removes a unix socket that we made */
 
 /* Accepts in the loop, for `port`. */
 attn_status listener_start(struct listener *listener, struct loop *loop, struct server *server,
                            struct http_server *http, attn_error *err);
-/* Can only this machine reach it? */
+/* True if only this machine can reach the listener. */
 bool listener_is_local(const struct listener *listener);
 /* "http://127.0.0.1:8080/", for a browser on this machine; "" for a unix socket. Returns `text`. */
 enum { LISTENER_URL_BYTES = 192 };

@@ -4,7 +4,7 @@
  *   on_request      STEP_HEAD      framing, route, limits, token, admission        (nothing of the body is kept before)
  *                   STEP_DECODE    each piece of the body goes through the decoder; a compressed one is unpacked
  *                                  before, a turn at a time
- *                   STEP_DISCARD   refused: the body is read and dropped, so that the client lives to hear why
+ *                   STEP_DISCARD   refused: the body is read and dropped, so that the client can read the answer
  *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
  *                                  small that it was computed here
  *                   STEP_WAIT      resumed: answer

@@ -11,7 +11,7 @@
  *     the daemon is stopped, the library aborts the process. (0.9.75 and 1.0.1; server/sched/ has the deadline and the
  *     watch, stop.c resumes all)
  *  4. When it refuses a connection at its own limit of connections, it leaves a mutex locked. It is given no limit, and
- *     attnd counts the connections. (0.9.75; mended in 1.0.0; QUIRKS_NO_LIMIT)
+ *     attnd counts the connections. (0.9.75; fixed in 1.0.0; QUIRKS_NO_LIMIT)
  *  5. The bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended in that
  *     call. It may be resumed at once: the thread then serves its other connections, and comes back with the rest.
  *     (0.9.75 and 1.0.1; mhd.c, advance())

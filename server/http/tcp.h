@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-/* Has the client never sent a byte? False where the system cannot say (a unix socket, an old kernel). */
+/* True if the client has never sent a byte. False if the system cannot tell (a unix socket, an old kernel). */
 bool tcp_is_mute(int fd);
 
 #endif

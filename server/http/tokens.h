@@ -16,19 +16,19 @@ struct tokens;
 /* `share_percent`: how much of each bound a token may use while there are others. NULL after filling `why` with one
  * clear line. */
 struct tokens *tokens_open(const char *path, int share_percent, char *why, size_t why_capacity);
-void tokens_close(struct tokens *tokens); /* NULL is fine */
+void tokens_close(struct tokens *tokens); /* may be NULL */
 
-/* All or nothing: after a failure the old tokens stay. */
+/* Reads the token file again. After a failure all old tokens stay. */
 bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
 
-/* The value of an Authorization header (may be NULL): whose token does it carry? A reference for the caller, NULL: none
- * of them. Takes the same time for every token and every wrong one of the same length. */
+/* Finds the account of the token in the value of an Authorization header (may be NULL). Returns a reference that the
+ * caller owns; NULL: no token matches. Takes the same time for every token and every wrong one of the same length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
-/* Does one of the tokens have this account? */
+/* True if one of the tokens has this account. */
 bool tokens_know(struct tokens *tokens, const struct caller *caller);
 
-/* What is wrong with a header that carries none, without a word of what may be a secret: static text. */
+/* Says what is wrong with a header that carries no known token. Static text, which never quotes the header. */
 const char *tokens_fault(const char *authorization);
 
 #endif

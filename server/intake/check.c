@@ -17,7 +17,7 @@
 #include "server/intake/prepare.h"
 #include "server/regions/regions.h"
 
-enum { ALIGNMENT = 64 }; /* of a tensor in memory */
+enum { ALIGNMENT = 64 }; /* alignment of tensors in memory, in bytes */
 
 bool check_takes_long(const struct request *request)
 {
@@ -57,10 +57,10 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Memory for all that is read, and as much again as is usual for outputs (as mhd.c's admit() has it), in one block: one
- * that is warm has its pages, while what the decoder has so far would grow by new ones. Where there is none, it does.
- * (Only where the inputs alone are more than the block: then the decoder asks for more than it has,
- * and hears where the new one is.) */
+/* Leases one block for all inputs that are read, and a third more for outputs (as mhd.c's admit() does). A warm block
+ * already has its pages, while the decoder's block would grow by new pages. If there is no such block, that one grows.
+ * It is done only if these inputs are larger than the decoder's block: then the decoder requests more memory than it
+ * has, and is told the new address. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -82,8 +82,8 @@ static bool is_within(const struct staging_block *block, const struct region_use
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. Those in
- * a GPU's memory stay there. */
+/* Copies inputs from shared memory to staging memory. The copy is what is checked, since the client cannot change it.
+ * Inputs in a GPU's memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
     struct region_uses *const uses = request->shared;
@@ -121,7 +121,7 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     return at_ns;
 }
 
-/* The cache that the path of an append names; one whose name is too long is none. */
+/* Sets the cache that the path of an append names. False: the name is too long to be one. */
 static bool name_cache(const struct request *request, proto_item *item)
 {
     const struct slice *const id = &request->parameters[0];
@@ -132,7 +132,7 @@ static bool name_cache(const struct request *request, proto_item *item)
     return true;
 }
 
-/* From the decoder's result to a job that can run. */
+/* Makes a job that can run from the decoder's result. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
     struct server *server = request->server;
@@ -158,10 +158,10 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->job->caches = server->caches;
     request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* the job's now, */
+    request->block = NULL; /* the job owns it now */
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
-    request->shared = NULL; /* and so is this */
+    request->shared = NULL; /* the job owns this, too */
     if (proto_operations[call->op].cache_in_path && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->part.device = request->job->shared->home;
@@ -171,9 +171,9 @@ static attn_status make_job(struct request *request, struct check_result *result
     return status;
 }
 
-/* Refuses at once work that one request may not ask for, or that cannot be done in time. --max-seconds is compared with
- * the expected time of the work. A deadline is compared with the least time that the work can take, because a request
- * that may still be done in time is not refused. */
+/* Refuses work at once that one request may not request, or that cannot be done in time. --max-seconds is compared
+ * with the expected time of the work. The deadline is compared with the least time the work can take: a request that
+ * might still be done in time is not refused. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;

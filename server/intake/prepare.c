@@ -1,15 +1,14 @@
-/* prepare.c: from a decoded body to something a device can run.
+/* prepare.c: makes a job that a device can run from a decoded body.
  *
- * Where the tensors lie (one block, leased at the headers; a second one only when the outputs are larger than was
- * expected):
+ * The tensors lie in one block, leased at the headers. A second block is leased only if the outputs are larger than
+ * expected:
  *
  *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Outputs in a client's region of a GPU's memory have their place there. Every tensor here starts on a 64-byte
- * boundary. All outputs lie in one piece, so that a device with memory of its own copies them back in one piece; the
- * same holds for the inputs. */
+ * Outputs in a client's region of a GPU's memory lie there instead. Every tensor here starts on a 64-byte boundary.
+ * All outputs lie in one piece, and so do the inputs: a device with its own memory copies each piece at once. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -34,7 +33,7 @@ static bool is_output(attn_tensor_id id, attn_op op)
     return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
 }
 
-/* Does an item before this one use the same context? */
+/* True if an item before this one uses the same context. */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;
@@ -43,7 +42,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* A backward of something saved: everything but dout, dlse and the wanted gradients comes from there. */
+/* Completes the backward of a saved forward: all tensors but dout, dlse and the wanted gradients
+ * come from the context. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];
@@ -55,7 +55,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    if (status == ATTN_IN_USE && uses_before(job, index)) /* an item of the same request, which will use it up */
+    /* An item of the same request has taken it and will use it up. */
+    if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
 
@@ -67,7 +68,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    if (status != ATTN_OK) { /* it is the use that is bad, not what was saved */
+    if (status != ATTN_OK) { /* the fault is in how it is used, not in what was saved */
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
         return status;
@@ -77,7 +78,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* An item that was given a context and then refused does not use it. */
+/* Gives back the context of an item that was refused. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;
@@ -86,7 +87,7 @@ static void give_context_back(struct job *job, int index)
     job->saved[index] = NULL;
 }
 
-/* A context needs out and lse, whether or not they are sent back. */
+/* Adds the outputs that a context needs, out and lse, if they are not requested. */
 static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 {
     static const attn_tensor_id needed[] = { ATTN_T_out, ATTN_T_lse };
@@ -97,8 +98,8 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* What no backward computes is not kept for one. Of the tensors only those are looked at that decide it: reading the
- * values of masks a second time would take long. */
+/* Refuses `save` for a forward whose backward could not be computed. It examines only the tensors that decide this,
+ * because reading the values of masks a second time would take long. */
 static attn_status check_save(const proto_item *item, const attn_device *device, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -112,7 +113,8 @@ static attn_status check_save(const proto_item *item, const attn_device *device,
     backward.layout = item->problem.layout;
     for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
         backward.tensor[decide[i]] = item->problem.tensor[decide[i]];
-    backward.out.data = backward.lse.data = backward.q.data; /* they have no memory yet, and are not read */
+    /* Their memory is not placed yet; any non-NULL address will do. */
+    backward.out.data = backward.lse.data = backward.q.data;
     backward.dout = backward.out;
     attn_status status = attn_check(&backward, &why);
     if (status == ATTN_OK) status = attn_plan_make(device, &backward, &plan, &why);
@@ -120,8 +122,8 @@ static attn_status check_save(const proto_item *item, const attn_device *device,
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* Each forward with dropout and without a seed drops other elements, in every process. The seed is below 2^53, so that
- * readers of JSON that have only doubles keep it exactly. */
+/* Draws a seed for a forward with dropout and without one, so that each call drops other elements. The seed is below
+ * 2^53: JSON readers that have only doubles keep it exactly. */
 static attn_status draw_seed(proto_item *item, attn_error *err)
 {
     enum { BITS = 53 };
@@ -133,8 +135,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* What a request has in clients' regions, now that its shapes are known: of a body with one problem. What lies in a
- * GPU's memory is the client's again when the request is over, and no processor can read it. */
+/* Binds the tensors of a body with one problem that lie in clients' regions, now that the shapes are known.
+ * Those in a GPU's memory are the client's again after the request, and the CPU cannot read them: `save`
+ * and `verify` are refused. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -155,13 +158,13 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->step ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Those that have their place in a client's memory. */
+/* Outputs that need no staging memory, because they lie in a client's memory. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
 }
 
-/* Adds what the outputs of an item need, each rounded up to the alignment, but for those of `elsewhere`. */
+/* Adds the bytes of an item's outputs, except `elsewhere`, each rounded up to the alignment. */
 static attn_status count_outputs(const proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -177,7 +180,7 @@ static attn_status count_outputs(const proto_item *item, uint64_t elsewhere, siz
     return ATTN_OK;
 }
 
-/* What an answer writes as text. */
+/* How many numbers of the item an answer writes as text. */
 static int64_t count_numbers(const proto_item *item)
 {
     int64_t sum = 0;
@@ -235,8 +238,8 @@ static attn_status workspace_of(const struct job *job, const attn_device *device
     return status;
 }
 
-/* What no device has memory for, not even alone, is not to be tried again: memory.c mirrors the inputs, the outputs
- * and what contexts saved on a device with memory of its own, and every device needs scratch memory. */
+/* Refuses a job that no device has enough memory for, even alone: a later try would fail, too. A device with its own
+ * memory mirrors the inputs, the outputs and the contexts used (memory.c). Every device needs scratch memory. */
 static attn_status check_fits(const struct job *job, const attn_device *device, const attn_device_info *largest,
                               attn_error *err)
 {
@@ -261,7 +264,7 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
                      bytes, (long long)limit);
 }
 
-/* Adds the cost of a problem to the job's. *most: the seconds of the costliest problem so far. */
+/* Adds the cost of a problem to the job's. *most: seconds of the costliest problem so far. */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -272,7 +275,7 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Of a body with several problems that of the most urgent. */
+/* The priority of a body; with several problems, that of the most urgent one. */
 static int64_t priority_of(const proto_call *call)
 {
     int64_t first = PROTO_PRIORITY_USUAL;
@@ -283,8 +286,8 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Tensors in this process's own memory, to which nothing else writes now. Caches and tensors in a GPU's memory are not
- * among them, nor tensors that a GPU copies from a client's pages. */
+/* Tensors in this process's own memory, to which nothing else writes now. These are not tensors in caches, in a GPU's
+ * memory, or copied by a GPU from a client's pages. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->step || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
@@ -326,7 +329,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (error->status == ATTN_OK && operation->takes_caches) error->status = step_prepare(job, error);
         if (error->status == ATTN_OK) bind_regions(job, item, error);
         if (error->status == ATTN_OK && operation->op == ATTN_OP_FORWARD) draw_seed(item, error);
-        attn_plan plan; /* that there is one: the device that will run it makes its own */
+        attn_plan plan; /* tests that a kernel exists; the device that runs the problem makes its own plan */
         if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
         if (error->status == ATTN_OK) verify_lse(job, i, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
@@ -335,7 +338,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            if (call->sequence.start) /* it has not started, and who goes on does not go on with one before it */
+            if (call->sequence.start) /* later requests must not continue an earlier sequence */
                 caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
@@ -353,11 +356,11 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         saves += item->save;
     }
 
-    /* The inputs' end is kept a line away from the outputs: threads of a device write there while others read here. */
+    /* Inputs and outputs do not share a cache line: threads write outputs there while others read inputs. */
     const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     const size_t found = job->lse ? (sizeof job->lse->found + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
     char *at = NULL;
-    bytes += found; /* a few KB: no sum of sizes that fit comes near SIZE_MAX */
+    bytes += found; /* a few KB, so the sum cannot overflow */
     if (bytes > 0) {
         if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
             at = (char *)job->inputs->memory + used;
@@ -373,7 +376,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     if (found > 0) job->lse_found = at, at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* it was not the first time */
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* the first call succeeded */
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->wide = job->step && !largest->unified;

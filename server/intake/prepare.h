@@ -1,17 +1,17 @@
-/* prepare.h: from a decoded body to a job that a device can run. */
+/* prepare.h: makes a job that a device can run from a decoded body. */
 #ifndef PREPARE_H
 #define PREPARE_H
 
 #include "server/work/job.h"
 
-/* Everything that happens between decoding and queueing: contexts are resolved, outputs placed, kernels looked up,
- * work counted. An item that fails keeps its error in results[i] (an envelope answers it there); returns that error
- * when the body is no envelope, or what befell the whole job (BUSY: no memory for the outputs; TOO_LARGE: more than
- * `largest`, the device with the most memory, will ever have for it). */
+/* Does all that happens between decoding and queueing: resolves contexts, places outputs, looks up kernels, counts
+ * work. A failed item keeps its error in results[i], and an envelope answers it there. If the body is no envelope,
+ * that error is returned. Errors of the whole job: BUSY (no memory for the outputs), TOO_LARGE (more than `largest`,
+ * the device with the most memory, will ever have for it). */
 attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err);
 
-/* Estimates the work of a job that may take long once more, by values of its tensors (attn_cost_closer()), which
- * prepare_job() does not read. Does nothing for other jobs. */
+/* Makes a closer estimate of a job that may take long, from its tensors' values (attn_cost_closer()); prepare_job()
+ * does not read them. It does nothing for other jobs. */
 void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest);
 
 #endif

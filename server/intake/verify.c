@@ -1,4 +1,4 @@
-/* verify.c: bounds for attn_verifier and attn_check_lse(), which do the work (kernels/cpu/reference.c,
+/* verify.c: limits on the work of attn_verifier and attn_check_lse() (kernels/cpu/reference.c,
  * kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
@@ -15,7 +15,8 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
-    const int64_t heads = d.B * d.H; /* each head that has such a row is made ready once, at the price of a row */
+    /* Preparing a head costs as much as a row, once for each head that has such a row. */
+    const int64_t heads = d.B * d.H;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify",
@@ -24,7 +25,7 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
     if (__builtin_mul_overflow(rows, head, &work) || work > VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: at most %lld of the %lld rows can be verified here",
                          (long long)(VERIFY_MAX_MULTIPLY_ADDS / head), (long long)total);
-    work += (rows < heads ? rows : heads) * head; /* fits: both are at most 2^30 */
+    work += (rows < heads ? rows : heads) * head; /* no overflow, as both factors are at most 2^30 */
     if (work > *left && *left < VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(
             err, ATTN_UNSUPPORTED, "/verify",
@@ -34,8 +35,8 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
     return ATTN_OK;
 }
 
-/* Is the tensor in a GPU's memory, or in shared memory that only a GPU may copy? A client could truncate such an
- * object, and reading its mapping would then end the process. */
+/* True if the tensor is in a GPU's memory, or in shared memory that only a GPU may copy: if a client truncated such an
+ * object, reading its mapping would end the process. */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {
@@ -51,7 +52,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const attn_problem *const p = &item->problem;
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
-    if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK; /* a context's is our own */
+    /* A context's lse was computed here. */
+    if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);
     job->lse = malloc(sizeof *job->lse);

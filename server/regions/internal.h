@@ -1,10 +1,10 @@
-/* regions_internal.h: what the files of the regions share; regions.h is what others see.
+/* internal.h: what the files of this folder share. The public header is regions.h.
  *
- *   regions.c        the table: which objects are taken, whose they are, how many
- *   region_keeper.c  references, and the thread that closes, pins and lets go of what nobody uses any more
- *   region_uses.c    what a request uses of them: its tensors, read and written piece by piece, or where they lie
+ *   table.c    the table: which objects may be registered, their owners, and limits
+ *   keeper.c   references, and the thread that closes, pins and unpins
+ *   uses.c     a request's tensors in regions: copied piece by piece, or used in place
  *
- * One lock for the table and the references; what is read and written needs none. */
+ * One lock protects the table and the references. Reading and writing regions needs none. */
 #ifndef REGIONS_INTERNAL_H
 #define REGIONS_INTERNAL_H
 
@@ -17,40 +17,40 @@
 
 struct region {
     enum region_kind kind;
-    int references; /* under the table's lock */
+    int references; /* changed under the table's lock */
     struct regions *regions;
     struct caller *caller; /* a reference */
     char name[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* of the object; offset is 0 in a GPU's memory */
-    struct region *next;   /* of those that are to be closed */
+    int64_t offset, bytes; /* range in the object; offset is 0 in a GPU's memory */
+    struct region *next;   /* list of regions to close */
 
-    /* SYSTEM */
+    /* The members below are used for regions of kind SYSTEM. */
     char key[PROTO_REGION_BYTES];
     int fd; /* -1: none */
     dev_t filesystem;
     ino_t inode;
-    struct pin *pin;      /* NULL: none so far. This and the rest under the table's lock */
-    struct timespec seen; /* when the object was modified last, but for the server's own writes */
-    int writing;          /* of those, how many are under way, */
-    bool intact;          /* and was nothing else before them? */
-    int64_t pinned_ms;    /* when that was tried last */
-    bool is_to_pin;       /* it is in `fresh`, by a reference */
-    struct region *after; /* in it */
+    struct pin *pin;      /* NULL: not pinned; this and the next members are under the table's lock */
+    struct timespec seen; /* last modification of the object, ignoring the server's own writes */
+    int writing;          /* the server's writes that are running */
+    bool intact;          /* no client had modified the object before these writes */
+    int64_t pinned_ms;    /* time of the last attempt to pin it */
+    bool is_to_pin;       /* the region is in the list `fresh`, which holds a reference */
+    struct region *after; /* next in the list `fresh` */
 
-    /* CUDA */
+    /* The members below are used for regions of kind CUDA. */
     attn_device *device;
-    int number; /* of the device: the server's, */
-    int64_t id; /* and the client's */
+    int number; /* the server's number of the device */
+    int64_t id; /* the client's number of the device */
     char *memory;
 };
 
-/* Pages of an object that a driver holds for copies of devices: see pin(). */
+/* Pages of an object that a driver holds for copies by devices: see pin(). */
 struct pin {
-    int references; /* under the table's lock: the region's, and each use's */
+    int references; /* under the table's lock: one for the region, and one for each use */
     struct regions *regions;
-    char *mapping, *memory; /* whole pages, and where the region begins in them */
-    size_t bytes;           /* of the mapping */
-    struct pin *next;       /* of those that are to be undone */
+    char *mapping, *memory; /* the mapping of whole pages, and the region's first byte in it */
+    size_t bytes;           /* size of the mapping */
+    struct pin *next;       /* list of pins to undo */
 };
 
 struct regions {
@@ -60,7 +60,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* of the name and its caller; names with another hash need not be compared */
+        uint64_t hash; /* hash of name and caller; names with another hash need not be compared */
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;
@@ -68,41 +68,41 @@ struct regions {
 
     pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone, *fresh; /* to be closed, to be pinned */
-    struct pin *loose;           /* to be undone */
+    struct region *gone, *fresh; /* lists of regions to close, and to pin */
+    struct pin *loose;           /* list of pins to undo */
     bool end;
-    attn_device *pinner; /* NULL: no device copies from regions */
+    attn_device *pinner; /* the device that pins; NULL: no device copies from regions */
     int64_t pinned_bytes, pinned_most;
 };
 
-/* ---- regions.c: with the lock held ------------------------------------------------------------------------------- */
+/* ---- table.c: with the lock held --------------------------------------------------------------------------------- */
 
-/* Are both of one object, or one allocation? (The lock is not needed.) */
+/* True if both are of one object or one allocation. This one needs no lock. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* The entry of the table; -1: the caller has none of that name. */
+/* Index in the table; -1: the caller has no region of that name. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
-/* ---- region_keeper.c: with the lock held ------------------------------------------------------------------------- */
+/* ---- keeper.c: with the lock held -------------------------------------------------------------------------------- */
 
-/* A reference less. */
+/* Drops a reference. */
 void region_let_go(struct region *region);
 void region_let_pin_go(struct pin *pin); /* NULL is fine */
 
-/* Has nobody else modified the object since it was pinned, and is it as long? */
+/* True if no client has modified the object since it was pinned, and it is not too short. */
 bool region_is_intact(const struct region *region);
 
-/* It is to be pinned, if that is worth it. */
+/* Puts the region on the list of regions to pin, if that is worth it. */
 void region_ask_for_pin(struct region *region);
 
-/* ---- region_keeper.c: without it --------------------------------------------------------------------------------- */
+/* ---- keeper.c: without the lock ---------------------------------------------------------------------------------- */
 
-/* Around each of the server's writes. A client that modifies the object between the two is not seen;
- * it was to leave it alone. */
+/* Call this before and after each of the server's writes. A modification by the client between the two calls is not
+ * noticed; the client must leave the object alone then. */
 void region_note_write(struct region *region, bool begins);
 
-/* The table's thread (argument: the table), until `end` is set and nothing is left to do: what may take the driver, or
- * the system, long. */
+/* The table's thread (the argument is the table). It does what may take the driver or the system long. It ends when
+ * `end` is set and nothing is left to do. */
 void *region_keeper(void *regions);
 
 #endif

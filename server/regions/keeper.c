@@ -1,11 +1,10 @@
-/* region_keeper.c: references to regions, and the thread of the table that closes, pins and lets go of what nobody uses
- * any more: munmap(), a driver's pinning and the last close() of an object may take long,
- * and nobody who serves others waits for them.
+/* keeper.c: references to regions, and the table's thread, which closes, pins and unpins them. munmap(), pinning by a
+ * driver and the last close() of an object may take long; threads that serve requests must not wait for that.
  *
- * Which pages are the object's. A client may cut its object off and make it longer again, and then the pages that a
- * driver holds are no longer those of the object. So a pin counts for as long as the object's time of modification is
- * that of when it was pinned, but for the server's own writes (region_note_write());
- * else it is let go of and asked for anew. */
+ * A pin is valid while its pages belong to the object. If a client truncates its object and extends it again,
+ * the pages that a driver holds are no longer the object's. A pin is therefore valid while the object's
+ * modification time is that of the pinning, ignoring the server's own writes (region_note_write()). Else it is
+ * undone, and a new one requested. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -50,7 +49,7 @@ bool region_is_intact(const struct region *region)
     return st.st_mtim.tv_sec == region->seen.tv_sec && st.st_mtim.tv_nsec == region->seen.tv_nsec;
 }
 
-/* With the lock held. */
+/* Records the object's modification time. Call this with the lock held. */
 static void begin_watch(struct region *region)
 {
     struct stat st;
@@ -87,8 +86,9 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Whatever is cut off meanwhile, the system says so: no SIGBUS. The first write to a page of a mapping counts as a
- * modification, so that is done before; and a later one has another time. */
+/* Maps the pages and pins them. Truncation meanwhile is an error of the system calls, and no SIGBUS. The first write
+ * to a page of a mapping counts as a modification, so all pages are written first. The pauses before and after make a
+ * later modification have another time. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -108,7 +108,7 @@ static bool hold_pages(struct region *region, struct pin *pin)
     return intact;
 }
 
-/* NULL: the processor copies. Holes are filled. */
+/* Pins a region and fills its holes. NULL: it cannot be pinned, so the CPU copies. */
 static struct pin *pin(struct region *region)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;
@@ -127,14 +127,15 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* With the lock held, for the next of them. Whoever registers more than may be pinned has the rest copied. */
+/* Pins the next region of the list. Beyond the bound on pinned memory regions are copied instead. Call this with the
+ * lock held; it is given up meanwhile. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    if (!regions->end && region->references > 1 && /* somebody has it besides this list */
+    if (!regions->end && region->references > 1 && /* one reference is this list's; with more the region is in use */
         region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

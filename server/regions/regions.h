@@ -1,35 +1,33 @@
-/* regions.h: regions of memory that clients have registered, so that tensors need not go through the socket (Triton's
- * shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
+/* regions.h: memory that clients have registered, so that tensors need not go through the socket (Triton's shared
+ * memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
- * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, under a name that its client chose.
- * It belongs to the token that registered it; nobody else sees it. It holds a descriptor, or the memory open, so it
- * lives on when the client unlinks the object or unregisters the region while a request uses it.
+ * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, with a name that its client chose.
+ * It belongs to the token that registered it and is invisible to others. It holds a descriptor, or the opened memory.
+ * So it stays valid for running requests when the client unlinks the object or unregisters the region.
  *
  *     POST .../register -> regions_register()                                           the table has it
- *     body complete     -> region_uses_new()     finds all that the request names, and keeps it
- *     CHECKING          -> region_uses_read()    inputs, into staging memory: each byte once
- *                          region_uses_bind()    outputs are known: do they fit?
- *     RUNNING                                    what is in a GPU's memory is read and written there, by the kernels
- *     FINISHING         -> region_uses_write()   outputs
+ *     body complete     -> region_uses_new()     finds and holds all regions that the request names
+ *     CHECKING          -> region_uses_read()    copies inputs to staging memory, each byte once
+ *                          region_uses_bind()    checks that the outputs fit
+ *     RUNNING                                    kernels use tensors in a GPU's memory in place
+ *     FINISHING         -> region_uses_write()   writes the outputs
  *                          region_uses_free()
  *
- * The object is the client's, who may truncate, rewrite or unlink it at any moment. So no processor looks into a
- * mapping of it (a page that was cut off would be SIGBUS): it is read and written with pread and pwrite, in pieces,
- * where no thread that serves others waits for it; what was read is checked in the copy and never read again.
+ * The client may truncate, rewrite or unlink its object at any time. The CPU therefore never reads a mapping of it, as
+ * a page that was cut off would raise SIGBUS. It uses pread() and pwrite(), in pieces, on threads that keep no other
+ * request waiting. The data are checked in the copy and never read again.
  *
- * A GPU copies large tensors that nobody but kernels reads from there, and to there, itself ("pinned"): the pages are
- * mapped for the driver, which holds them, so that they live on when the object is cut off. Whether they still are the
- * object's pages, its time of modification says: whoever truncates it, or makes a hole, changes that, and who writes
- * through a mapping does so once a page. A region is pinned after its registration was answered, with holes filled, and
- * again after it was modified, within bounds (limits.h); until then, and where anything of this is not so,
- * all is copied as above.
+ * Large tensors that only kernels read or write are copied by the GPU itself from or to "pinned" pages. The driver
+ * maps and holds these pages, so they remain when the object is truncated. The object's modification time tells
+ * whether they still belong to it: truncating it or making a hole changes that time, and so does the first write to a
+ * mapped page. A region is pinned after its registration was answered, with its holes filled, and again after a
+ * modification, within bounds (limits.h). Without a valid pin, tensors are copied as above.
  *
- * A GPU's memory is used in place, by that GPU. No processor reads it, so only tensors whose values nobody checks may
- * lie there (proto_may_lie_on_device()). Until the kernels are done with it, its client must leave it alone.
+ * A GPU uses tensors in its own memory in place. The CPU does not read them, so only tensors whose values need no
+ * check may lie there (proto_may_lie_on_device()). The client must leave them alone until the kernels are done.
  *
- * Nothing is closed by whoever lets go of it last: of an object that was unlinked, close() frees all pages, which takes
- * seconds for some gigabytes, and closing a GPU's memory may wait for all that runs there.
- * The table has a thread that does this alone. */
+ * The last user of a region does not close it. For an unlinked object close() frees all pages, which takes seconds for
+ * some gigabytes. Closing a GPU's memory may wait for all work there. The table has its own thread for this. */
 #ifndef REGIONS_H
 #define REGIONS_H
 
@@ -40,7 +38,7 @@
 #include "server/base/caller.h"
 #include "server/base/limits.h"
 
-/* id, label in /metrics. All kinds share their names. */
+/* id, label in /metrics. Regions of all kinds share one set of names. */
 #define REGION_KIND_MAP(X) \
     X(SYSTEM, "system")    \
     X(CUDA, "cuda")
@@ -54,37 +52,39 @@ const char *region_kind_label(enum region_kind kind);
 
 struct regions;
 
-/* Keys begin with one of the prefixes (--allow-shm), which stay the caller's. Aborts when out of memory. */
+/* Makes a table. Keys must begin with one of the prefixes (--allow-shm); the caller keeps them. Aborts
+ * when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Large tensors are copied by this device, which stays open until regions_free(), and by others; of regions of so many
- * bytes together. Before the first registration. */
+/* Lets devices copy large tensors themselves. Regions are pinned for `device`, which stays open until regions_free(),
+ * up to most_bytes for all regions together. Call it before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    struct regions *regions); /* NULL is fine; nobody may use a region any more; before the devices close */
+    struct regions *regions); /* NULL is fine; no region may be in use; call it before the devices are closed */
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* False: because of *error, told in `why`, whose member is a pointer into the body. The bytes must be there already. */
+/* Registers a region. On failure it returns false with *error and the text in `why`, whose member is a pointer into
+ * the body. The object must have all bytes already. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
-/* The same of memory of a device, which must stay open until regions_free(); `number` is the server's. Opening it takes
- * the driver some 0.1 ms. */
+/* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of
+ * it. Opening the memory takes the driver some 0.1 ms. */
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* How many of that kind were there: one or none; of all of the caller's with name NULL.
- * Requests that use them go on. */
+/* Unregisters the caller's region of this kind and name, or all of this kind if `name` is NULL. Returns how many.
+ * Requests that use them continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
-/* The same of all regions of callers who are known no more. */
+/* Unregisters all regions of callers that is_known() rejects. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* Calls visit() with each of the caller's regions of a kind (name NULL), or the one of that name; returns how many.
- * visit() may not call anything here. */
+/* What visit() is told about a region. regions_visit() calls it for the caller's region of this name, or for all of
+ * the kind if `name` is NULL, and returns how many. visit() must not call functions of this header. */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
-    int64_t device_id; /* CUDA: as it was registered */
+    int64_t device_id; /* CUDA: the device id given at registration */
 };
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
@@ -95,46 +95,46 @@ int64_t regions_pinned_bytes(struct regions *regions);
 
 struct region;
 
-/* A tensor of a request in a region. */
+/* One tensor of a request that lies in a region. */
 struct region_use {
     struct region *region; /* a reference */
     attn_tensor_id id;
     bool output;
-    int index;       /* in the body's inputs or outputs, for pointers */
-    int64_t offset;  /* in the object */
-    int64_t bytes;   /* of an output: the room for it, until region_uses_bind() */
-    int64_t done;    /* of them */
-    char *memory;    /* staging memory: where they go, or come from */
-    char *in_place;  /* the address in a GPU's memory; NULL: it is copied */
-    char *pinned;    /* where devices copy it from, or to; NULL: they do not */
-    struct pin *pin; /* of that: a reference */
-    void *mirror;    /* of that, while a batch runs: the device's copy. Its thread's */
+    int index;       /* index in the body's inputs or outputs, for error pointers */
+    int64_t offset;  /* offset in the object */
+    int64_t bytes;   /* size; of an output before region_uses_bind(), the room for it */
+    int64_t done;    /* bytes copied so far */
+    char *memory;    /* the other end of the copy, in staging memory */
+    char *in_place;  /* address in a GPU's memory; NULL: it is copied */
+    char *pinned;    /* address of the pinned pages for copies by devices; NULL: the CPU copies */
+    struct pin *pin; /* a reference to the pin of `pinned` */
+    void *mirror;    /* the device's copy of it while a batch runs; used by the device's thread */
 };
 
-/* They belong to who owns the request, and then its job. */
+/* All tensors of a request in regions. The owner of the request owns them, and later its job. */
 struct region_uses {
-    int64_t input_bytes, output_bytes; /* of what the processor copies */
-    int64_t pinned_bytes;              /* of what devices do; outputs as long as their room */
-    bool placed;                       /* `memory` of inputs is there */
-    bool writes;                       /* there are outputs that are copied */
-    int home;                          /* number of the device in whose memory the others are; -1: there are none */
-    uint64_t elsewhere;                /* which outputs need no staging memory: bits of attn_tensor_id */
+    int64_t input_bytes, output_bytes; /* bytes that the CPU copies */
+    int64_t pinned_bytes;              /* bytes that devices copy; an output counts with its room */
+    bool placed;                       /* `memory` of the inputs is set */
+    bool writes;                       /* the CPU copies some outputs */
+    int home;                          /* number of the device whose memory has tensors used in place; -1: none */
+    uint64_t elsewhere;                /* outputs that need no staging memory: bits of attn_tensor_id */
     int count;
     struct region_use list[];
 };
 
-/* All that a body refers to. Errors: NOT_FOUND (unknown, or another caller's), INVALID (past the end; in a GPU's memory
- * what may not lie there, or in that of two), NO_MEMORY. */
+/* Finds all regions that a body refers to. Errors: NOT_FOUND (unknown, or another caller's), INVALID (past the end, a
+ * tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses); /* NULL is fine */
-/* Inputs have been read; those in a GPU's memory, and pinned ones, stay. *uses is NULL afterwards where nothing is
- * left; it may be before. */
+/* Drops the inputs that were read; pinned ones and those in a GPU's memory stay. *uses may be NULL, and is NULL
+ * afterwards if nothing is left. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Where the inputs go: shared[i].to, of the same list. */
+/* Sets where inputs are copied to: shared[i].to, in the same order. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
-/* Of all inputs that are copied, by whomever. */
+/* Bytes of all inputs that are copied, by the CPU or a device. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 {
     uint64_t bytes = (uint64_t)uses->input_bytes;
@@ -143,13 +143,14 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* The problem has its shapes: do its outputs fit? Those in a GPU's memory, and pinned ones, get their addresses. Again
- * when the others have theirs: where they will come from. INVALID: one does not fit, or two overlap; in a GPU's memory,
- * one lies over an input, or a tensor is not aligned to its elements, or to `alignment`. */
+/* Checks that the outputs fit, once the problem's shapes are known. Outputs that are pinned or in a GPU's memory get
+ * their addresses. A second call, when the other outputs have addresses, records what to copy. INVALID: an output does
+ * not fit, or two overlap; in a GPU's memory, an output overlaps an input, or a tensor is not aligned to its elements
+ * or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* Reads on, or writes on, until all is done (*done) or the time is over. INVALID: the object has become shorter;
- * NO_MEMORY: there are no pages for it; INTERNAL. */
+/* Copies until all is done (*done) or the time is over; call it again to continue. INVALID: the object has become
+ * shorter; NO_MEMORY: the system has no pages for it; INTERNAL. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

@@ -1,9 +1,9 @@
-/* regions.c: the table of regions; see regions.h, and regions_internal.h for the files beside this one.
+/* table.c: the table of regions. See regions.h, and internal.h for the other files of the folder.
  *
- * Which objects are taken: a key is a name of one object of /dev/shm, so it has no '/'. It begins with a prefix of the
- * operator's, who says so which objects are meant for clients. The object must be a regular file with no second name (a
- * link to somebody else's object would be one), be the server's own or be open to it by its mode: what only root can
- * open is nobody's to offer. An object that one caller has registered is no other's to register. */
+ * Objects that may be registered: a key names one object of /dev/shm, so it has no '/'. It begins with a prefix that
+ * the operator chose for clients' objects. The object must be a regular file without a second name, which could be a
+ * link to another user's object. It must be the server's own, or open to the server by its mode: a client may not
+ * offer what only root can open. An object that one caller has registered cannot be registered by another. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -60,7 +60,7 @@ void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_
     regions->pinned_most = most_bytes < REGIONS_PINNED_BYTES ? most_bytes : REGIONS_PINNED_BYTES;
 }
 
-/* With the lock held: the table has entry `i` no more. */
+/* Removes entry `i` from the table. Call this with the lock held. */
 static void take_out(struct regions *regions, int i)
 {
     struct region *const region = regions->table[i].region;
@@ -87,13 +87,13 @@ void regions_free(struct regions *regions)
 
 /* ---- Which objects ----------------------------------------------------------------------------------------------- */
 
-/* Both with and without it they name the same object. */
+/* Removes a leading '/': it does not change which object a key names. */
 static const char *without_slash(const char *key)
 {
     return *key == '/' ? key + 1 : key;
 }
 
-/* May a client name it? What is said does not tell whether there is such an object. */
+/* Checks that a client may use this key. The error does not reveal whether such an object exists. */
 static attn_status check_key(const struct regions *regions, const char *key, attn_error *why)
 {
     const char *const name = without_slash(key);
@@ -123,7 +123,7 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
         { EPERM, "it is sealed, or its mode does not let the server read and write it" },
         { ELOOP, "it is a symbolic link, which is not followed" },
         { EISDIR, "it is a directory" },
-        { EINVAL, "it is a directory" }, /* as glibc's shm_open() says it */
+        { EINVAL, "it is a directory" }, /* as glibc's shm_open() reports it */
         { ENXIO, "it is not a regular file" },
         { EWOULDBLOCK, "another process has a lease on it" },
     };
@@ -131,11 +131,11 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].error == error)
             return attn_fail(why, ATTN_INVALID, "/key", "key: '%s' cannot be opened: %s", key, reasons[i].says);
-    *code = PROTO_E_UNAVAILABLE; /* descriptors, memory */
+    *code = PROTO_E_UNAVAILABLE; /* no descriptors or memory are left */
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* Could the server read and write it if it had no power over others' files? */
+/* True if the server could read and write the file without privileges over others' files. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;
@@ -178,10 +178,10 @@ bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
-    return a->device == b->device && a->memory == b->memory; /* what is opened twice is at one address */
+    return a->device == b->device && a->memory == b->memory; /* memory opened twice has one address */
 }
 
-/* With the lock held: does another caller have the same object? */
+/* True if another caller has registered the same object. Call this with the lock held. */
 static bool is_anothers(const struct regions *regions, const struct region *region)
 {
     for (int i = 0; i < regions->count; i++) {
@@ -191,7 +191,7 @@ static bool is_anothers(const struct regions *regions, const struct region *regi
     return false;
 }
 
-/* With the lock held: may it be added? */
+/* Checks the limits for one more region. Call this with the lock held. */
 static proto_error check_room(const struct regions *regions, const struct region *region, attn_error *why)
 {
     const struct caller *const caller = region->caller;
@@ -240,7 +240,7 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Ours, of which the table has none yet; NULL: because of *error. */
+/* Makes a region that is not in the table yet. NULL: out of memory, or the name is too long; see *error. */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {
@@ -262,7 +262,7 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* The table takes it, where there was no error so far. Ours is given back. */
+/* Adds the region to the table if there was no error so far, and drops the calling function's reference. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -286,7 +286,7 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
     region->offset = wanted->offset;
     strcpy(region->key, wanted->key);
     snprintf(path, sizeof path, "/%s", without_slash(wanted->key));
-    /* Not to wait where another process has a lease on it. */
+    /* O_NONBLOCK: the call must not wait if another process has a lease on the file. */
     region->fd = shm_open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (region->fd < 0) cannot_open(wanted->key, errno, error, why);
     else if (fstat(region->fd, &st) != 0) cannot_open(wanted->key, errno, error, why);
@@ -305,7 +305,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Where there is no room anyway, nothing is opened. */
+    /* If there is no room anyway, nothing is opened. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

@@ -1,8 +1,8 @@
-/* region_uses.c: what a request uses of regions. Inputs come before outputs in a list of uses.
+/* uses.c: what a request uses of regions. In a list of uses the inputs come before the outputs.
  *
- * A tensor lies in one of three ways: the processor copies it piece by piece (pread() and pwrite(): whatever the client
- * does to its object meanwhile is an error of the system, and no signal); a GPU copies it itself, from or to pinned
- * pages; or it is in the memory of a GPU, and its kernels use it in place. */
+ * A tensor is accessed in one of three ways. The CPU copies it piece by piece with pread() and pwrite(): if the client
+ * truncates its object meanwhile, that is an error of a system call and no signal. Or a GPU copies it from or to
+ * pinned pages. Or it is in a GPU's memory, and kernels use it in place. */
 #include "server/regions/internal.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 
 /* ---- Begin and end ----------------------------------------------------------------------------------------------- */
 
-/* Where in the body something is said of a tensor. */
+/* Sets an error's pointer to a parameter of a tensor in the body. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
 {
     if (err)
@@ -27,8 +27,8 @@ static void point(attn_error *err, bool output, int index, const char *parameter
                  parameter);
 }
 
-/* With the lock held: what is pinned, by a reference. NULL: nothing is, or the object was modified since;
- * then that is asked for. */
+/* Returns a reference to the region's valid pin, or NULL. If the pin is no longer valid, a new one is requested. Call
+ * this with the lock held. */
 static struct pin *begin_copies(struct region *region)
 {
     if (region->pin && region_is_intact(region)) {
@@ -80,7 +80,7 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* It lies in a GPU's memory: may it, beside those before it? */
+/* Checks a tensor in a GPU's memory: it must be allowed there, and on the same GPU as those before it. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -127,8 +127,7 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* Each is at most as long as a region, and there are no more than PROTO_HEADER_BYTES can name: no sum
-         * overflows. */
+        /* The sum cannot overflow: each use is at most a region long, and PROTO_HEADER_BYTES bounds their number. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;
@@ -185,8 +184,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* Do what is written and the other have bytes in common? An input that is copied was read before anything is
- * written. */
+/* True if an output has bytes in common with another tensor. Copied inputs do not count, as they are read before
+ * anything is written. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
@@ -195,7 +194,7 @@ static bool collide(const struct region_use *output, const struct region_use *ot
            other->offset < output->offset + output->bytes && output->offset < other->offset + other->bytes;
 }
 
-/* An output, among the uses before it: inputs come first. */
+/* Checks an output against the uses before it, which include all inputs. */
 static attn_status bind_output(const struct region_uses *uses, struct region_use *use, const attn_tensor *t,
                                attn_error *err)
 {
@@ -246,7 +245,7 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Read and write ---------------------------------------------------------------------------------------------- */
 
-/* The object ends before the use does; or another error of the system. */
+/* Error: the object ends before the use does, or another error of the system. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -286,8 +285,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Where the object has become shorter, pwrite() would make it longer again. (A client that cuts it between the two
- * calls gets one piece of its own object back.) */
+/* Writes one piece. pwrite() would extend an object that has become shorter, so its size is tested first. (If a client
+ * truncates it between the two calls, the object gets one piece longer.) */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);
@@ -306,7 +305,7 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* A device copies it, or has done so. */
+/* Marks a tensor as copied by a device, if the object is still long enough. */
 static attn_status note_copies(struct region_use *use, attn_error *err)
 {
     struct stat st;
@@ -318,7 +317,7 @@ static attn_status note_copies(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Of the inputs, or of the outputs, a piece after another. */
+/* Copies the inputs or the outputs, one piece after another. */
 static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns, bool *done, attn_error *err)
 {
     *done = false;

@@ -4,7 +4,7 @@
 
 struct server;
 
-/* Sets them all. Call before the page is written; from any thread. */
+/* Sets all gauges. Call this on any thread before the page of /metrics is written. */
 void gauges_publish(struct server *server);
 
 #endif

@@ -7,7 +7,7 @@
 
 struct server;
 
-/* `why`: the answer in words, "ready" or what keeps it from that. Any thread. */
+/* Writes "ready", or the reason why the server is not ready, to `why`. May be called from any thread. */
 bool ready(const struct server *server, char *why, size_t capacity);
 
 #endif

@@ -7,7 +7,7 @@
  * the path, of 1 to ROUTE_PARAMETER_BYTES bytes. A path is compared as it stands, percent-escapes resolved (but for
  * %2F and %00, see http_head_unescape(): so a slash always separates) and the query cut off: a slash at its end is one
  * more segment, an empty one, which no pattern has. Where several patterns fit, the one that has a literal where they
- * first differ is meant. A path is found whatever the method: what its rows answer is told by 405. */
+ * first differ is meant. A path is found for any method; a 405 lists the methods that it has. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -67,7 +67,7 @@ struct route_doc {
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
 
-/* Options without which a route is not offered. */
+/* The option that must be set for a route to be offered. */
 enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
@@ -102,10 +102,10 @@ static inline const proto_operation *route_operation(const struct route *route)
     return route->bodies && !route->model ? &proto_operations[route->op] : NULL;
 }
 
-/* What a path and a method lead to. */
+/* The result of a search for a path and a method. */
 struct route_match {
     const struct route *route; /* NULL: there is no such path. Else the row, or without one for the method the first */
-    bool answers;              /* the row is the method's */
+    bool answers;              /* true: the row has this method */
     unsigned methods;          /* of all rows of that path: bits of enum route_method */
     struct slice parameters[REQUEST_PARAMETERS]; /* of the path: borrowed from it */
 };

@@ -7,7 +7,7 @@
 /* Looks for a path in the table, on a port (PORT_MAIN, PORT_METRICS). */
 struct route_match routes_find(unsigned port, const char *path, const char *method);
 
-/* What to say to one who seems to look for attention. */
+/* The hint for a client that seems to look for the attention routes. */
 #define ROUTES_WHERE_TO "q, k and v go to POST /v1/attention/forward"
 
 /* What else there is to say to one who asked for a path that is not there: ", did you mean /v1/info?"; "": nothing.

@@ -16,7 +16,7 @@
 
 static_assert((int)ROUTE_PARAMETER_BYTES < (int)PROTO_REGION_BYTES, "a region's name in a path fits");
 
-/* False: it has failed, for there is no shared memory of any kind. */
+/* Fails the request and returns false if the server offers no shared memory. */
 static bool is_offered(struct request *request)
 {
     if (request->server->regions != NULL) return true;
@@ -136,7 +136,7 @@ static attn_device *device_of(struct request *request, const proto_cuda_region *
     return NULL;
 }
 
-/* False: it has failed, for memory of a GPU cannot be registered here. */
+/* Fails the request and returns false if GPU memory cannot be registered. */
 static bool takes_cuda(struct request *request)
 {
     if (!is_offered(request)) return false;

@@ -1,10 +1,10 @@
-/* batches.c: steps on caches begin, jobs leave for devices in batches, and batches come back.
+/* batches.c: begins cache transactions, sends jobs to devices in batches, and takes batches back.
  *
  *   batches_enqueue()   a job waits                       batches_done()    a batch is back: results, answers
  *   batches_dispatch()  once a turn, after all messages: batches leave for devices that have room
  *
- * A batch comes back once, whatever happens to it. Who has stopped waiting for one of its jobs took that job's request
- * away from it; when nobody waits for any, it is told to give up. */
+ * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
+ * request waits for any of its jobs, the batch is cancelled. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -26,7 +26,7 @@
 #include "server/regions/regions.h"
 #include "server/work/steps.h"
 
-/* ---- Steps on caches --------------------------------------------------------------------------------------------- */
+/* ---- Cache transactions ------------------------------------------------------------------------------------------ */
 
 void batches_enqueue(struct loop *loop, struct job *job)
 {
@@ -35,7 +35,7 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->steps_arrived |= job->waits;
 }
 
-/* Of a step whose request fails, whatever it fails of, the caches are as they were. */
+/* Ends a job's cache transaction. Without commit, for a request that failed, the caches are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->step == NULL) return;
@@ -43,16 +43,15 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->steps_changed = true;
 }
 
-/* Steps that can begin do, from the oldest on: from then on their jobs may leave. Where no step has ended since all
- * were looked at, those that have come are looked at alone: a step may have a thousand caches,
- * and there may be hundreds that wait. */
+/* Begins the cache transactions that can begin, from the oldest on; their jobs may then leave. If no transaction has
+ * ended since the last full scan, only new ones are examined: one may have a thousand caches, and hundreds may wait. */
 static void begin_steps(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->steps_changed;
     loop->steps_changed = loop->steps_arrived = false;
     if (all) loop->scan++;
-    else if (loop->scan_cut) return; /* they come after others that have not been looked at either */
+    else if (loop->scan_cut) return; /* older jobs have not been examined yet */
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->looked;)
             job = job->in_queue.previous;
@@ -85,7 +84,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* it may have been in another batch, which failed */
+        job->follows = false; /* a batch that failed may have set it */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -127,13 +126,13 @@ void batches_dispatch(struct loop *loop)
         for (int i = 0; i < count; i++) {
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
-            if (batch == NULL) { /* the queue has forgotten it, waiting_detach() must not take it out again */
+            if (batch == NULL) { /* the queue no longer has the job, so waiting_detach() must not remove it again */
                 end_step(loop, job, false);
                 request_move(request, REQUEST_RUNNING);
                 waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
                 continue;
             }
-            assert(job->part.next == NULL); /* the queue has forgotten the job, also parts that have not left */
+            assert(job->part.next == NULL); /* the queue removed the job with all its parts */
             request_move(request, REQUEST_RUNNING);
             request->held = waiting_is_used_in_place(job);
             batch->parts[i] = job_part_leaves(job_part_for(job, device_number(device)), batch);
@@ -164,10 +163,11 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
-/* The job is done, and its request is answered: well, or with what became of it while it was finished. */
+/* Hands back the request of a finished job. Its answer is the results, or the error that finishing met. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    if (job->request->failed || job->request->gone) contexts_finish_job(job, false); /* else whoever answers does it */
+    /* Otherwise the answer's sender does it. */
+    if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
 
@@ -182,19 +182,19 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    region_uses_free(job->shared); /* nothing is written any more */
+    region_uses_free(job->shared); /* nothing more is written to shared memory */
     job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
         request->held = false;
-        request->encoder = finishing->encoder; /* the request's now */
+        request->encoder = finishing->encoder; /* the request owns it now */
         finishing->encoder = NULL;
         request->times.encode_ns += finishing->wrote_ns;
         if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    finish_free(finishing); /* and its reference, as in batches_done() */
+    finish_free(finishing); /* before the answer, as in batches_done(): it releases a reference to the job */
     if (request != NULL) finish_request(loop, job);
 }
 
@@ -207,20 +207,20 @@ static void finish(struct loop *loop, struct job *job)
         return;
     }
     request_move(job->request, REQUEST_FINISHING);
-    /* Once it is answered its shared memory is the client's alone. */
+    /* After the answer the client may use its shared memory, so the request is held until the writing is over. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
 }
 
-/* The device is beyond repair inside this process. The others go on; without any the server is not ready from now
- * on, and whoever called this answers those that he has to answer and then calls end_if_failed(). */
+/* Disables a device that this process cannot use any more. The server goes on with the others; without any it stops
+ * being ready. The caller answers the device's requests and then calls end_if_failed(). */
 static void device_failed(struct loop *loop, struct device *device, const char *text)
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* What only that device can compute does not wait for its deadline. */
+    /* Jobs that only this device can compute are refused at once, not at their deadline. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
         if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
@@ -258,7 +258,7 @@ void batches_look_at_devices(struct loop *loop)
     end_if_failed(loop);
 }
 
-/* Each job pays for its part of the batch. */
+/* Charges to each job its part of the batch's time. */
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
@@ -277,7 +277,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* When a batch fails all of it does, for the same reason. */
+    /* If a batch fails, all its parts fail for the same reason. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0)
@@ -286,7 +286,7 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        assert(part->batch == (request ? batch : NULL)); /* whoever stopped waiting for it took it out */
+        assert(part->batch == (request ? batch : NULL)); /* a request that stopped waiting has left the batch */
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
@@ -296,8 +296,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
-         * memory. The request has its own. */
+        /* The batch's reference is released before the answer. The answering thread may then see that it alone has the
+         * job, and reuse its memory. The request has its own reference. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

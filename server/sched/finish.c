@@ -35,14 +35,15 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* One row of the item that is verified; true when no item is left. */
+/* Verifies one row of the current item. Returns true when no item is left. */
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error); /* it is the only item */
+    /* A body with `lse` has one item. */
+    if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status != ATTN_OK || item->verify_rows == 0 ||
         (finishing->verifier == NULL &&
          attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error) != ATTN_OK)) {
@@ -59,7 +60,7 @@ static bool verify_step(struct finishing *finishing)
     return false;
 }
 
-/* True when all outputs are in shared memory that belong there, or cannot be. */
+/* Writes a piece of the outputs to shared memory. Returns true when all are written or an error occurred. */
 static bool write_step(struct finishing *finishing, int64_t until_ns)
 {
     struct job *job = finishing->job;
@@ -71,7 +72,7 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* True when the length is known, or cannot be. */
+/* Measures some numbers. Returns true when the length is known or an error occurred. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
@@ -84,7 +85,7 @@ static bool measure_step(struct finishing *finishing)
 
 static void run_piece(struct piece *piece)
 {
-    struct finishing *finishing = (struct finishing *)piece; /* its first member */
+    struct finishing *finishing = (struct finishing *)piece; /* `piece` is the first member of struct finishing */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do finishing->complete = verify_step(finishing) && write_step(finishing, until_ns) && measure_step(finishing);

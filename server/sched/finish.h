@@ -1,9 +1,8 @@
-/* finish.h: what is left to do for a job that has run, before it can be answered: rows are recomputed in float64
- * (`verify`), outputs are written into shared memory, and the text of many numbers (`encoding`: array) is measured, for
- * its length is sent before it.
+/* finish.h: work between a job's run and its answer. Rows are recomputed in float64 (`verify`), outputs are written to
+ * shared memory, and the text of many numbers (`encoding`: array) is measured, because its length is sent first.
  *
- * All of it takes seconds where a client wants that. So it is done in pieces of some milliseconds on libuv's threads,
- * one piece of a job after a piece of another, and ends with the piece that runs when nobody waits any more. */
+ * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, in turn with
+ * pieces of other jobs. If the request stops waiting, it ends with the piece that runs. */
 #ifndef FINISH_H
 #define FINISH_H
 
@@ -13,26 +12,26 @@
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* a reference */
+    struct job *job; /* a reference to the job */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* the loop's: no piece follows */
+    bool cancelled; /* set by the loop: no piece follows */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 
-    /* Of the thread that does a piece; the loop's in between. */
-    int item; /* to verify */
+    /* The thread that runs a piece uses these; in between, the loop. */
+    int item; /* the item being verified */
     attn_verifier *verifier;
-    proto_encoder *encoder; /* being measured */
+    proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
-    int64_t wrote_ns; /* duration: of writing into shared memory */
-    attn_error error; /* why there is no encoder, or not all is written */
+    int64_t wrote_ns; /* duration of writing to shared memory */
+    attn_error error; /* why there is no encoder, or why outputs are not all written */
 };
 
-/* Is there anything to do? */
+/* True if the job needs any of this work. */
 bool finish_is_wanted(const struct job *job);
 
-/* done(context, it) is called once, by the loop: when all is done, or after the piece in which it was cancelled. NULL
- * when out of memory. */
+/* Makes the work of a job. The loop calls done(context, it) once: when all is done, or after the piece in which it was
+ * cancelled. NULL when out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -3,10 +3,10 @@
  *   on_message      a request has arrived: deadline, queue          a batch has come back: results, answers (batches.c)
  *   on_check        once a turn, after all messages: batches leave for devices that have room
  *   on_deadline     one timer for all deadlines (waiting.c, deadlines.c)
- *   waiting_tick    while something waits: hang-up watches for those that have waited long enough
- *   on_sweep        connections that are too slow; memory and contexts that are too old; the steps of a drain (stop.c)
+ *   waiting_tick    while requests wait: hang-up watches for those that have waited long enough
+ *   on_sweep        cuts slow connections, frees old memory and contexts, and advances a drain (stop.c)
  *
- * Invariant: loop_run() returns only when no connection is suspended and none can become so. */
+ * Invariant: loop_run() returns only when no connection is suspended and none can become suspended. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -38,8 +38,8 @@
 
 /* ---- The turn ---------------------------------------------------------------------------------------------------- */
 
-/* Callbacks for sockets and messages run inside uv's poll and say themselves that a piece of work begins; timers run
- * between the two below. */
+/* Callbacks for sockets and messages run inside uv's poll, and report themselves that work begins. Timers run between
+ * the two functions below. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -48,7 +48,7 @@ static void on_prepare(uv_prepare_t *prepare)
     if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
         !devices_away(loop->server->devices))
         return;
-    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: none */
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
     naps_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
@@ -65,24 +65,24 @@ static void on_check(uv_check_t *check)
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-/* A body that takes long to check. */
+/* A check of a body that takes long. */
 struct checking {
     struct piece piece;
-    struct request *request; /* stays the loop's meanwhile, and is not handed back */
+    struct request *request; /* owned by the loop, and not handed back during the check */
     struct check_result result;
     bool complete;
 };
 
 static void check_work(struct piece *piece)
 {
-    struct checking *checking = (struct checking *)piece; /* its first member */
+    struct checking *checking = (struct checking *)piece; /* `piece` is the first member of struct checking */
     request_set_role(ROLE_DEVICE);
     checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }
 
 static const char homeless[] = "the device that alone can compute this has failed";
 
-/* It is in the queue, for a device that has failed since it was looked for. */
+/* True if the job is in the queue for a device that has failed since the job was prepared. */
 static bool is_homeless(const struct loop *loop, const struct job *job)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
@@ -96,7 +96,7 @@ static void on_checked(struct piece *piece)
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
-    if (!checking->complete && !request->failed && !request->gone) { /* the next piece */
+    if (!checking->complete && !request->failed && !request->gone) { /* run the next piece */
         pieces_add(&loop->pieces, &checking->piece);
         return;
     }
@@ -115,7 +115,7 @@ static void on_checked(struct piece *piece)
         return;
     }
     if (request->job) contexts_finish_job(request->job, false);
-    request_drop_body(request); /* its slot, and what a decoder that failed still holds */
+    request_drop_body(request); /* releases its slot, and what a failed decoder still holds */
     waiting_hand_back(loop, request);
 }
 
@@ -139,13 +139,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* An HTTP thread has put its job on a device, where it takes longer than was thought: from here on it is a batch like
- * others. False: the request is answered. */
+/* Takes over a job that an HTTP thread put on a device, where it takes longer than expected. From now on it is a batch.
+ * False: out of memory; the request is answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    if (batch == NULL) { /* its memory is free when the device is done with it */
+    if (batch == NULL) { /* no memory for a batch: the job's memory is free only when the device is done */
         inline_settle(job);
         step_end(job, false);
         loop->queue_changed = loop->steps_changed = true;
@@ -162,7 +162,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    loop->queue_changed = true; /* there is a deadline to be kept */
+    loop->queue_changed = true; /* the request's deadline has to be set */
     return true;
 }
 
@@ -193,7 +193,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        break; /* the message is the first member of both */
+        break; /* the message is the first member of both structs */
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
     }
@@ -219,8 +219,8 @@ void loop_note_step_end(struct loop *loop)
 
 /* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
 
-/* What connections and their requests took from malloc, glibc keeps for the next ones. After a crowd has left, it
- * is given back. (libmicrohttpd's 80 KiB of each connection are mapped, and go back by themselves.) */
+/* Returns memory to the system after a crowd has left: glibc keeps what connections and their requests freed.
+ * (libmicrohttpd maps its 80 KiB per connection, which are returned without this.) */
 static void give_back_memory(struct loop *loop)
 {
     const int open = stop_open_connections(loop);
@@ -279,15 +279,16 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* libuv starts its threads with the first piece of work, and aborts where the system refuses one. Here this happens
- * right after threads_try() has found that all threads can be had, and not at a request. */
+/* Makes libuv start its threads, which it does with the first piece of work. It aborts if the system refuses a thread,
+ * so this runs right after threads_try() has shown that all threads can be started. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* libuv has an array of watchers by descriptor, and aborts where the array must grow and there is no memory. Here the
- * array grows to its largest size: a watcher stays at the highest number that a descriptor of this process may have. */
+/* Returns the highest number that a descriptor of this process may have, after a watcher was put there.
+ * libuv keeps watchers in an array by descriptor, and aborts if the array cannot grow. With this watcher it
+ * has its largest size. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +
@@ -349,7 +350,7 @@ struct loop_watch {
     uv_poll_t poll;
     void (*on_readable)(void *context);
     void *context;
-    struct loop_watch *previous, *next; /* of the loop's list */
+    struct loop_watch *previous, *next; /* list of all watches of the loop */
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events)
@@ -403,11 +404,11 @@ int loop_run(struct loop *loop, const struct loop_front *front)
 {
     request_set_role(ROLE_LOOP);
     loop->front = *front;
-    /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging
-     * memory. */
+    /* The timer starts here and not in loop_open(). If the server's start fails, the loop is closed and turns once
+     * more, and then there are no devices and no staging memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
-    assert(loop->stage == STOPPING && loop->oldest == NULL); /* the invariant */
+    assert(loop->stage == STOPPING && loop->oldest == NULL); /* the invariant at the head of this file */
     return loop->exit_status;
 }
 
@@ -419,9 +420,9 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* What is being finished ends with the piece that runs, for nobody waits for it; watches end; messages of batches
-     * that came back late are handled by nobody but freed here. */
-    loop->awake_until_ns = 0; /* there are no devices any more */
+    /* Unfinished work ends with the piece that runs, as no request waits for it. Watches end. Messages of batches that
+     * come back late are only freed. */
+    loop->awake_until_ns = 0; /* the devices are closed, so there is no batch to poll for */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     mailbox_close(&loop->box);

@@ -1,4 +1,4 @@
-/* loop.h: the main thread: scheduling, deadlines, hang-ups, signals, drain. */
+/* loop.h: the main thread. It handles scheduling, deadlines, hang-ups, signals and the drain. */
 #ifndef LOOP_H
 #define LOOP_H
 
@@ -8,47 +8,49 @@
 
 struct loop;
 
-/* What arrives in the loop's mailbox. */
+/* Kinds of messages in the loop's mailbox. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
-/* The parts in the order in which main.c needs them. */
-struct loop *loop_open(struct server *server);   /* aborts when the system refuses the essentials */
-struct mailbox *loop_mailbox(struct loop *loop); /* for devices */
+/* main.c calls the two functions in this order. */
+struct loop *loop_open(struct server *server);   /* aborts when the system refuses what it needs */
+struct mailbox *loop_mailbox(struct loop *loop); /* devices post their batches to it */
 
-/* A descriptor that the loop watches. On the loop's thread only: while the descriptor can be read, the loop calls
- * on_readable(context). The descriptor stays the caller's. INTERNAL: libuv refuses it, and the text is libuv's. */
+/* Watches a descriptor: while it can be read, the loop calls on_readable(context). Call it on the loop's thread. The
+ * descriptor stays the caller's. INTERNAL: libuv refuses it, with libuv's text. */
 struct loop_watch;
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
-/* Nothing is called from here on, and the descriptor may be closed. loop_close() ends the watches that are left. */
+/* Ends a watch: there are no more calls, and the descriptor may be closed. loop_close() ends the
+ * watches that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The side that holds the connections, as the loop knows it: these functions and nothing else (server/http/front.c has
- * them). All are called on the loop's thread, with `context` where they take one. */
+/* The functions of server/http that the loop calls (server/http/front.c has them), all on the loop's thread. `context`
+ * is passed to those that have it as a parameter. */
 struct loop_front {
     void *context;
-    void (*resume)(struct request *request); /* its connection goes on; from here on it is the HTTP thread's */
-    int (*connections)(void *context); /* accepted and not yet closed, and ways by which more may come while draining */
-    void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts those that are too slow */
-    void (*reload)(void *context);                               /* what SIGHUP asks for */
-    void (*drain)(void *context); /* stops accepting, but for --metrics-listen: a drain can be watched, and probed */
-    void (*close_metrics)(void *context); /* stops accepting there too */
+    void (*resume)(struct request *request); /* resumes its connection; the HTTP thread owns the request from now on */
+    int (*connections)(void *context);       /* open connections, and sources of more while draining */
+    void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts connections that are too slow */
+    void (*reload)(void *context);                               /* does what SIGHUP requests */
+    /* Stops accepting, except on --metrics-listen, so that a drain can be watched and probed. */
+    void (*drain)(void *context);
+    void (*close_metrics)(void *context); /* stops accepting on --metrics-listen, too */
 };
 
-/* Serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the last device failed.
- * Afterwards no connection is suspended and the web servers can be closed. */
+/* Serves until a signal ends it. Returns the exit status: 0 after a drain, 70 when the last device failed. Afterwards
+ * no connection is suspended, and the web servers can be closed. */
 int loop_run(struct loop *loop, const struct loop_front *front);
 
-/* SIGTERM or SIGINT: stop; again: wait for nothing. SIGHUP: read the tokens again. From any thread, from loop_open()
- * on; what comes before loop_run() is done then. */
+/* SIGTERM or SIGINT: stop; a second time: stop without waiting. SIGHUP: read the tokens again. Any thread may call it
+ * after loop_open(); a signal that comes before loop_run() is handled then. */
 void loop_signal(struct loop *loop, int number);
 
-/* After the daemons and devices are closed. */
+/* Call this after the web servers and devices are closed. */
 void loop_close(struct loop *loop);
 
-/* From an HTTP thread: a request in QUEUED whose connection is suspended. It belongs to the loop from here on. */
+/* An HTTP thread hands over a request whose connection is suspended. From now on the loop owns it. */
 void loop_post(struct loop *loop, struct request *request);
-/* From an HTTP thread: a step on caches that it ran itself has ended; requests that are QUEUED may wait for that. */
+/* An HTTP thread tells that a cache transaction it ran itself has ended, as queued requests may wait for that. */
 void loop_note_step_end(struct loop *loop);
 
 #endif

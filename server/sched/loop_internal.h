@@ -1,12 +1,12 @@
-/* loop_internal.h: what the files of the main thread share; loop.h is what others see.
- * All of it is the loop's thread's.
+/* loop_internal.h: what the files of the main thread share. Only the loop's thread uses it. The public header is
+ * loop.h.
  *
  *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
  *   stop.c      the stages of stopping
- *   batches.c   steps on caches begin, batches leave for devices and come back
+ *   batches.c   begins cache transactions, sends batches to devices and takes them back
  *   loop.c      the turn: messages, bodies that take long to check, sweeps, signals; open, run, close
  *
- * Each calls those above it alone. */
+ * Each file calls only those above it. */
 #ifndef LOOP_INTERNAL_H
 #define LOOP_INTERNAL_H
 
@@ -28,81 +28,82 @@ struct loop {
     uv_prepare_t prepare;
     uv_timer_t deadline_timer, tick_timer, sweep_timer;
     uv_poll_t window_poll;
-    int window_fd; /* timerfd: libuv's timers count milliseconds, --batch-window-us does not */
+    int window_fd; /* timerfd for --batch-window-us, because libuv's timers count milliseconds */
     uv_async_t signalled, step_ended;
     uv_work_t first_work;       /* makes libuv start its threads */
-    _Atomic int stops, reloads; /* signals that have not been looked at */
+    _Atomic int stops, reloads; /* signals not yet handled */
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* all requests whose connections are suspended */
-    struct request *unwatched;       /* the oldest of them without a watch; those behind it have none either */
+    struct request *unwatched;       /* the oldest request without a watch; all behind it have none either */
     bool queue_changed;
-    bool steps_changed; /* a step has ended, or one that waited is gone */
-    bool steps_arrived; /* one waits that has not been looked at */
-    bool scan_cut;      /* the last look at all that wait did not reach the end of the queue */
-    uint64_t scan;      /* number of that look */
+    bool steps_changed; /* a cache transaction has ended, or a waiting one is gone */
+    bool steps_arrived; /* a job with a cache transaction has arrived and was not examined yet */
+    bool scan_cut;      /* the last scan did not reach the end of the queue */
+    uint64_t scan;      /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* For the end of the last batch that left for a device with a processor of its own (base/naps.h). */
+    /* Until then the loop polls for the end of the last batch on a device other than
+     * this machine's CPU (base/naps.h). */
     int64_t awake_until_ns;
 
     struct loop_front front;
-    struct loop_watch *watches; /* those of loop_watch() */
+    struct loop_watch *watches; /* list of all watches of loop_watch() */
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* connections, since memory was last given back */
+    int most_open; /* most connections since memory was last returned */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);
 
 /* ---- waiting.c --------------------------------------------------------------------------------------------------- */
 
-/* Its connection is suspended from now on. */
+/* Adds a request whose connection is suspended. */
 void waiting_add(struct loop *loop, struct request *request);
-/* The request is done with the loop, whatever became of it: its connection goes on. */
+/* Ends the loop's work on the request, whatever its outcome, and resumes its connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Takes a waiting request away from its job, wherever that is. The job's memory is free at once if it was queued; if it
- * runs, when it comes back. */
+/* Separates a waiting request from its job. The memory of a queued job is freed at once, that of a running one
+ * when it comes back. */
 void waiting_detach(struct loop *loop, struct request *request);
-/* It is answered with this error; one that is held, when it is given back. */
+/* Answers the request with this error. A held request is answered when it is no longer held. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
-/* The device does not answer any more, or the server ends: no end of the batch is waited for. */
+/* Stops holding a running request, because its device does not answer any more or the server ends. */
 void waiting_let_go_of_device(struct request *request);
-/* Kernels, or copies of a GPU, read and write the memory of its client, so he gets no answer before they are done. */
+/* True if a device uses the client's memory in place. The client then gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
-/* For the next deadline. */
+/* Sets the timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
-/* Those that have waited long enough are watched for a hang-up. */
+/* Watches for a hang-up the requests that have waited long enough. */
 void waiting_tick(uv_timer_t *timer);
 
 /* ---- stop.c ------------------------------------------------------------------------------------------------------ */
 
 int stop_open_connections(const struct loop *loop);
-/* The address of --metrics-listen stays open while what was accepted is finished: a drain can be watched, and
- * probed. */
+/* Begins a drain. --metrics-listen stays open while accepted requests are finished, so that the drain can
+ * be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Everything that waits is answered now. Requests that are on their way to the mailbox find stopping set, or arrive
- * and are answered in request_arrived(). */
+/* Answers all waiting requests now. A request on its way to the mailbox sees `stopping`, or arrives and
+ * is answered in request_arrived(). */
 void stop_waiting(struct loop *loop);
-/* The next step of a drain, if its time has come. */
+/* Takes the next step of a drain if it is time. */
 void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* ---- batches.c --------------------------------------------------------------------------------------------------- */
 
-/* The job waits for a device. */
+/* Puts the job into the queue for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Sends batches to devices while there are both. */
+/* Sends batches to devices while there are jobs and room. */
 void batches_dispatch(struct loop *loop);
-/* What KServe's statistics say of batches, each job of a model knows of its own. */
+/* Sets the members of each job that KServe's statistics of batches need. */
 void batches_mark(struct batch *batch);
-/* --batch-window-us is over. */
+/* Called when the time of --batch-window-us is over. */
 void batches_window(uv_poll_t *poll, int status, int events);
-/* A batch has come back. */
+/* Handles a batch that has come back. */
 void batches_done(struct loop *loop, struct batch *batch);
-/* A device that does not finish what it was given. Those who wait for it are answered; the jobs stay with it, for
- * it may still write into their memory. */
+/* Disables devices that do not finish their batches, and answers the requests. The jobs stay with the device, because
+ * it may still write to their memory. */
 void batches_look_at_devices(struct loop *loop);
 
 #endif

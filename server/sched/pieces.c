@@ -1,7 +1,8 @@
 /* pieces.c: see pieces.h.
  *
- * libuv would take the pieces in order of arrival. Therefore it has no more pieces than threads, and the others wait
- * here. The requests that may wait (--queue-depth) bound their number. A search among 1024 takes some microseconds. */
+ * libuv runs its work in order of arrival. It is therefore given only as many pieces as it has threads;
+ * the others wait here. Their number is bounded by the requests that may wait (--queue-depth). A search
+ * among 1024 takes microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>
@@ -16,7 +17,7 @@ static void give_to_libuv(struct pieces *pieces);
 
 static void run(uv_work_t *uv)
 {
-    struct piece *piece = (struct piece *)uv; /* its first member */
+    struct piece *piece = (struct piece *)uv; /* the first member of struct piece */
     const int64_t began_ns = clock_ns();
     piece->run(piece);
     piece->took_ns = clock_ns() - began_ns;
@@ -35,7 +36,7 @@ static void after(uv_work_t *uv, int status)
     give_to_libuv(pieces);
 }
 
-/* Takes out the piece whose flow has used the least time; of several, the oldest. */
+/* Takes out the piece whose flow has used the least time; among equals the oldest. */
 static struct piece *take_next(struct pieces *pieces)
 {
     struct piece **best = &pieces->first;
@@ -55,7 +56,7 @@ static void give_to_libuv(struct pieces *pieces)
     while (pieces->first && pieces->running < PIECES_AT_ONCE) {
         struct piece *piece = take_next(pieces);
         pieces->running++;
-        /* It fails only without a function to call. */
+        /* uv_queue_work() fails only if it is given no function. */
         if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
     }
 }

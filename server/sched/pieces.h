@@ -1,10 +1,10 @@
-/* pieces.h: work for libuv's threads, a piece of some ten milliseconds at a time.
+/* pieces.h: work for libuv's threads, in pieces of some ten milliseconds.
  *
  * Checks of large bodies, and verification, are cut into pieces. The flow that has used the least time (base/flow.h)
- * has the next turn. A client's piece therefore waits for one piece of a client that has a hundred, not for all.
- * Each piece is charged to its flow.
+ * has the next turn. A client's piece therefore waits for one piece of a client that has a hundred, not for all. Each
+ * piece is charged to its flow.
  *
- * All functions are the loop's. */
+ * Call all functions on the loop's thread. */
 #ifndef PIECES_H
 #define PIECES_H
 
@@ -16,10 +16,10 @@ struct queue;
 
 struct piece {
     uv_work_t uv;
-    struct flow *flow; /* the piece's owner holds the reference; NULL: no flow */
+    struct flow *flow; /* the owner of the piece holds the reference; NULL: no flow */
     enum flow_work work;
-    void (*run)(struct piece *piece);   /* on one of libuv's threads */
-    void (*after)(struct piece *piece); /* on the loop; it may add the piece again, or free it */
+    void (*run)(struct piece *piece);   /* called on one of libuv's threads */
+    void (*after)(struct piece *piece); /* called by the loop; it may add the piece again, or free it */
     struct pieces *pieces;
     struct piece *next;
     int64_t took_ns;
@@ -27,13 +27,13 @@ struct piece {
 
 struct pieces {
     uv_loop_t *loop;
-    struct queue *queue; /* keeps the flows' virtual time */
+    struct queue *queue; /* the queue knows the flows' virtual times */
     struct piece *first, **last;
-    int running; /* with libuv */
+    int running; /* pieces that libuv has */
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece when its turn comes. The caller has set flow, work, run and after. */
+/* Runs the piece when its turn comes. Set flow, work, run and after before. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

@@ -1,12 +1,12 @@
 /* stop.c: how the server stops (SIGTERM or SIGINT).
  *
- *   SERVING --signal--> DRAINING: readiness says 503, new clients are refused, the listeners take who is at the door
- *                                 and close, every answer says Connection: close
+ *   SERVING --signal--> DRAINING: readiness is 503, new clients are refused, listeners accept the connections that
+ *                                 are already in their backlogs and close, answers have Connection: close
  *           --nothing open, or --drain-ms passed, or a second signal-->
- *                       STOPPING: what waits is answered 503, nothing new is suspended
+ *                       STOPPING: waiting requests are answered 503, no connection is suspended any more
  *           --nothing suspended, and nothing open or LOOP_STOP_MS passed--> over
  *
- * When the last usable device fails: readiness says 503, then STOPPING, and loop_run() returns 70. */
+ * When the last usable device fails, readiness is 503 and STOPPING begins; loop_run() returns 70. */
 #include "server/sched/loop_internal.h"
 
 #include "server/base/clock.h"
@@ -27,7 +27,7 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* First: once answers say that their connection ends, clients open new ones, which are to be refused. */
+    /* This comes first: once answers close their connections, clients open new ones, which must be refused. */
     loop->front.drain(loop->front.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);

@@ -1,17 +1,17 @@
 /* waiting.c: the requests whose connections are suspended.
  *
- * A suspended connection has no eyes, so whoever waits longer than LOOP_WATCH_AFTER_MS gets a uv_poll for
- * UV_DISCONNECT. Most requests are answered before that and cost no system call here. A client that shuts down its
- * sending side counts as gone.
+ * libmicrohttpd does not watch a suspended connection. A request that waits longer than LOOP_WATCH_AFTER_MS therefore
+ * gets a uv_poll for UV_DISCONNECT. Most requests are answered earlier and cost no system call here. A client that
+ * shuts down its sending side counts as gone.
  *
- * A request leaves in one of two ways: with the result of its job, or cancelled (its deadline, its client, a device
- * that failed, the end of the server). One that is held, because a device or a thread uses memory of its client,
- * leaves when that is over.
+ * A request leaves in one of two ways: with its job's result, or cancelled (by its deadline, its client, a failed
+ * device or the end of the server). A held request, whose client's memory a device or thread uses, leaves when that is
+ * over.
  *
  * Invariants
- * 1. Every request in the list `suspended` is in CHECKING, QUEUED, RUNNING or FINISHING,
- * and every such request is in it.
- * 2. A watch is closed before its connection is resumed: afterwards the descriptor may be somebody else's. */
+ * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.
+ * 2. A watch is closed before its connection is resumed, because the descriptor may be another connection's
+ * afterwards. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -34,7 +34,7 @@ struct hangup_watch {
 
 /* ---- Suspended requests ------------------------------------------------------------------------------------------ */
 
-/* Invariant 1: in a state in which its connection is suspended. */
+/* True in the states of invariant 1. */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -93,7 +93,7 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Nobody waits for the job any more. A batch is told to give up when nobody waits for any of its parts. */
+/* The request no longer waits for the job. Batches whose jobs no request waits for are cancelled. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -103,7 +103,7 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* Nobody wants the result of a request that is held while its batch runs. */
+/* The result of a held request is no longer wanted, while its batch runs. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -113,7 +113,7 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* The same of one that is not handed back yet: soon over, on_checked(), on_finished() or batches_done() does it. */
+/* Ends the work on a held request soon. on_checked(), on_finished() or batches_done() then hands it back. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
@@ -134,11 +134,11 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->steps_changed |= job->step != NULL;
-        step_end(job, false); /* of one that runs: when the device is done */
+        step_end(job, false); /* a running job's transaction ends when the device is done */
     }
     if (job->finishing)
-        job->finishing->cancelled = true; /* its thread may read what a context is called: on_finished() */
-    else contexts_finish_job(job, false); /* a device may still read what it uses: it stays leased */
+        job->finishing->cancelled = true; /* the thread may read contexts' names; on_finished() ends them */
+    else contexts_finish_job(job, false); /* a device may still read a context, whose memory stays leased meanwhile */
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
     job->request = NULL;
@@ -161,7 +161,7 @@ void waiting_cancel(struct loop *loop, struct request *request, proto_error erro
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
-    struct hangup_watch *watch = (struct hangup_watch *)poll; /* its first member */
+    struct hangup_watch *watch = (struct hangup_watch *)poll; /* the first member of struct hangup_watch */
     struct request *request = watch->request;
     struct loop *loop = poll->loop->data;
     if (status == 0 && !(events & UV_DISCONNECT)) return;
@@ -179,7 +179,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* unwatched, it is found out when it is answered */
+    if (watch == NULL) return; /* without a watch, a hang-up is noticed when the answer is sent */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

@@ -3,12 +3,12 @@
  *   FREE --reserve--> RESERVED --fill--> READY --take--> TAKEN --finish(used)--> FREE
  *                         \--drop--> FREE   ^----finish(not used)---/
  *
- * Ids are random and the table is small: a linear search over 16-byte keys costs a microsecond when it is full.
+ * Ids are random and the table is small: a linear search over 16-byte keys costs a microsecond when the table is full.
  * Invariants
- * 1. job->context_count is the number of entries of that job that are not FREE. While it is not 0, the job's memory is
- * charged, once: to `bytes` and to its caller.
- * 2. An entry holds a reference exactly in READY and TAKEN. In RESERVED the job is still with the one who makes it, who
- * fills or drops the entry before it gives up its own reference. */
+ * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory is
+ * charged once: to `bytes` and to its caller.
+ * 2. Entries in READY and TAKEN hold a reference, and no others do. While an entry is RESERVED, the request that makes
+ * the context holds the job. It fills or drops the entry before it releases the job. */
 #include "server/work/contexts.h"
 
 #include <assert.h>
@@ -60,7 +60,7 @@ static bool parse_id(const char *id, uint8_t key[16])
     return id[32] == '\0';
 }
 
-/* The entry of this id, in any state but CONTEXT_FREE; NULL where there is none. Call with the lock held. */
+/* Returns the entry with this id in any state but CONTEXT_FREE, or NULL. Call this with the lock held. */
 static struct entry *find(struct contexts *contexts, const char *id)
 {
     uint8_t key[16] = { 0 };
@@ -71,7 +71,7 @@ static struct entry *find(struct contexts *contexts, const char *id)
     return NULL;
 }
 
-/* Empties the entry and returns the reference that it held (or NULL), to be released after the lock is gone. */
+/* Empties the entry and returns its reference, or NULL if it held none. The caller releases it without the lock. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
@@ -94,7 +94,8 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY); /* nobody is left who had the others */
+        /* Entries in other states belong to a running request, and none is left. */
+        assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }
     assert(contexts->count == 0 && contexts->bytes == 0);
@@ -102,7 +103,7 @@ void contexts_free(struct contexts *contexts)
     free(contexts);
 }
 
-/* May this job have one more? Call with the lock held. */
+/* Checks the limits for one more context of this job. Call this with the lock held. */
 static attn_status has_room(const struct contexts *contexts, const struct job *job, attn_error *err)
 {
     const struct caller *caller = job->caller;
@@ -138,7 +139,7 @@ attn_status contexts_reserve(struct contexts *contexts, struct job *job, int ite
     pthread_mutex_lock(&contexts->lock);
     const attn_status status = has_room(contexts, job, err);
     if (status == ATTN_OK) {
-        while (entry->state != CONTEXT_FREE) entry++; /* count < max_count: there is one */
+        while (entry->state != CONTEXT_FREE) entry++; /* count < max_count, so one is free */
         assert(entry < contexts->entries + contexts->max_count);
         *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };
         memcpy(entry->key, key, sizeof key);
@@ -212,7 +213,7 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Those that can be taken: that are too old, and, where somebody knows the callers, of those whom he does not know. */
+/* Ends contexts in READY that are too old, and those of callers that is_known() rejects, unless is_known is NULL. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

@@ -1,4 +1,4 @@
-/* job.c: the life of a job: references, and the memory that goes with the last one. */
+/* job.c: references to a job, and release of its memory with the last one. */
 #include "server/work/job.h"
 
 #include <assert.h>
@@ -15,7 +15,7 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
     job->results = calloc(call->count > 0 ? (size_t)call->count : 1,
-                          sizeof *job->results); /* an empty envelope has none */
+                          sizeof *job->results); /* an empty envelope has no results */
     if (job->results == NULL) {
         free(job);
         return NULL;

@@ -1,25 +1,26 @@
-/* queue.c: the flow that has used least time is served first, and small jobs of one kind leave together.
+/* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch.
  *
- * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time that it was set ahead.
- * The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual time of
- * the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches that
- * still run count with the time since they left. Without tokens all flows belong to one caller, and the more urgent job
- * goes first.
+ * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
+ * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
+ * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow,
+ * batches that still run count with the time since they left. Without tokens all flows belong to one caller, and the
+ * more urgent job goes first.
  *
- * A batch is what waits, not what might come: when a device is free it takes what is there. Under load the jobs
- * that arrive while it works are its next batch, so batches grow by themselves as the load does, and an idle server
- * answers at once. A CPU that is busy is not sent a second batch until that is full: the longer it waits here, the
- * more it holds.
+ * A batch is made of jobs that wait already; the queue does not wait for more. When a device is free it takes what is
+ * there, so an idle server answers at once. Under load the jobs that arrive during a run are the next batch, and
+ * batches grow with the load. A busy CPU gets a second batch only when that is full, because until then it can still
+ * grow.
  *
  * Invariants
- * 1. The next batch has the first job of the flow with the least virtual time that this device may have. What a
- * flow is charged only grows, so no job is overtaken for ever. A job whose step on a cache has to wait, waits for a job
+ * 1. The next batch has the first job that may leave for this device, from the flow with the least virtual time. The
+ * charges of a flow only grow, so no job is overtaken for ever. If a job's cache transaction waits, it waits for a job
  * that runs.
- * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at
- * QUEUE_SCAN_MAX jobs. Those that cannot leave now, hundreds perhaps that wait for one cache, keep nobody behind them:
- * QUEUE_PASS_MAX are passed over, of each flow an equal part.
- * 3. places count requests, in whatever thread they are; count and bytes are those in the list.
- * 4. A job is in the list of all and in that of its flow, and a flow is in the list of flows while it has such jobs. */
+ * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Finding it examines at most
+ * QUEUE_SCAN_MAX jobs. Jobs that cannot leave now, such as hundreds that wait for one cache, do not delay those behind
+ * them: QUEUE_PASS_MAX of them are passed over, the same number for each flow.
+ * 3. `places` counts the requests of all threads; count and bytes are those in the list.
+ * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own
+ * list is not empty. */
 #include "server/work/queue.h"
 
 #include <assert.h>
@@ -36,7 +37,7 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
     queue->window_ns = window_ns;
 }
 
-/* Counts one more, unless there are `limit`. */
+/* Adds one to the count and returns true, unless it has reached `limit`. */
 static bool count_up(_Atomic int *count, int limit)
 {
     int now = atomic_load_explicit(count, memory_order_relaxed);
@@ -90,7 +91,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* seconds_per_job is read without synchronisation other than this: it is a hint. */
+    /* Other threads read seconds_per_job without further synchronisation, since it is only an estimate. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -105,13 +106,13 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
     *bytes = atomic_load_explicit(&queue->waiting_bytes, memory_order_relaxed);
 }
 
-/* Jobs without a flow share one. */
+/* Returns the job's flow. All jobs without a flow share one. */
 static struct flow *flow_of(struct queue *queue, const struct job *job)
 {
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* The list has changed: other threads read these two. */
+/* Copies count and bytes of the changed list to the two variables that other threads read. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -120,7 +121,7 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* which links of a job it uses */
+    bool of_flow; /* true: the list uses a job's in_flow links, else its in_queue links */
 };
 
 static struct list all_jobs(struct queue *queue)
@@ -137,7 +138,7 @@ static struct job_links *links(const struct list *list, struct job *job)
     return list->of_flow ? &job->in_flow : &job->in_queue;
 }
 
-/* next: NULL: at the end. */
+/* Inserts the job before `next`, or at the end if that is NULL. */
 static void put_before(const struct list *list, struct job *job, struct job *next)
 {
     struct job *const previous = next ? links(list, next)->previous : *list->last;
@@ -154,7 +155,7 @@ static void take_out(const struct list *list, struct job *job)
     *links(list, job) = (struct job_links){ NULL, NULL };
 }
 
-/* job stands somewhere behind other. */
+/* Swaps two jobs of the list; `job` stands somewhere behind `other`. */
 static void change_places(const struct list *list, struct job *job, struct job *other)
 {
     struct job *const behind = links(list, job)->next;
@@ -164,8 +165,8 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* The last job changes places with its caller's that are less urgent, from behind, so that the places of all callers
- * stay what they were. Steps on caches stay where they are: they are carried out in their order. */
+/* Moves the last job before less urgent jobs of its caller by swapping it with them, from the end on. The positions of
+ * other callers' jobs do not change. Jobs with a cache transaction stay in their order, which is that of execution. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -177,7 +178,7 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        other->looked = false; /* who looks for new ones from the end on must not stop at it */
+        other->looked = false; /* the scan for jobs not yet examined goes from the end and must not stop at this one */
     }
 }
 
@@ -284,7 +285,7 @@ static double most_flops(const struct job *leader)
     return leader->wide ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* The first job of the flow that may leave; NULL: none among the first `most` of them. */
+/* Returns the flow's first job that may leave, or NULL if there is none among the first `most`. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;
@@ -292,14 +293,14 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* Does a leave before b? Urgency counts among the jobs of one caller alone. */
+/* True if job a leaves before job b. Priority counts only among jobs of one caller. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* The job that leads the next batch; NULL: none may leave for the device. */
+/* Returns the job that leads the device's next batch, or NULL if none may leave for it. */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;

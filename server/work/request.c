@@ -1,4 +1,4 @@
-/* request.c: the life of a request, and the owner table as code. */
+/* request.c: makes, moves and frees requests, and checks their moves against the owner table. */
 #include "server/work/request.h"
 
 #include <assert.h>
@@ -22,8 +22,8 @@
 static const struct {
     const char *label;
     enum role owner;
-    enum caller_place place; /* CALLER_PLACES: none */
-    unsigned to;             /* bit request_state */
+    enum caller_place place; /* slot that the state needs; CALLER_PLACES: none */
+    unsigned to;             /* states it may go to, a bit for each */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)
@@ -84,7 +84,8 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* splitmix64 of a random start and a counter: no system call and no lock for each request. */
+/* The id is splitmix64 of a thread's random start and a counter; it needs no lock and, after the
+ * first, no system call. */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;
@@ -149,7 +150,7 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
-    if (request->job) contexts_finish_job(request->job, false); /* the connection broke before there was an answer */
+    if (request->job) contexts_finish_job(request->job, false); /* the connection broke before the answer */
     job_release(request->job);
     flow_release(request->flow);
     caller_release(request->caller);

@@ -1,8 +1,8 @@
-/* request.h: one HTTP request, from its request line to its last byte, and who may touch it when.
+/* request.h: one HTTP request from its request line to its last byte, and which thread may use it when.
  *
- * A request has one owner at a time, and handing it over is the only synchronisation: what the old owner wrote is
- * seen by the new one because the hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and
- * resume). The table below is the code: request_move() asserts it and counts it, /metrics shows the counts. */
+ * A request has one owner at a time, and the hand-over to the next owner is the only synchronisation. It goes through
+ * a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the old one wrote. The table
+ * below is executable: request_move() asserts it and counts the moves for /metrics. */
 #ifndef REQUEST_H
 #define REQUEST_H
 
@@ -25,10 +25,12 @@ struct hangup_watch;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* state, label in /metrics, the role that owns it, its place in the queue, the states that it may go to. Any state but
- * the last two may go to ANSWERING early: an error is an answer. A job that runs is left behind then, and freed when
- * the device brings it back: soon, for a batch that nobody waits for is cancelled. One that uses its client's memory
- * in place is waited for: its request is held, unless the device hangs or the server ends. A state ends when
+/* state, label in /metrics, the role that owns it, its slot in the queue, next states.
+ *
+ * From any state but the last two it may go to ANSWERING early, since an error is an answer. A running job is then
+ * left behind, and freed when the device returns it. That is soon, because a batch that no request waits for is
+ * cancelled. A job that uses its client's memory in place is waited for: its request is held, unless the device hangs
+ * or the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
  *   COMPUTING    its HTTP thread has computed it, or leaves that to a device
@@ -56,122 +58,122 @@ enum request_state {
         REQUEST_STATE_COUNT
 };
 
-/* What this thread is; each thread says so when it starts to touch requests. */
+/* Sets the role of the calling thread. Each thread calls this before it uses requests. */
 void request_set_role(enum role role);
 enum role request_role(void);
 
 const char *request_state_label(enum request_state state);
 bool request_may_move(enum request_state from, enum request_state to);
-int request_count(enum request_state state); /* requests for tensors in that state now; probes and pages do not count */
+/* Requests for tensors in that state now; probes and pages are not counted. */
+int request_count(enum request_state state);
 
 /* ---- A request --------------------------------------------------------------------------------------------------- */
 
-/* Times of a request on CLOCK_MONOTONIC; 0 where it did not get there. */
+/* Times of a request on CLOCK_MONOTONIC; 0: it did not get that far. */
 struct request_times {
     int64_t began_ns;    /* the request line arrived */
     int64_t head_ns;     /* the headers are complete */
-    int64_t received_ns; /* the last byte of the body */
+    int64_t received_ns; /* the last byte of the body arrived */
     int64_t answer_ns;   /* the answer was queued */
-    int64_t recv_ns;     /* duration: of waiting for the body, without the decoding in between */
-    int64_t decode_ns;   /* duration: of decoding, spread over the body */
-    int64_t encode_ns;   /* duration */
+    int64_t recv_ns;     /* duration of waiting for the body, without decoding */
+    int64_t decode_ns;   /* duration of decoding, in pieces as the body arrived */
+    int64_t encode_ns;   /* duration of encoding */
 };
 
-/* A part of a text that is somebody else's: not NUL-ended. */
+/* A part of a text that lives elsewhere; it has no NUL at its end. */
 struct slice {
     const char *at;
     size_t length;
 };
 
-enum { REQUEST_PARAMETERS = 4 }; /* of a path, at most */
+enum { REQUEST_PARAMETERS = 4 }; /* most parameters in a path */
 
-/* The answer of a handler that computes nothing (routes.c). */
+/* The answer of a handler that computes nothing. */
 struct answer {
     int status;
     const char *content_type;
-    char *body;    /* malloc'ed, given to libmicrohttpd; NULL: none */
-    bool constant; /* the body is not given away: it lives as long as the process */
+    char *body;    /* malloc'ed, and passed on to libmicrohttpd; NULL: none */
+    bool constant; /* the body is a constant, and is not passed on */
     size_t length;
     const char *csp;   /* Content-Security-Policy */
-    char location[72]; /* of what was made; empty: none */
+    char location[72]; /* Location: the path of what was made; empty: none */
 };
 
 struct request {
-    struct message message; /* to the loop */
+    struct message message; /* sends the request to the loop */
     enum request_state state;
-    bool counted; /* in request_count() */
+    bool counted; /* the request is included in request_count() */
     struct server *server;
-    int socket;                /* its connection's, to be watched for a hang-up: never closed by us */
-    const struct route *route; /* NULL: no such path; where that has no row for the method, its first */
-    struct slice parameters[REQUEST_PARAMETERS]; /* of its path, in the order of the pattern */
-    struct caller *caller;                       /* a reference; NULL: not looked at yet, or refused */
-    struct flow *flow;                           /* a reference; NULL: the request has used no device's time yet */
+    int socket;                /* the connection's socket, watched for a hang-up and never closed here */
+    const struct route *route; /* NULL: unknown path; if the path has no such method, the path's first row */
+    struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the pattern's order */
+    struct caller *caller;                       /* a reference; NULL: not determined yet, or refused */
+    struct flow *flow;                           /* a reference; NULL: the request has used no device time yet */
     char id[REQUEST_ID_BYTES];
     struct request_times times;
 
-    /* Receiving: the HTTP thread's. */
-    const proto_model *model;      /* that its path names; NULL: none */
-    const proto_format *answer_as; /* how the answer to it is written */
+    /* While it is received, only the HTTP thread uses these. */
+    const proto_model *model;      /* the model in its path; NULL: none */
+    const proto_format *answer_as; /* the format of its answer */
     proto_decoder *decoder;
-    struct staging_block *block; /* where the decoder writes */
-    size_t counted_bytes;        /* bytes of its text, or of its answer, that count as staging memory */
-    struct region_uses *shared;  /* what the body refers to in shared memory, until the job has it; NULL: nothing */
-    char *text;                  /* the body, of a route that keeps it (malloc) */
+    struct staging_block *block; /* staging memory that the decoder writes to */
+    size_t counted_bytes;        /* bytes of its text or answer that are counted as staging memory */
+    struct region_uses *shared;  /* shared memory that the body refers to, until the job takes it over; NULL: none */
+    char *text;                  /* the body of a route that keeps it (malloc) */
     size_t text_bytes;
-    uint64_t decoded_bytes;    /* of the body, as the decoder was given it: unpacked */
+    uint64_t decoded_bytes;    /* bytes of the unpacked body that went to the decoder */
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
-    int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
+    int place; /* the slot (enum caller_place) it has in the queue; CALLER_PLACES: none; kept by request.c */
 
-    /* Whose owner changes with the state. */
+    /* The owner of the state uses these. */
     struct job *job; /* a reference */
-    bool failed;     /* answered with a problem document: */
+    bool failed;     /* the answer is a problem document */
     proto_error error;
-    attn_error why; /* its text and pointer */
-    bool gone;      /* the client left while it waited: nothing to answer */
+    attn_error why; /* text and pointer of the problem */
+    bool gone;      /* the client left while the request waited, so there is no one to answer */
 
-    proto_encoder *encoder; /* of the answer, measured already; NULL: none yet */
+    proto_encoder *encoder; /* encoder of the answer, already measured; NULL: none yet */
 
-    /* Waiting: the loop's. */
+    /* While it waits, only the loop's thread uses these. */
     struct deadline deadline;
-    /* Another thread checks its body, or something is written into its client's memory: it cannot be handed back before
-     * that is over. */
+    /* It cannot be handed back yet: another thread checks its body, or writes to its client's shared memory. */
     bool held;
-    struct request *previous, *next; /* all requests whose connections are suspended, in order of arrival */
-    struct hangup_watch *watch;      /* for hang-up; NULL: not watched (yet) */
+    struct request *previous, *next; /* list of all requests with suspended connections, in order of arrival */
+    struct hangup_watch *watch;      /* watch for a hang-up; NULL: not watched, or not yet */
 };
 
-/* Makes a request in RECEIVING, which the calling HTTP thread owns. It is the head of a zeroed block of `bytes`, so
- * that a struct that begins with a request can be made of it. NULL when out of memory. */
+/* Makes a request in RECEIVING, which the calling HTTP thread owns. It is the first member of a zeroed block of
+ * `bytes`, which the caller may use as a larger struct. NULL when out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
-/* Gives everything back. Only its owner may. */
+/* Releases the request and all it holds. Only its owner may call this. */
 void request_free(struct request *request);
 
-/* It is one for tensors: counts it in its present state. */
+/* Marks the request as one for tensors, and counts it in its present state. */
 void request_count_in(struct request *request);
 
-/* By the owner of the present state: it belongs to the owner of the next one. */
+/* Moves the request to its next state, whose owner then owns it. Only the present owner may call this. */
 void request_move(struct request *request, enum request_state to);
 
-/* Records why the request is refused; the first reason stays. */
+/* Records why the request is refused. Only the first reason is kept. */
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
-/* The same by who owns its job, of a fault that was found in there: its pointer becomes one into the body as it was
- * sent. */
+/* Records a fault found in the request's job; only the job's owner may call it. The pointer is translated into one
+ * into the body as the client sent it. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* By the owner: takes a place in the queue, in exchange for the one it has. A state that wants one (the table above) is
- * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
+/* Takes a slot in the queue in exchange for the present one. A state that needs a slot is entered with it, and
+ * request_move() releases it in a state that needs none. On an error the request has no slot. Call it as the owner. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* The request's text, or its answer, which are not leased, have so many bytes now. The growth is counted as staging
- * memory of its caller. */
+/* Sets the size of the request's text or answer, which is not leased. Growth is counted as staging memory of its
+ * caller. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
-/* Ends the receiving side: decoder, place, staging and shared memory, as far as they are still held. */
+/* Releases what receiving needed and the request still holds: decoder, slot, staging and shared memory. */
 void request_drop_body(struct request *request);
 
-/* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */
+/* Makes an id of 16 hexadecimal digits. It is unlikely that two are equal, in this process or elsewhere. */
 void request_make_id(char id[REQUEST_ID_BYTES]);
 
 #endif

@@ -1,4 +1,4 @@
-/* server.h: what every part of the daemon shares: one struct, filled in by main.c in order and emptied in reverse. */
+/* server.h: the struct that all parts of the daemon share. main.c fills it in order and empties it in reverse. */
 #ifndef SERVER_H
 #define SERVER_H
 
@@ -19,7 +19,7 @@ struct loop;
 struct connections;
 struct tokens;
 
-/* id, state as /v1/info and /readyz say it */
+/* id, name of the phase in /v1/info and /readyz */
 #define SERVER_PHASE_MAP(X) X(STARTING, "starting") X(READY, "ready") X(DRAINING, "draining") X(FAILED, "failed")
 enum server_phase {
 #define X(id, label) SERVER_##id,
@@ -28,10 +28,10 @@ enum server_phase {
         SERVER_PHASE_COUNT
 };
 
-/* What all open connections add up to. */
+/* Sums over all open connections. */
 struct connection_totals {
     _Atomic int count;
-    _Atomic int64_t bytes; /* memory of the connections and of their requests, without tensors */
+    _Atomic int64_t bytes; /* memory of the connections and their requests, without tensors */
 };
 
 struct server {
@@ -39,23 +39,24 @@ struct server {
     proto_limits limits;
     int64_t started_ms;
     _Atomic int phase;              /* enum server_phase */
-    _Atomic int64_t drain_since_ms; /* 0: it does not drain */
-    _Atomic bool stopping;          /* nothing may be suspended any more */
-    _Atomic int suspended;          /* connections that are suspended, or about to be */
+    _Atomic int64_t drain_since_ms; /* 0: it is not draining */
+    _Atomic bool stopping;          /* no connection may be suspended any more */
+    _Atomic int suspended;          /* connections that are suspended or about to be */
 
     struct staging_pool *staging;
-    bool pinned; /* its memory is pinned for a device */
+    bool pinned; /* the staging memory is pinned for a device */
     struct contexts *contexts;
     struct caches *caches;
-    struct regions *regions; /* NULL: there is no shared memory */
-    struct tokens *tokens;   /* NULL: everybody may, */
-    struct caller everybody; /* on one account */
+    struct regions *regions; /* NULL: shared memory is off */
+    struct tokens *tokens;   /* NULL: clients need no token */
+    struct caller everybody; /* the account of all clients without tokens */
     struct queue queue;
     struct devices *devices;
     struct connections *connections;
-    const struct connection_totals *open_connections; /* of `connections` */
+    const struct connection_totals *open_connections; /* sums over `connections` */
     struct loop *loop;
-    const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv, by front_init() and loop_open() */
+    /* Versions of libmicrohttpd and libuv, set by front_init() and loop_open(). */
+    const char *web_library, *loop_library;
 };
 
 const char *server_phase_label(int phase);

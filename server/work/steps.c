@@ -1,7 +1,7 @@
 /* steps.c: see steps.h.
  *
- * The problem of a decode is a forward with page_table (kernels/attention.h): k and v are the pool, and a page is
- * called by its granule, so the stride of the page axis is the granule whatever a page holds:
+ * The problem of a decode is a forward with page_table (kernels/attention.h). k and v are views of the pool. A page's
+ * number is that of its first granule, so the stride of the page axis is one granule for pages of any size:
  *
  *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
  *   v                           = the same behind the keys of the page, with Dv; latent: the keys themselves */
@@ -20,14 +20,14 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_step {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    int32_t *table;               /* all zeros: until it has begun, for the check of the problem */
-    char started[CACHE_ID_BYTES]; /* the cache that was made for the sequence which it starts; empty: none */
+    int32_t *table;               /* zeros, for the check of the problem before the transaction begins */
+    char started[CACHE_ID_BYTES]; /* id of a cache that was made for a sequence this request starts; empty: none */
     bool committed;
 };
 
 /* ---- Prepare ----------------------------------------------------------------------------------------------------- */
 
-/* An id of another length cannot be one of ours; it is passed on cut, and found to be unknown. */
+/* Copies an id. One of another length cannot be valid: it is cut, and will be unknown. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -36,7 +36,7 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* One size of what is appended. */
+/* Checks one size of the tensor that is appended. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -68,7 +68,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* k and v, where they are given, fit the caches. */
+/* Checks that k and v, if they are given, fit the caches, and sets the rows to append. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
     attn_problem *const p = &job->call->items[0].problem;
@@ -89,7 +89,7 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* q fits the caches: said here, for whoever sent q did not send k. */
+/* Checks that q fits the caches. The error says so itself, because a client that sends q may not have sent k. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -102,7 +102,7 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* K or V of the pool: columns `columns` from byte `offset` of a page on, of `stored` in memory. */
+/* A view of the pool's K or V: `columns` from byte `offset` of a page on, with `stored` columns in memory. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -120,7 +120,7 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* The problem points at the pool and at the tables of the step. */
+/* Makes the problem use the pool and the transaction's tables. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -138,18 +138,19 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     struct job_step *const own = job->step;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
-    if (step->most == 0) step->most = 1; /* all are empty */
+    if (step->most == 0) step->most = 1; /* all caches are empty */
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    item->problem.page_table.stride[0] = 0; /* any page will do for a look: the real table comes when the step begins */
+    /* Any page will do for the check; the real table is made when the transaction begins. */
+    item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     0; /* lengths differ: it is of the last keys of each */
+                                     0; /* lengths differ, so the mask is for the last keys of each row */
     return proto_item_prepare(item, err);
 }
 
-/* A sequence whose start failed has not started: who goes on with it is told so,
- * and does not attend to an empty cache. */
+/* Deletes the cache of a sequence whose first request failed. Later requests of the sequence are then refused, and do
+ * not attend to an empty cache. */
 static void drop_started(struct job *job)
 {
     char *const id = job->step->started;
@@ -157,7 +158,7 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* A cache that a sequence starts with has the sizes of the request's tensors, so they are what is wrong with it. */
+/* The cache of a new sequence has the sizes of the request's tensors, so an error about it names the tensors. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -173,7 +174,7 @@ static void point_at_tensor(attn_error *err)
         }
 }
 
-/* The cache of the request's sequence, a new one where it starts. */
+/* Finds the cache of the request's sequence, or makes one if the request starts it. */
 static attn_status name_sequence(struct job *job, attn_error *err)
 {
     const proto_sequence *const sequence = &job->call->sequence;
@@ -243,7 +244,8 @@ attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *e
     struct cache_step *const step = &job->step->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    if (scan != 0) status = caches_ask(step, scan, wait, err); /* few that wait can begin; others most likely can */
+    /* Few of those that waited can begin; a new one most likely can. */
+    if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
     status = caches_table_bytes(step, &bytes, err);

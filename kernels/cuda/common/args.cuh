@@ -1,9 +1,9 @@
 /* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
  *
- * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB
- * of parameters, which the constant cache broadcasts. The functions below are the definition of kernels/README.md
- * in float, one line a step; every kernel that treats elements one by one uses them, so that they all mean the
- * same. */
+ * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by
+ * value: about 1.3 KB of parameters, which the constant cache broadcasts. The functions below are
+ * the definition of kernels/README.md in float, one line a step; every kernel that computes single
+ * scores uses them, and all kernels therefore agree. */
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
@@ -17,7 +17,7 @@
 
 #define DEVICE __device__ __forceinline__
 
-/* The shared memory that a block was launched with, as what its kernel keeps there. */
+/* The block's dynamic shared memory, as the struct S that its kernel keeps there. */
 template <class S> DEVICE S &block_memory()
 {
     extern __shared__ __align__(1024) char memory[];
@@ -36,14 +36,16 @@ struct cuda_args {
      * q_start + i. */
     int64_t lse_batch, lse_head;
     int first_tile; /* the lowest tile of rows or keys that a launch computes, of each head (packed: all sequences) */
-    bool ends_of_queries, ends_of_keys; /* may a sequence of them end before its tensor (packed, seqlens)? */
-    int decode_rows; /* packed sequences of at most so many rows (queries times group) are left out; 0: none */
-    /* A long problem has a byte for each row of lse, and for each row of dk. A kernel marks there the rows that have to
-     * be computed one key after the other, and a later launch computes them (simple/simple.cu). *rows_found becomes 1
-     * where there is any such row. NULL: the kernel computes them at once. */
+    bool ends_of_queries, ends_of_keys; /* may a sequence end before its tensor does (packed, seqlens)? */
+    int decode_rows; /* skip packed sequences of at most this many rows (queries times group); 0: none */
+    /* Only a long problem has these: one byte per row of lse, and one per row of dk. A kernel marks
+     * the rows that must be computed one key after the other; a later launch computes them
+     * (simple/simple.cu). *rows_found becomes 1 if any row is marked. NULL: the kernel computes
+     * those rows at once. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* In a backward: saved.lse and saved.rest where tiles compute them for rows with huge scores, NULL where they are
-     * computed row by row. The forward kernel that computes them for a backward writes nothing else. */
+    /* In a backward: saved.lse and saved.rest if tiles compute them for rows with huge scores; NULL
+     * if they are computed row by row. A forward kernel that runs for these two writes nothing
+     * else. */
     float *part_lse, *part_rest;
 };
 
@@ -67,7 +69,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* Rows of all query heads, or of all key/value heads: as many as lse has, or dk. */
+/* Number of rows of all query heads (as in lse), and of all key/value heads (as in dk). */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -102,7 +104,7 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
 struct head_args {
     int64_t b, h, hk; /* sequence (or batch row), query head, its key/value head */
     attn_sequence s;
-    float scale; /* of q.k, dequantisation factors included */
+    float scale; /* multiplies q.k; includes dequantisation factors */
     attn_score_options options;
     float slope; /* ALiBi; 0 without */
     float v_scale;
@@ -148,14 +150,14 @@ DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, i
     return true;
 }
 
-/* The same, with causal, window and lengths. */
+/* Like visible_by_mask(), and also applies causal, window and lengths. */
 DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_range keys = attn_keys_of(&a.g, &x.s, i);
     return j >= keys.lo && j < keys.hi && visible_by_mask(a, x, i, j);
 }
 
-/* z is at most the largest float32 in size; NaN stays. */
+/* z clamped to the range of finite float32; a NaN stays. */
 template <typename real> DEVICE float saturated(real z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
@@ -173,9 +175,9 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* z of a visible pair, from q.k; *derivative is that of z by scale q.k, for the gradient (score.h). NaN where q.k or a
- * partial sum has left float32, because scale q.k may be ordinary all the same. rows.cuh then computes the row with
- * score_in_double(). */
+/* z of a visible pair, from q.k; *derivative is dz / d(scale q.k), for the gradient (score.h). z is
+ * NaN where q.k or a partial sum overflows float32, although scale q.k may be in range. rows.cuh
+ * then computes the row with score_in_double(). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -202,9 +204,9 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
  * holds in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
-/* Takes the score of a visible pair, or a sink, to base 2. The result is never -inf, which means hidden. A huge score
- * stays as it is: different ones stay different, none overflows, and their P is right. Smaller scores stay below huge
- * ones. */
+/* Converts the score of a visible pair, or a sink, to base 2. The result is never -inf, which means
+ * hidden. A huge score stays as it is: different ones stay different, none overflows, and their P
+ * is right. Smaller scores stay below huge ones. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
@@ -230,7 +232,7 @@ DEVICE int64_t dropout_head(const cuda_args &a, int64_t b, int64_t h)
     return a.drop_first + b * a.drop_batch + h;
 }
 
-/* M of dropout: 0, or 1 / (1 - p). */
+/* The dropout factor of a pair: 0, or 1 / (1 - dropout_p). */
 DEVICE float dropout(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     if (a.drop_below == 0) return 1;
@@ -260,7 +262,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
-/* The sequence that owns tile `tile` of a packed problem: sequence b has those from cu[b] / unit + extra * b on. */
+/* The sequence that owns tile `tile` of a packed problem. Sequence b owns the tiles from cu[b] /
+ * unit + extra * b on. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -272,7 +275,7 @@ DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int 
     return low;
 }
 
-/* Where row i's lse, delta are. */
+/* Index of row i in lse and delta. */
 DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 {
     return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
@@ -298,7 +301,7 @@ static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
     grid.x = (unsigned)(tiles.end - tiles.first);
 }
 
-/* Heads and batch rows that a grid can count; nothing larger has been asked for. */
+/* Do heads and batch rows fit the limits of a grid? */
 static inline bool tile_grid_fits(const attn_dims &d)
 {
     return d.H <= 65535 && (d.packed || d.B <= 65535);

@@ -492,7 +492,7 @@ const attn_kernel *kernel_at(const attn_device *base, int index)
     return index < d->kernel_count ? &d->kernels[index]->takes : nullptr;
 }
 
-const size_t WORKSPACE_ALIGN = 1024; /* what TMA and its swizzles want */
+const size_t WORKSPACE_ALIGN = 1024; /* bytes; TMA and its swizzles need it */
 
 size_t aligned(size_t bytes)
 {

@@ -1,16 +1,17 @@
 /* errors.h: what every CUDA error means here, in one table.
  *
- * A sticky error has broken the process's context: no later call can succeed, and only a new process can use the
- * device again. The others are answered and forgotten. An error that is not in the table counts as sticky: nothing
- * is promised of it. The fake device of the tests (kernels/fake/) uses the same table, so that its scripted faults
- * have the consequences of real ones. */
+ * A sticky error has broken the process's context: no later call can succeed, and only a new
+ * process can use the device again. Any other error fails the one request. An error that is not in
+ * the table counts as sticky, because CUDA promises nothing about it. The fake device of the tests
+ * (kernels/fake/) uses the same table, so that its scripted faults have the consequences of real
+ * ones. */
 #ifndef ATTN_CUDA_ERRORS_H
 #define ATTN_CUDA_ERRORS_H
 
 #include "kernels/attention.h"
 
-/* CUDA's number, CUDA's name of it (device.cu checks that the two agree; no header of CUDA is needed here), what we
- * call it, sticky, the status that it becomes. */
+/* The columns are: CUDA's number; CUDA's name; our message; sticky; the status it becomes.
+ * device.cu checks that number and name agree, because this header includes none of CUDA's. */
 #define CUDA_ERROR_MAP(X)                                                                 \
     X(1, cudaErrorInvalidValue, "invalid value", 0, DEVICE)                               \
     X(2, cudaErrorMemoryAllocation, "out of memory", 0, NO_MEMORY)                        \

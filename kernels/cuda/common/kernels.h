@@ -5,8 +5,9 @@
  * that takes it, so fast rows stand before general ones; adding a kernel is adding a row to cuda_kernels[] in
  * kernels.cu.
  *
- * A row that names its features is safe: a problem with any other feature never gets there. ATTN_ALL_SCORES is for
- * kernels that compute each score by score() of args.cuh, in all their forms or in one of them (see PLAIN_FEATURES). */
+ * A row lists the features that its kernel computes; a problem with any other feature skips the
+ * row. ATTN_ALL_SCORES is for kernels of which every variant, or one (see PLAIN_FEATURES), computes
+ * each score by score() of args.cuh. */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
 
@@ -17,36 +18,39 @@
 #include "kernels/attention.h"
 #include "kernels/merge.h"
 
-/* What a launcher may know of the device. */
+/* What a launcher knows about the device and about the launch. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
     int shared_bytes; /* most dynamic shared memory of a block */
-    /* 0, but in a launch that decode.h makes of another forward kernel: packed sequences of at most so many rows
-     * (queries times heads of a group) are left alone, for they are its own. */
+    /* Nonzero only in a launch that decode.h makes of another forward kernel. That kernel skips
+     * packed sequences of at most this many rows (queries times heads of a group): decode.cu
+     * computes them. */
     int decode_rows;
-    bool copies_by_threads; /* rather than by the copy engine, where a kernel has both: see device.cu */
-    /* True if the call before on this stream was a decode and this problem reads none of its results: then it may read
-     * before that call has ended. Of a launch, as decode_rows; false in a device's own. */
+    bool copies_by_threads; /* threads copy tiles even where a kernel could use the copy engine: see device.cu */
+    /* True if the previous call on this stream was a decode whose results this problem does not
+     * read. The launch may then read its inputs before that call has ended. Set per launch; false
+     * in the device's own. */
     bool after_decode;
-    int *counter;                                  /* the stream's, for sm90/layer/scheduler.cuh; NULL: it has none */
+    int *counter;                                  /* the stream's counter for sm90/layer/scheduler.cuh; NULL: none */
     uint8_t *rows_later, *keys_later, *rows_found; /* see cuda_args */
-    /* Pinned memory: had kernels left rows at the last look? NULL: no later launch of this run computes them, see
-     * launch_steps(). */
+    /* Pinned memory: whether kernels had left rows when the host last looked. NULL: no later launch
+     * of this run computes such rows, see launch_steps(). */
     uint8_t *found;
-    int64_t first_batch, first_head, all_heads; /* where a part of a problem begins; 0: the problem is whole */
-    int share, shares;        /* which of so many shares of its tiles a launch computes; 0 of 0: all, see in_shares() */
-    double step_seconds;      /* of a step, at most */
+    int64_t first_batch, first_head, all_heads; /* start of this part of a divided problem; 0: undivided */
+    int share, shares;        /* tiles to compute: share `share` of `shares`; both 0: all tiles, see in_shares() */
+    double step_seconds;      /* longest time of one step */
     struct cuda_steps *steps; /* which launches of the problem are to be made now; NULL: all */
 };
 
-/* A problem of many launches is queued in steps. A step is one launch, or several that together take 20 ms at most. A
- * launcher has the same steps in the same order at each call; takes_step() says which of them to launch now. So work
- * can be queued a few steps at a time, and given up between them. */
+/* A problem of many launches is queued in steps. A step is one launch, or several that together
+ * take at most 20 ms. A launcher has the same steps in the same order at each call; takes_step()
+ * says which of them to launch now. The host can therefore queue a few steps at a time, and cancel
+ * the rest between two calls. */
 struct cuda_steps {
     int64_t done;   /* steps that were queued, by earlier calls and by this one */
     int64_t at;     /* number of the next step that takes_step() is called for */
-    double seconds; /* that this call may still queue; its first step is always queued */
+    double seconds; /* time this call may still queue; its first step is always queued */
     bool more;      /* this call left a step to the next call */
     bool any;       /* this call has queued a step */
     bool idle;      /* all that earlier calls queued had ended when this call began */
@@ -68,15 +72,16 @@ static inline bool takes_step(const struct cuda_chip *chip, double seconds)
     return true;
 }
 
-/* cuda_chip.step_seconds, but for tests. The emulator sets it, so that its small problems have several steps too. */
+/* The value of cuda_chip.step_seconds. The emulator overrides it, so that its small problems have
+ * several steps too. */
 #ifdef ATTN_STEP_SECONDS
 const double STEP_SECONDS = ATTN_STEP_SECONDS;
 #else
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, of `seconds_each`, into parts and calls visit(first, count) for each part, which is
- * a step. */
+/* Divides `count` pieces of work, each of `seconds_each`, into parts. Calls visit(first, count) for
+ * each part, which is a step. */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -85,7 +90,7 @@ template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count,
     for (int64_t first = 0; first < count; first += part) visit(first, part < count - first ? part : count - first);
 }
 
-/* The same: calls launch(first, count) for each step that is to be launched now. */
+/* Like in_parts(), but calls launch(first, count) only for the steps that are to be launched now. */
 template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch)
 {
     in_parts(chip, count, seconds_each, [&](int64_t first, int64_t n) {
@@ -93,8 +98,8 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
     });
 }
 
-/* The tiles of one head may take longer than a step, too. Several launches then compute a share of them each, and each
- * launch is a step. No bit changes. */
+/* Even the tiles of one head may take longer than a step. Several launches then compute a share of
+ * the tiles each, and each launch is a step. Results have the same bits. */
 struct tile_range {
     int64_t first, end; /* [first, end) */
 };
@@ -112,7 +117,7 @@ static inline bool is_last_share(const struct cuda_chip *chip)
     return chip->share + 1 >= chip->shares;
 }
 
-/* How many shares work of `seconds` has: one, unless that takes half as long again as a step. */
+/* Number of shares of work that takes `seconds`: one, unless it takes more than 1.5 steps. */
 static inline int shares_of(const struct cuda_chip *chip, double seconds)
 {
     const double steps = seconds / chip->step_seconds, most = 1 << 20;
@@ -130,7 +135,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* The same for launch() where before() must run first. Where all is one share, both are one step. */
+/* Like in_shares(), for a launch() that before() must precede. With one share, both calls are one
+ * step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -146,20 +152,21 @@ cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before,
 struct cuda_kernel {
     attn_kernel takes;
     int least_compute, most_compute; /* major * 10 + minor */
-    /* Can it compute this problem, which the row takes? Not where sizes, strides or the chip's shared memory are in the
-     * way. Sets plan->workspace_bytes, what launch() may scribble on, and plan->form where it likes to. Depends on the
-     * problem and the chip alone. */
+    /* Can the kernel compute this problem, whose features and dtypes the row accepts? False where
+     * sizes, strides or the chip's shared memory prevent it. Sets plan->workspace_bytes, the memory
+     * that launch() may overwrite, and may set plan->form. Depends on the problem and the chip
+     * alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues the kernels of one planned problem, whose pointers are device memory. Never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    bool shares; /* of a forward: launch() computes chip->share alone. A backward divides its work by itself */
+    bool shares; /* forward only: launch() computes just chip->share; a backward divides its own work */
 };
 
 enum { TILE_HEAD_DIM = 256 }; /* the widest tile of the kernels on tensor cores */
 
 const int ANY_COMPUTE = 999; /* most_compute of a kernel that newer chips run too */
 
-/* Tensors and options that all have in common, and those of the masks that are intervals of keys. */
+/* Features of every kernel: the basic tensors and options, and masks that are intervals of keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
                                 ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(sinks) | ATTN_OPTION_BIT(GROUPED) |
                                 ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
@@ -168,8 +175,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
 /* Queries that do not exist, and rows between packed sequences. Their results are written by cuda_fill_padding(). */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* What the plain forms of the kernels of sm80/ compute. For any other feature they have a second form, which computes
- * every score by the functions of args.cuh. */
+/* Features that the plain variants of the kernels of sm80/ compute. For any other feature those
+ * kernels have a second variant, which computes every score by the functions of args.cuh. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
@@ -181,17 +188,17 @@ static inline bool has_options(const attn_plan *plan)
     return plan->features & ~PLAIN_FEATURES;
 }
 
-/* Keys and values are in pages: another form again, for the copies of tiles. */
+/* Are keys and values in pages? Such problems have a third variant, which copies tiles from pages. */
 static inline bool has_pages(const attn_plan *plan)
 {
     return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
-/* Lets `kernel` have that much dynamic shared memory on the current device. The runtime is asked once a device
- * (each has a context of its own), not at every launch. */
+/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. Calls the runtime once
+ * per device, because each device has its own context, and not at every launch. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
-    static std::atomic<uint64_t> allowed; /* a bit a device */
+    static std::atomic<uint64_t> allowed; /* one bit per device */
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
     const uint64_t bit = device < 64 ? UINT64_C(1) << device : 0;
@@ -201,16 +208,16 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     return code;
 }
 
-/* moves.cu: attn_moves(). */
+/* Implements attn_moves(), in moves.cu. */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
-/* merge.cu: attn_merge(). */
+/* Implements attn_merge(), in merge.cu. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
-/* padding.cu: results of rows that do not exist, as attn_fill_padding() has them. */
+/* Writes the results of rows that do not exist, as attn_fill_padding() does; in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* verify_lse.cu: attn_lse_start(). */
+/* Implements attn_lse_start(), in verify_lse.cu. */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 
 extern const struct cuda_kernel *const cuda_kernels[];

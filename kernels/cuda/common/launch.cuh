@@ -1,13 +1,14 @@
-/* launch.cuh: launches whose kernel is made ready while the one before it in the stream runs, and waits itself for
- * its end (programmatic dependent launch). Every block of such a kernel waits (wait_for_prerequisites()), also one with
- * nothing to do: the kernel after it waits for its end alone, which must not come before the end of the one before
- * it. */
+/* launch.cuh: programmatic dependent launch. The GPU prepares such a kernel while the previous
+ * kernel of the stream still runs; the kernel itself waits for that one's end. Every block must
+ * call wait_for_prerequisites(), even a block without work. Otherwise this kernel could end before
+ * the previous one, and the next kernel waits for this one's end only. */
 #ifndef ATTN_CUDA_LAUNCH_CUH
 #define ATTN_CUDA_LAUNCH_CUH
 
 #include <cuda_runtime.h>
 
-/* `overlap`: was the kernel's code made for compute capability 9.0 or above? Else it is launched as others are. */
+/* `overlap`: the kernel's code was made for compute capability 9.0 or above. If false, this is an
+ * ordinary launch. */
 template <class... P, class... A>
 cudaError_t launch_kernel(bool overlap, void (*kernel)(P...), dim3 blocks, int threads, size_t shared_bytes,
                           cudaStream_t stream, const A &...args)

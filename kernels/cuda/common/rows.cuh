@@ -53,8 +53,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of `set` in order, with N channels of the row that at(n) says. The loads of some
- * rows are on their way together. */
+/* Calls add(n, channels) for each n of `set` in order, with N channels of row at(n). Several rows
+ * are loaded ahead. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -94,9 +94,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* The product of row x, which is the same in all lanes, with a row y of each lane's own. Its bits are those of dot(),
- * or of the double sum in score_of_rows(), by the same order: channels d, d + 32, ..., then over d as warp_sum() adds.
- */
+/* The dot product of row x, the same in all lanes, with a row y of each lane's own. Its bits equal
+ * those of dot(), or of the double sum in score_of_rows(), because the order is the same: channels
+ * d, d + 32, ..., then over d as warp_sum() adds. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -129,7 +129,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* 0, or NaN where a number of each lane's own row y is not finite. */
+/* 0, or NaN if any number of the lane's own row y is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -165,8 +165,9 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* 32 steps of an online softmax. A lane has the score z of a key, if it has one (`seen`). Returns the maximum up to
- * that key, and in *before the one before it: a NaN, once there is one. *m becomes the last. */
+/* 32 steps of an online softmax. `seen`: the lane has a key, of score z. Returns the maximum up to
+ * and including that key, and in *before the maximum without it. A NaN stays in all later maxima.
+ * *m becomes the last maximum. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -198,19 +199,19 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base 2), but not the
- * exponents: from 2^24 on P's largest is no longer 1, and from 2^28 on it may leave float16. Rows with scores
- * beyond this are forward_row's, in any unit. */
+/* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base
+ * 2), but not the exponents: from 2^24 on P's largest is no longer 1, and from 2^28 on it may leave
+ * float16. forward_row() computes rows whose scores are beyond this limit. */
 const float SCORE_MOST = 1 << 27;
 
-/* Have tensor cores computed a row right whose largest score is m? BUT_HUGE: their scores are by in_base_2(), which
- * makes huge ones right too. */
+/* Did tensor cores compute a row correctly, given its largest score m? BUT_HUGE: the kernel's
+ * scores come from in_base_2(), which makes rows of huge scores correct too. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* By a whole warp: leaves a row or key to a later launch, which finds `what` in its mark. */
+/* Leaves a row or key to a later launch, by storing `what` in its mark. The whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -223,7 +224,7 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
  * finite because their sums overflowed. A row's own numbers decide. */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
-/* Is the result of the tensor cores, in out and in lse, to be replaced by forward_row()'s? */
+/* Must forward_row() replace the tensor cores' result in out and lse? */
 template <int N>
 DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float m, float l)
 {
@@ -254,7 +255,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    float unit = 1; /* of o: sums of values up to 3.4e38 may overflow where their mean does not */
+    float unit = 1; /* unit of o: a sum of values up to 3.4e38 may overflow although their mean does not */
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
@@ -273,7 +274,8 @@ again:
         const float m_new = maximum_of_lanes(z, seen, &before, &m);
         const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
         const float kept = p * dropout(a, x, i, mine) * unit;
-        /* A key with P 0 changes nothing, unless its value is not finite. Nearly all are such where scores are huge. */
+        /* A key with P 0 changes nothing, unless its value is not finite. Where scores are huge,
+         * nearly all keys have P 0. */
         const float zero = zero_of_lane(view_v, attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + mine), Dv);
         const bool counts = seen && !(p == 0 && rescale == 1 && zero == 0);
         for_rows<N>(
@@ -331,11 +333,12 @@ struct saved {
     float *lse, *delta;
     float *rest;   /* 0 or ONE_KEY. Where lse is LSE_MOST or more, lse is the largest score, and this is the logarithm
                       of the rest of the sum */
-    float *far;    /* where dalibi_slopes is wanted: sums of dZ distance, for simple_gradients() */
-    attn_view out; /* by the same strides of meaning as every out */
+    float *far;    /* sums of dZ times distance, for simple_gradients(); only where dalibi_slopes is wanted */
+    attn_view out; /* laid out as every other out */
 };
 
-/* How many floats saved has for lse, delta, rest and far, where their rows are not those of a tensor. */
+/* Number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes,
+ * far. */
 static inline size_t saved_floats(const attn_plan *plan)
 {
     return (size_t)query_rows(plan->geometry.dims) * (plan->problem->dalibi_slopes.rank ? 4 : 3);
@@ -348,14 +351,15 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* lse in base 2 for the tensor cores: +inf for a row that sees nothing, and NaN, which has its tiles computed one by
- * one, where P cannot be found from it. */
+/* lse in base 2 for the tensor cores. It is +inf for a row that sees nothing. It is NaN where P
+ * cannot be found from lse; tiles with such a row are computed pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Do tiles compute lse and rest of a row with huge scores? Only if scores are by in_base_2(): see sm80/forward.cu. */
+/* Do tiles compute lse and rest of a row with huge scores? Yes only if their scores come from
+ * in_base_2(): see sm80/forward.cu. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
@@ -370,8 +374,9 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* lse and rest of row i, given its lse: beside a large score that has lost the logarithm of the sum, so both are found
- * anew, unless that is left to tiles, or (not `now`) to a later launch. The whole warp calls it. */
+/* Returns lse and rest of row i, given its lse. A large score rounds the logarithm of the sum away,
+ * so both are recomputed, unless tiles or (if not `now`) a later launch do that. The whole warp
+ * calls it. */
 template <row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
@@ -514,7 +519,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* dk and dv (those that are wanted) of key j of key/value head hk, whole: all heads of the group, head after head. */
+/* All of dk and dv, where wanted, of key j of key/value head hk: sums over the heads of the group
+ * in order. */
 template <row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

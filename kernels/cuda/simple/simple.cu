@@ -34,7 +34,8 @@ struct row {
     bool exists;
 };
 
-/* n / by, and what is left. Nearly all are below 2^32, and 32 bits are divided by far fewer instructions than 64. */
+/* n / by, and the remainder. A 32-bit division, which suffices for nearly all n, takes far fewer
+ * instructions than a 64-bit one. */
 DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
 {
     const int64_t quotient = ((n | by) >> 32) == 0 ? (int64_t)((uint32_t)n / (uint32_t)by) : n / by;

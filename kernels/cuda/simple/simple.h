@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* s.delta, and s.lse from the problem's lse where `given`. */
+/* Computes s.delta. If `given`, also computes s.lse from the problem's lse. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
 /* Computes the rows of a forward that its kernel has left to later launches (rows_later). `plan` is the forward's. */
@@ -30,11 +30,12 @@ struct pair_cost {
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-const double WIDE_COST = 2; /* more than CHANNELS channels a lane do not stay in registers */
+const double WIDE_COST = 2; /* factor where a lane has more than CHANNELS channels, which do not fit registers */
 
-/* Rows that tiles leave may cost more, because their scores are computed in double and from parts. On an H100, rows of
- * huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's three loops (D 64), which is less than
- * others take; this factor is for those that have few keys with P 0, or scores that leave float32. */
+/* Rows that tiles leave may cost more, because their scores are computed in double and from parts.
+ * On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's
+ * three loops (D 64), which is less than other rows take. The factor covers rows with few keys of P
+ * 0, or with scores that overflow float32. */
 const double LEFT_COST = 3.5;
 
 /* A warp adds at most this many terms one after the other in a step: a term takes some 4 us where warps are few. */
@@ -47,8 +48,8 @@ static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g,
            chip->multiprocessors;
 }
 
-/* Keys of a query row, and as many queries of a key row of dk and dv. Packed sequences count as if all had the same
- * length, because their lengths are in device memory. */
+/* Estimate of the keys that a query row sees, and of the queries that see a key. Packed sequences
+ * count as if all had the same length, because their lengths are in device memory. */
 static inline int64_t keys_of_row(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -76,9 +77,10 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            chip->multiprocessors;
 }
 
-/* Should the host look for rows that tiles have left in the middle of a problem, before what computes them? It then
- * waits for the stream once more, which takes some 30 us: less than one percent of such a problem's time. After a
- * shorter problem it looks when all has ended (attn_stream_left_rows()), and computes the problem once more. */
+/* Should the host check for left rows in the middle of a problem, before the launches that compute
+ * them? It then waits for the stream once more, which takes some 30 us: less than one percent of
+ * such a problem's time. After a shorter problem it looks when all has ended
+ * (attn_stream_left_rows()), and computes the problem once more. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

@@ -11,9 +11,10 @@
  *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global
  *                                                               memory
  *
- * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left
- * out, and a second kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV
- * are always deterministic: the heads of a group follow each other in one block.
+ * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With
+ * `deterministic` there are none: a second kernel computes dQ by query tiles. It computes S and dP
+ * again, seven products instead of five. dK and dV are always deterministic, because one block adds
+ * up the heads of a group in order.
  *
  *   prepare     delta = rowsum(dO O) - dlse, lse dense; both by query tiles, lse in base 2; zeros in the sums
  *   dkdv_wide   as above, one block a key tile: no options, head dims to 128. It has the design that speed asks for
@@ -24,7 +25,7 @@
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
- * Rows that are not finite are computed once more by rows.cuh, which skips hidden pairs (see forward.cu). */
+ * rows.cuh computes rows that are not finite once more; it skips hidden pairs (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
@@ -37,7 +38,7 @@ cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *p
 
 namespace {
 
-/* Head dims up to D; keys a block, one warp for 16. */
+/* Shapes for head dims up to D: BN keys per block, one warp for 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -65,8 +66,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* dQ = dS K of a round, added to its tile's sums: four groups of 16 queries, the other warps share the columns, at most
- * 64 at a time. */
+/* Adds dQ = dS K of a round to the sums of its query tile. Each warp has one of four groups of 16
+ * queries and some of the columns, at most 64 at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -419,8 +420,8 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Parts of the workspace, in this order: lse and delta, both by query tiles, sums of dQ, and the forward's results
- * where they are not given. */
+/* The parts of the workspace, in order: lse and delta, both by query tiles, sums of dQ, and the
+ * forward's results where they are not given. */
 struct parts {
     size_t rows, values, sums, out, lse, total;
 };
@@ -464,7 +465,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* Bytes without the second dS. */
+/* Bytes of shared memory without the second dS. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -517,7 +518,7 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* Most that a block takes in the form of these problems. */
+/* Most shared memory of a block, in the variant for these problems. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
@@ -526,7 +527,7 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* The two kernels around the main one, by head dims and dtype. */
+/* Launch the two kernels around the main one, by head dims and dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
@@ -555,7 +556,7 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Deterministic dQ of this file's kernels has no sums. */
+/* Do this file's kernels add to sums of dQ? Not for a deterministic dQ. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

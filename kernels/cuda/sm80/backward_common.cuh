@@ -1,5 +1,6 @@
-/* backward_common.cuh: what the forms of backward.cu have in common: where query tiles and their sums of dQ are, the
- * kernels before (prepare) and behind (finish), the keys of a block, results on their way out. */
+/* backward_common.cuh: code shared by the variants of backward.cu: where query tiles and their sums
+ * of dQ are, the kernels before (prepare) and after (finish), the keys of a block, and the store of
+ * results. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 
@@ -28,7 +29,7 @@ DEVICE float4 read_fragment(const float *sums, int lane)
 #endif
 }
 
-/* row_values to shared memory, by 32 threads of the block. */
+/* Copies row_values to shared memory; 32 threads of the block do it. */
 DEVICE void load_values(row_values *to, const row_values *from)
 {
     static_assert(sizeof(row_values) == 32 * 16);
@@ -37,8 +38,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
-/* lse and rest of a tile's rows whose lse is huge; the others keep what they have. Finds its place by itself, so that
- * prepare() keeps nothing for it. */
+/* Recomputes lse and rest of a tile's rows whose lse is huge; the others keep what they have. Finds
+ * its place by itself, so that prepare() keeps nothing for it. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -146,7 +147,7 @@ struct key_place {
     int first, last; /* query tiles */
 };
 
-/* Where the block is; the query tiles later, by find_queries(), when the keys are on their way. */
+/* Finds the block's keys. find_queries() finds the query tiles later, while the keys are loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
@@ -181,7 +182,7 @@ template <int BN> DEVICE void find_queries(key_place &place)
     place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
 }
 
-/* Blocks of 16 x 8 to the rows of a result that are staged from `memory` on (see tile.cuh). */
+/* Writes blocks of 16 x 8 to the rows of a result that are staged from `memory` on (see tile.cuh). */
 template <typename T, int D, int MT, int NT>
 DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
 {
@@ -195,7 +196,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Multiplies by `factor`. Is every element finite then? */
+/* Multiplies by `factor`. Returns whether every product is finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;
@@ -213,9 +214,9 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 
 /* ---- finish ------------------------------------------------------------------------------------------------------ */
 
-/* dQ = scale * sums, in its dtype. A block a query tile and head. */
-/* Four blocks a multiprocessor: repairs (dq_row) would take the registers of two, and reading needs many loads on
- * their way. */
+/* Stores dQ = scale * sums, in its dtype. One block per query tile and head. */
+/* Four blocks per multiprocessor, because reading needs many loads in flight. Without the limit,
+ * repairs (dq_row) would take so many registers that only two fit. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {

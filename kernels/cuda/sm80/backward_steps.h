@@ -13,24 +13,24 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-enum { QUERY_TILE = 64 }; /* queries whose values and sums lie together */
+enum { QUERY_TILE = 64 }; /* queries of one tile, whose values and sums are contiguous */
 
-/* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row
- * sees nothing (P becomes 0), and delta. */
+/* Values of each row of a query tile: delta, and lse in base 2. lse is +inf where there is no row,
+ * or where the row sees nothing: P is then 0. */
 struct row_values {
     float lse2[QUERY_TILE], delta[QUERY_TILE];
 };
 
-/* The workspace as kernels see it: rows.cuh's part, the values of every query tile and its float32 sums of dQ, D of
- * the class by 64 (NULL: not wanted). */
+/* The workspace as kernels see it: the part of rows.cuh, the values of every query tile, and its
+ * float32 sums of dQ (64 by D of the class; NULL: dQ is not wanted). */
 struct backward_scratch {
     saved s;
     row_values *values;
     float *sums;
 };
 
-/* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / QUERY_TILE + b on, as in
- * tile_place_of(). */
+/* Query tiles are numbered across all heads. Packed, sequence b owns those from cu[b] / QUERY_TILE
+ * + b on, as in tile_place_of(). */
 DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / QUERY_TILE + a.g.dims.B
@@ -38,21 +38,21 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
     return (a.g.dims.packed ? h * tiles + s.q_start / QUERY_TILE + b : (b * a.g.dims.H + h) * tiles) + tile;
 }
 
-/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. Those of 32 queries
- * lie together, pairs of blocks channel by channel: a warp's 32 x 32 is one piece. red_add_4() takes four floats
- * that lie together, where there is such an instruction; elsewhere a warp's additions to one of the four had better
- * lie together. */
+/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane.
+ * Those of 32 queries lie together, pairs of blocks channel by channel: a warp's 32 x 32 is one
+ * piece. Where the GPU has the instruction, red_add_4() adds four contiguous floats. Elsewhere a
+ * warp adds one of the four at a time, which is fastest if the warp's addresses are contiguous. */
 template <int D> DEVICE int fragment_at(int q, int d)
 {
     return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
 }
 
-/* Head dims are treated as 64, 128 or 256. */
+/* The class of a problem's head dims: 64, 128 or 256, rounded up. */
 int backward_class(const attn_dims &d);
 
-/* Bytes of workspace for all of this; 0: the forward that a backward without out needs is not computed here. The main
- * kernel's own follow them. adds: it adds to sums of dQ, if dQ is wanted, in an order that is good enough for the
- * problem. */
+/* Bytes of workspace for all these steps; the main kernel's own workspace follows them. 0: the
+ * problem needs a forward that is not available here. adds: the main kernel adds to sums of dQ (if
+ * dQ is wanted) in an order accurate enough for the problem. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

@@ -1,4 +1,4 @@
-/* backward_wide.cuh: dkdv_wide, the plain form of backward.cu: no options, head dims to 128. */
+/* backward_wide.cuh: dkdv_wide, the plain variant of backward.cu: no options, head dims up to 128. */
 #ifndef ATTN_SM80_BACKWARD_WIDE_CUH
 #define ATTN_SM80_BACKWARD_WIDE_CUH
 
@@ -36,7 +36,7 @@ template <int D> struct shared_wide {
         uint16_t dS[2][BN * BM]; /* dS^T, of this tile and the last. The second is left out where it does not fit */
 };
 
-/* A warp's 32 x 32 block of P^T or dS^T to its place in a tile of BM columns. */
+/* Writes a warp's 32 x 32 block of P^T or dS^T to its place in a tile of BM columns. */
 template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2][4][4], int row, int column, int lane)
 {
 #pragma unroll
@@ -49,9 +49,9 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* The two warps of a pair wait for each other. Both come at every tile, also where the pair sees nothing: skipping
- * together would be as right (P and dS are written and read by those that come, and written again behind a barrier
- * of the block), but tools could not follow it. */
+/* Barrier of the two warps of a pair. Both call it at every tile, also where the pair sees nothing.
+ * Skipping together would be correct too: only warps that come exchange P and dS, which are
+ * overwritten after a barrier of the block. Race checkers could not follow that. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {

@@ -1,6 +1,6 @@
 /* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context.
  *
- * There is nothing to reuse but K and V themselves, so time is the reading of K and V, once. Hence:
+ * The time is that of reading K and V once, because nothing else is large. Therefore:
  *
  *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r is
  *   query r / G of head r % G of the group. A sequence of at most DECODE_ROWS rows is decoded here; any other is some
@@ -35,21 +35,23 @@
  * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
  * (cuda_chip::decode_rows).
  *
- * Of calls one behind the other the next one's reading begins while the last one's results are added up (plan::ahead),
- * where it reads nothing that the last one writes: device.cu knows what a stream's last kernels were. What that takes
- * of every kernel here: it begins to let the next one begin (launch_dependents()) behind its wait for the one before,
- * so that whatever comes before the last call has ended when a block of the next one runs; and it writes nothing before
- * its own wait. combine_splits() alone lets the next begin at once: it has itself been let begin by blocks that had
- * waited.
+ * When one call follows another, the next call's reads overlap the previous call's combine_splits()
+ * (plan::ahead), if the next reads nothing that the previous writes. device.cu knows a stream's
+ * last kernels. Every kernel here must therefore call launch_dependents() only after its own wait
+ * for the previous kernel: work before the previous call has then ended when a block of the next
+ * one runs. And it must write nothing before its own wait. combine_splits() alone calls
+ * launch_dependents() at once, because the blocks that allowed it to start had waited.
  *
- * On Hopper the copy engine brings keys and values wherever it can, with the same bits: sm90/decode/decode.cu.
+ * On Hopper the copy engine loads keys and values where it can, with the same bits:
+ * sm90/decode/decode.cu.
  *
- * Keys and values in float8 stay that in shared memory, so their tiles cost half the reading (float8.cuh): a form of
- * its own, which computes P V in float16. What has options takes the other form, where the loader widens them one by
- * one.
+ * Float8 keys and values stay float8 in shared memory, which halves the reading (float8.cuh). They
+ * have a variant of their own, which computes P V in float16. With options the other variant runs,
+ * whose loader widens them one by one.
  *
- * As in forward.cu there is a form with options, and a block whose result is not finite goes over its split once
- * more with zeros for the values that are not, then computes one by one the rows that see one. */
+ * As in forward.cu there is a variant with options. A block whose result is not finite repeats its
+ * split with zeros in place of values that are not finite. Then it computes one by one the rows
+ * that see such a value. */
 #include <atomic>
 
 #include "decode.cuh"
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* The sum over a block's threads, which all of them get. */
+/* The sum of x over a block's threads, returned to all of them. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
@@ -96,8 +98,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* forward_row() of rows.cuh by a block, of which a thread has one channel. It is written out here, for a kernel that
- * calls a function has a stack, and then begins later. */
+/* forward_row() of rows.cuh by a block, one channel per thread. It is written out here, because a
+ * kernel that calls a function has a stack and starts later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -151,8 +153,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
  * same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and those whose sums overflow, are computed
  * one by one after all.
  *
- * A block begins as soon as one of decode_splits() leaves a multiprocessor, so it may want no more registers than that
- * had. */
+ * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore
+ * not need more registers than that block had. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -267,7 +269,7 @@ int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-/* The whole launch: the plan, blocks, bytes of workspace. */
+/* A whole launch: the plan, blocks, bytes of workspace. */
 struct launch_plan {
     plan p;
     int64_t blocks;
@@ -275,7 +277,7 @@ struct launch_plan {
     int64_t rows;          /* of the workspace; 0: no sequence has more than one split */
 };
 
-/* `float8`: their form. It never has more splits. */
+/* Plans the launch. `float8`: for the variant of float8 keys, which never has more splits. */
 launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -304,14 +306,14 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* What a function needs to be told or asked once a device. */
+/* State of a kernel's one-time setup, per device. */
 enum { DEVICES = 64 };
 struct once {
     std::atomic<int> state[DEVICES]; /* 0: not yet; 1; 2: may be launched as a programmatic dependent */
 };
 
-/* More shared memory for decode_splits; may combine_splits overlap? It may where its code was made for compute
- * capability 9.0. */
+/* Allows decode_splits its shared memory. May combine_splits overlap? Yes if its code was made for
+ * compute capability 9.0. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
@@ -342,7 +344,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Of which head sizes few rows have a form of their own. */
+/* Do few rows of this head size have a variant of their own, decode_few()? */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -401,8 +403,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_form<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Have few rows their own form? Its grid has places for so many blocks of a key/value head and so many batch rows, and
- * it counts keys in 32 bits. */
+/* Does decode_few() compute this problem? Its grid limits blocks per key/value head and batch rows,
+ * and it counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -410,10 +412,12 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* Blocks for each place on a multiprocessor, where a block may take several splits. */
+/* A block takes several splits only if at least FULL blocks remain for each of the PLACES on a
+ * multiprocessor. */
 const int FULL = 4, PLACES = 3;
 
-/* A block takes a split group where that leaves enough blocks. The bits of the answer are the same. */
+/* Lets a block take a whole split group if enough blocks remain. The bits of the answer are the
+ * same. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
@@ -425,8 +429,8 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* Sequences that may share splits: decode_stacks() comes first, and of decode_splits() there are as many blocks as fill
- * the GPU, for most splits may be done when it comes. */
+/* Sequences that may share splits. decode_stacks() runs first and may compute most splits, so
+ * decode_splits() has only as many blocks as fill the GPU. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);
@@ -457,7 +461,7 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
 
 } // namespace
 
-/* Where a grid counts the blocks. */
+/* Does a grid hold the blocks? */
 bool decode_fits(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -469,7 +473,7 @@ size_t decode_workspace(const attn_geometry &g)
     return (workspace_of(g) + 1023) / 1024 * 1024;
 }
 
-/* Are Q, K and V all that the kernels read? */
+/* Do the kernels read nothing but Q, K and V? */
 static bool reads_no_more(const attn_geometry &g)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)

@@ -35,8 +35,8 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* How keys and values lie in shared memory: as T, which anything becomes, or as float8, which becomes T in registers
- * (float8.cuh). */
+/* The type of keys and values in shared memory: T, to which the loader converts, or float8, which
+ * becomes T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
 /* Rows of several sequences over the same keys (decode_stacks()): tiles of 16. */
@@ -61,17 +61,18 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* of a row of the ring, in 16 bits */
 };
 
-/* A stack's. */
+/* The shape of a stack. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
 
-/* Of FEW_ROWS rows at most. */
+/* The shape for at most FEW_ROWS rows. */
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* Splits that are added up together; rows that a block may have which takes a whole split group (its sums lie in shared
- * memory beside the ring). */
+/* Splits that are added up together; most rows of a block that takes a whole split group, whose
+ * sums lie in shared memory beside the ring. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
-/* Blocks of a multiprocessor, which bounds registers. Before compute capability 9.0 shared memory holds two at most. */
+/* Blocks per multiprocessor, which limits their registers. Before compute capability 9.0 shared
+ * memory holds two at most. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 256 || SCORE_MODS ? 2 : 3;
 #else
@@ -100,8 +101,8 @@ template <class X> struct shared {
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Keys [first, last) for query i by one warp, skipping hidden ones (see rows.cuh). Written is only what the tensor
- * cores cannot give: a result that is not finite, or of huge scores. */
+/* Computes keys [first, last) for query i, skipping hidden ones (see rows.cuh). One warp calls it.
+ * It writes only what tensor cores cannot compute: a result that is not finite, or of huge scores. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
 {
@@ -131,7 +132,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* ---- The ring ---------------------------------------------------------------------------------------------------- */
 
-/* Where the keys of a split are. */
+/* The keys of a split. */
 struct split_place {
     int first, last;  /* keys of the split, `first` a multiple of BN */
     int tiles, steps; /* the first tile; of K and V */
@@ -218,7 +219,7 @@ DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* Of 8 rows, which are rows 8 to 15 of the fragment too. */
+/* The fragment of 8 rows, which also stand as its rows 8 to 15. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -239,7 +240,7 @@ DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, 
     else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
 }
 
-/* Columns m .. m + 15 of the rows of A, from row k on. */
+/* The fragment of columns m .. m + 15 of A, from row k on. */
 template <int WIDTH, int CHUNK, int ROWS>
 DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, int m, int k, int lane)
 {
@@ -251,7 +252,7 @@ DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, 
 
 /* ---- A split ----------------------------------------------------------------------------------------------------- */
 
-/* Q's rows in shared memory, zeros past the last. */
+/* Loads Q's rows to shared memory, with zeros past the last. */
 template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place, int sequences)
 {
     const int D = X::D, BM = X::BM;
@@ -365,7 +366,7 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
     }
 }
 
-/* The block's O of row r, channels d to d + 3: its warps' sums, each times its factor. */
+/* The block's O of row r, channels d to d + 3: the sum of its warps' O, each times its factor. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
     float4 o = make_float4(0, 0, 0, 0);
@@ -379,7 +380,7 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* m and l of row r over all warps; and what each warp's O is to be multiplied by, in place of its m. */
+/* Returns m and l of row r over all warps. Replaces each warp's m by the factor of its O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;
@@ -401,8 +402,8 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* The block's sums to the workspace, from row `saved` on: those of few rows by each thread for itself, without another
- * meeting. False: one is not finite, or of huge scores. */
+/* Stores the block's sums in the workspace, from row `saved` on. With few rows each thread does so
+ * without another barrier. False: a sum is not finite, or of huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -455,7 +456,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     }
 }
 
-/* Which query, head and slope the rows of a block have. */
+/* Finds the query, head and slope of each row of a block. */
 template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, const group_place &place, int rows)
 {
     const int group = (int)a.g.group;
@@ -469,7 +470,7 @@ template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, cons
     }
 }
 
-/* Zeros for what is not finite in a tile of values. */
+/* Replaces values of a tile that are not finite by zeros. */
 template <typename T, class X> DEVICE void clear_values(uint16_t *values)
 {
     uint8_t *const bytes = (uint8_t *)values;
@@ -481,7 +482,7 @@ template <typename T, class X> DEVICE void clear_values(uint16_t *values)
         }
 }
 
-/* A lane's two rows of O, each by its factor. */
+/* Multiplies a lane's two rows of O by their factors. */
 template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)[2])
 {
 #pragma unroll
@@ -490,7 +491,7 @@ template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
 }
 
-/* One of the two. */
+/* Multiplies one of the lane's two rows of O. */
 template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by)
 {
 #pragma unroll
@@ -500,7 +501,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Of O^T (few rows): row r's factor is that of lane 4 r. */
+/* Multiplies the rows of O^T (few rows); lane 4 r has the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -533,8 +534,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* What a warp has of rows from m0 on, columns from d0 on, to its place wk in shared memory: sums of O, m, and l, which
- * becomes whole. */
+/* Writes a warp's O, m and l (summed over its lanes) of rows from m0 on and columns from d0 on to
+ * its place wk in shared memory. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -790,7 +791,7 @@ again:
     }
 }
 
-/* The memory of a block whose rows are few or many. */
+/* The shared memory of a block, for few rows or many. */
 template <typename T, int D, bool SCORE_MODS, keys_as AS, template <typename, class> class RING>
 constexpr size_t shared_bytes()
 {
@@ -828,7 +829,7 @@ inline dim3 grid_of_splits(const attn_dims &d, const plan &p, int64_t blocks)
     return p.few ? dim3((unsigned)d.Hk, (unsigned)p.walkers, (unsigned)d.B) : dim3((unsigned)blocks);
 }
 
-/* A block: the splits that are its own. */
+/* Computes the splits of a block. */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)

@@ -1,5 +1,6 @@
-/* decode.h: decoding for other kernels. A packed problem may hold sequences of either kind: then another kernel runs
- * first and leaves out those of few rows (cuda_chip::decode_rows), which decode.cu computes.
+/* decode.h: lets other kernels leave decoding to decode.cu. A packed problem may hold both long
+ * sequences and sequences of few rows. The other kernel runs first and skips those of few rows
+ * (cuda_chip::decode_rows), which decode.cu then computes.
  *
  * A kernel that is to run like that has a second row, of the same features, beside its own:
  *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
@@ -11,18 +12,20 @@
 enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-size_t decode_workspace(const attn_geometry &g); /* a multiple of 1024 */
+size_t decode_workspace(const attn_geometry &g); /* bytes, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* sm90/decode/decode.cu: the splits of decode.cu where the copy engine can read keys and values: compute capability
- * 9.0, pages of a multiple of 8 keys, strides of whole pieces of 16 bytes, no options, and a driver that makes the
- * maps. False: not here, and nothing was launched. */
+/* sm90/decode/decode.cu: the splits of decode.cu where the copy engine can read keys and values:
+ * compute capability 9.0, pages of a multiple of 8 keys, strides of whole pieces of 16 bytes, no
+ * options, and a driver that makes tensor maps. Returns false, and launches nothing, if any of
+ * these fails. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Is it computed by the form for float8 keys? That knows scales of any size: see load_permuted_queries(). */
+/* Does the variant for float8 keys compute this problem? That variant handles scales of any size:
+ * see load_permuted_queries(). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);

@@ -14,7 +14,7 @@
  *     ---- nobody needs Q and dO any more: load the next ones, under
  *     dQ  = dS K        added to float32 sums in global memory
  *
- * One copy of Q and dO suffices, which is what fits beside K and V at twice 16 bits a number.
+ * One copy of Q and dO suffices; beside K and V, at 32 bits per number, no second one would fit.
  *
  * P is kept as 2^15 P. dS has no natural size: a power of two brings the largest that it can be,
  *
@@ -22,10 +22,10 @@
  *
  * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
  *
- * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left
- * out, and a second kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV
- * are always deterministic. Head dims above 128 do not leave registers for both dK and dV: two launches make one
- * each (S is computed twice).
+ * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With
+ * `deterministic` there are none: a second kernel computes dQ by query tiles. It computes S and dP
+ * again, seven products instead of five. dK and dV are always deterministic. Head dims above 128 do
+ * not leave registers for both dK and dV: two launches compute one each (S is computed twice).
  *
  *   prepare    delta = rowsum(dO O) - dlse (simple.cu), lse dense
  *   split      Q, K, V and dO to planes (f32_split.cu)
@@ -49,7 +49,8 @@ cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_pl
 
 namespace {
 
-/* Head dims up to D; keys a block (one warp for 16), queries a tile, blocks a multiprocessor. */
+/* Shapes for head dims up to D: keys per block (one warp for 16), queries per tile, blocks per
+ * multiprocessor. */
 template <int D, bool SCORE_MODS> struct tile;
 template <> struct tile<64, false> {
     static const int BN = 64, BM = 64, BLOCKS = 2;
@@ -82,7 +83,7 @@ template <int D, bool SCORE_MODS> struct shared {
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
 };
 
-/* Without options there is no staging: it is the last member, and left out. */
+/* Bytes of shared memory. The last member, staging, is used with options only, and else left out. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -91,7 +92,8 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
-/* How many tiles of BM queries see any of the BN keys from j0 on, and the first of them. */
+/* Number of tiles of BM queries that see any of the BN keys from j0 on, and the first of these
+ * tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {
@@ -102,7 +104,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* The sums as results. Is every element finite? */
+/* Scales sums to results. Returns whether every element is finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -116,7 +118,7 @@ template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
     return is_finite;
 }
 
-/* A warp's 16 rows of dS^T, hi and lo, to shared memory. */
+/* Writes a warp's 16 rows of dS^T, hi and lo, to shared memory. */
 template <int BN, int KK>
 DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (&lo)[KK][4], int warp, int lane)
 {
@@ -130,7 +132,8 @@ DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (
         }
 }
 
-/* dQ = dS K of a round, added to its tile's sums: groups of 16 queries, the other warps share the columns. */
+/* Adds dQ = dS K of a round to the sums of its query tile. Each warp has a group of 16 queries and
+ * some of the columns. */
 template <int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int warp, int lane)
 {
@@ -157,8 +160,8 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* A warp's 16 rows of dk or dv (where it is wanted), from row `first` of the sequence on; those from `end` on do not
- * exist. 8 rows of 4 lanes a store. */
+/* Stores a warp's 16 rows of dk or dv, if wanted, from row `first` of the sequence on. Rows from
+ * `end` on do not exist. One store writes 8 rows with 4 lanes each. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -401,7 +404,7 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* `forward`: scratch of the forward, where it is run. */
+/* Lays out the workspace. `forward`: bytes of scratch for the forward, if it runs. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;
@@ -473,7 +476,7 @@ cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backwa
                    : launch_form<D, false>(chip, a, planes, s, sums, stream);
 }
 
-/* What the kernels of a problem want. */
+/* Most shared memory of a block of a problem's kernels. */
 template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
     const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;
@@ -501,7 +504,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() makes what tiles read. launch_tiles() then computes the chip's share of the tiles. */
+/* prepare_tiles() computes the inputs of tiles. launch_tiles() then computes the chip's share of
+ * the tiles. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {

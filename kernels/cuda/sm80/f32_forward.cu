@@ -1,23 +1,23 @@
 /* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute
  * capability 8.0 on.
  *
- * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1); the numbers are pairs of
- * float16, three products for one (split.cuh says how, why, and what error that has: about that of float32 itself).
- * K and V are split by a kernel of their own before, Q by its block; S = Q K^T and P V are products of pairs; P is
- * split in registers; softmax, O and lse are float32.
+ * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1); the numbers are
+ * pairs of float16, three products for one (split.cuh says how, why, and what error that has: about
+ * that of float32 itself). A kernel that runs first splits K and V; each block splits its Q. S = Q
+ * K^T and P V are products of pairs; P is split in registers; softmax, O and lse are float32.
  *
  * P is kept as 2^15 P, and l with it, so that small probabilities do not leave float16's range.
  *
- * A row that sees one key is that key's value to the bit: it is copied. Values that are not finite: as in
- * forward.cu, the tile again with zeros for them, then the rows that see one by rows.cuh. Wide tiles (split.cuh)
- * send all rows there. */
+ * A row that sees one key is a bitwise copy of that key's value. Values that are not finite are
+ * handled as in forward.cu: the tile is repeated with zeros for them, then rows.cuh computes the
+ * rows that see one. If a tile is wide (split.cuh), rows.cuh computes all rows. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"
 
 namespace {
 
-/* One row an instantiation: head dims up to D; 16-row blocks a warp, keys a tile, warps, blocks a multiprocessor. */
+/* Shapes for head dims up to D: 16-row blocks a warp, keys a tile, warps, blocks a multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -29,7 +29,7 @@ template <> struct tile<256> {
     static const int MT = 1, BN = 32, WARPS = 8, BLOCKS = 1;
 };
 
-/* The form with options has one 16-row block a warp, which leaves registers for them. */
+/* The variant with options has one 16-row block per warp, which leaves registers for the options. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = SCORE_MODS ? 1 : tile<D>::MT;
@@ -48,8 +48,8 @@ template <int D, bool SCORE_MODS> struct shared {
 /* A softmax_row's l is in units of P_UNIT. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* To a multiple of 1/16 (of more above 2^18). Maxima are rounded, so that adding P's 15 bits to one is exact. Huge ones
- * stay as they are: see in_base_2(). */
+/* m rounded to a multiple of 1/16 (to a coarser one above 2^18). Maxima are rounded so that adding
+ * P's 15 bits to one is exact. Huge ones stay as they are: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -60,8 +60,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Q to its planes in shared memory, by its block, for it is read once only. Its BM rows have one exponent, of which
- * q_unit is the unit. Scores are at most score_bound times K's largest number; times 16 where Q is wide. */
+/* Splits Q into its planes in shared memory. The block itself does it, because it alone reads these
+ * rows. The BM rows have one exponent, with unit q_unit. Scores are at most score_bound times K's
+ * largest number; times 16 where Q is wide. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -85,9 +86,9 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. c: of a score in S, in base 2. rescale:
- * what O is to be multiplied with. Scores by in_base_2() may be huge, which swallows what is added to them: there the
- * unit is multiplied afterwards. */
+/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. c: factor from a score
+ * in S to base 2. rescale: factor for O. Scores from in_base_2() may be so huge that a number added
+ * to them is lost: there the unit is multiplied afterwards. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -120,7 +121,7 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
             for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
 }
 
-/* O = O / l, with l whole then. Is all of it finite? */
+/* Completes l over the row's lanes and divides O by it. Returns whether all of O is finite. */
 template <bool SCORE_MODS, int DT>
 DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -143,8 +144,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* ROWS rows of a block's tile, from `first` on, from where a warp staged them. Where `copies`, a row that sees one key
- * is that key's value, to the bit. */
+/* Stores ROWS staged rows of a block's tile, from `first` on. `copies`: a row that sees one key
+ * becomes a bitwise copy of that key's value. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -194,14 +195,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
     int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) */
-    if constexpr (SCORE_MODS) {
-        list_seen_keys<BN, THREADS>(a, place.x.b, place.x.h, q0, (int)rows_end, first, last, sm.seen);
-        last = seen_tile_below(sm.seen, last, first) + 1;
-    }
-    const auto below = [&](int j) {
-        if constexpr (SCORE_MODS) return seen_tile_below(sm.seen, j, first);
-        else return j - 1;
-    };
+    last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
+                                              sm.seen);
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
@@ -281,7 +276,7 @@ again:
         cp_async_wait<0>();
         __syncthreads();                                     /* V[j] is here, and nobody reads K[j] any more */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* lo is 0 there */
-        next = below(j);
+        next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
         /* O = rescale O + P V, some columns at a time: what registers allow */
@@ -423,7 +418,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 
 } // namespace
 
-/* As forward_parts() of forward.cu. */
+/* The float32 counterpart of forward_parts() in forward.cu. */
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream)
 {

@@ -1,9 +1,9 @@
 /* f32_split.cu: float32 tensors to planes of float16. See split.cuh.
  *
- * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
- * Bound by memory: 4 bytes in and 4 out a number. One launch does all tensors of a problem. Keys and values in pages
- * are an instantiation of their own: the look-up takes registers that would leave room for a block less on a
- * multiprocessor. */
+ * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number,
+ * and writes hi and lo. Memory bound: 4 bytes in and 4 out per number. One launch splits all
+ * tensors of a problem. Keys and values in pages have an instantiation of their own: the look-up's
+ * registers would cost one block per multiprocessor. */
 #include "split.cuh"
 
 namespace {

@@ -15,10 +15,11 @@
  * not once a tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^
  * (r % 8), so that neither copies nor ldmatrix meet a bank twice.
  *
- * Two forms of each kernel: plain (lengths, causal and window: an interval of keys a row, and a scale above 0), and
- * with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score by the
- * functions of args.cuh. Rows without visible keys give 0 and -inf. Head dims that no copy of 16 bytes fits (D % 8,
- * odd strides) are loaded element by element.
+ * Each kernel has two variants: plain (lengths, causal and window: an interval of keys a row, and a
+ * scale above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any
+ * scale), which treats every score by the functions of args.cuh. Rows without visible keys give 0
+ * and -inf. Head dims that no copy of 16 bytes fits (D % 8, odd strides) are loaded element by
+ * element.
  *
  * A NaN or infinity in V of a key that some rows of a tile see and others do not meets P = 0 inside the product and
  * becomes NaN in rows that must not know it. So a block whose result is not finite goes over its tiles once more,
@@ -33,7 +34,7 @@
 
 namespace {
 
-/* One row an instantiation: head dims up to D; BM queries, BN keys, warps, blocks a multiprocessor. */
+/* Shapes for head dims up to D: BM queries, BN keys, warps, blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2;
@@ -45,7 +46,7 @@ template <> struct tile<256> {
     static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1;
 };
 
-/* The form with options has one 16-row block a warp, which leaves registers for them. */
+/* With options a warp has one 16-row block, because the options need registers too. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
@@ -61,15 +62,15 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Results pass through all of it: rows of D floats at most. */
+/* The block's shared memory. Results, rows of at most D floats, are staged in all of it. */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
               results_fit<256, false> && results_fit<256, true>);
 
-/* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than 8: P and l
- * are then at most 2^8 times what they would be, of which float32 sums and 16-bit floats lose nothing, and O is hardly
- * ever rescaled. c: of a score in S, in base 2. */
+/* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by
+ * more than 8, so that O is hardly ever rescaled. P and l are at most 2^8 times larger, without
+ * loss in float32 sums and 16-bit floats. c: factor from a score in S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -127,14 +128,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
     const int first = min(seen, limit.Sk) / BN;
     int last = (end + BN - 1) / BN; /* tiles [first, last) */
-    if constexpr (SCORE_MODS) {
-        list_seen_keys<BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
-        last = seen_tile_below(sm.seen, last, first) + 1;
-    }
-    const auto below = [&](int j) {
-        if constexpr (SCORE_MODS) return seen_tile_below(sm.seen, j, first);
-        else return j - 1;
-    };
+    last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
     if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
@@ -182,7 +176,7 @@ again:
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
-        next = below(j);
+        next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) {
             K.template load<BN>(sm.K, next * BN);
             cp_async_commit();

@@ -172,14 +172,15 @@ DEVICE float exp2_fast(float x)
 
 /* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before -------------------- */
 
-/* The stream's next kernel, where it was launched as a dependent, may be made ready once every block has said so. */
+/* The GPU may prepare the stream's next kernel, if launched as a dependent, once every block has
+ * called this. */
 DEVICE void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* Until the kernel before has ended and its writes are visible. */
+/* Waits until the stream's previous kernel has ended and its writes are visible. */
 DEVICE void wait_for_prerequisites()
 {
 #if __CUDA_ARCH__ >= 900

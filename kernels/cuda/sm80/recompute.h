@@ -5,14 +5,16 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* A forward of the same tensors with out in float32. Its plan points into it: it is not to be copied. */
+/* A forward of the same tensors with out in float32. Do not copy this struct: its plan points into
+ * it. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
 };
 
-/* Do the forward's tiles compute lse and rest of rows with huge scores? Yes where all kernels of a backward have scores
- * by in_base_2(). No for dbias and dalibi_slopes, whose kernels (simple.cu) sum scores in an order of their own. */
+/* Do the forward's tiles compute lse and rest of rows with huge scores? Yes if all kernels of the
+ * backward take scores from in_base_2(). No for dbias and dalibi_slopes, whose kernels (simple.cu)
+ * sum scores in an order of their own. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;
@@ -28,7 +30,8 @@ static inline size_t recomputed_lse_bytes(const attn_dims &d)
     return (size_t)query_rows(d) * sizeof(float);
 }
 
-/* `out` and `lse` may be NULL where only the plan's size is wanted. False: `kernel` does not compute it. */
+/* Plans the recomputed forward. `out` and `lse` may be NULL if only the plan's workspace size is
+ * wanted. Returns false if `kernel` does not compute this forward. */
 static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
                                    const attn_plan *backward, void *out, void *lse)
 {

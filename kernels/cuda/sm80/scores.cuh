@@ -73,8 +73,8 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* Of 8 rows at most: O^T += V^T P^T. columns_of_a(fragment, dt, kk) brings columns 16 dt .. of rows 16 kk ..; the upper
- * rows of P are an operand as they are. */
+/* O^T += V^T P^T for at most 8 rows. columns_of_a(fragment, dt, kk) brings columns 16 dt .. of rows
+ * 16 kk ..; the upper rows of P are an operand as they are. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -98,7 +98,8 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options ------------------------------------------------------------------------------------------- */
 
-/* -inf for the elements of a row whose column is not in [lo, hi); counted from this lane's first column. */
+/* Sets the elements of a row whose column is outside [lo, hi) to -inf. Columns count from this
+ * lane's first. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
 #pragma unroll
@@ -137,7 +138,7 @@ DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &li
     return sees ? in_base_2(score(a, x, i, key, dot, derivative)) : -CUDART_INF_F;
 }
 
-/* 16 lines of LINE floats from here on. */
+/* `memory` as 16 lines of LINE floats. */
 template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 {
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
@@ -199,7 +200,8 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-/* Which of keys 8 eighth .. 8 eighth + 7 query i keeps: a bit each, from one call of the generator. `head`: b H + h. */
+/* One bit for each of keys 8 eighth .. 8 eighth + 7: does dropout keep it for query i? All eight
+ * come from one call of the generator. `head`: b H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {
     const attn_philox words = attn_dropout_words(a.seed, head, i, eighth);
@@ -208,8 +210,9 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
     return bits;
 }
 
-/* Rows are queries. Multiplies what is kept by `scale` and drops the rest. draw(row, block) is kept_of() a row's block
- * of eight keys; `kept` has room for [16][NT]. After the sum, for dropout does not enter lse. */
+/* Rows are queries. Multiplies kept elements by `scale` and sets the others to 0. draw(row, block)
+ * is kept_of() a row's block of eight keys; `kept` has room for [16][NT]. Call it after the row's
+ * sum, because dropout does not enter lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1

@@ -3,8 +3,8 @@
  *   list_seen_keys(), list_seen_rounds()    the makers: a bit per tile that says whether one of its pairs is visible
  *   seen_tile_below(), seen_tile_above()    the walkers: the next tile of the list
  *
- * Causal, window and lengths are a range of tiles, known without a list. A tile that nobody sees adds P = 0 times V, so
- * no bit of a result depends on the list, but for the sign of a 0. */
+ * Causal, window and lengths are a range of tiles, known without a list. A hidden tile would add P
+ * = 0 times V, so the list changes no bit of a result except the sign of a 0. */
 #ifndef ATTN_SM80_SEEN_TILES_CUH
 #define ATTN_SM80_SEEN_TILES_CUH
 
@@ -17,7 +17,8 @@ struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Does a FlashMask show one of keys [j0, j1) to one of queries [i0, i1)? A warp asks, and may be told yes where no. */
+/* Does a FlashMask show one of keys [j0, j1) to one of queries [i0, i1)? The whole warp calls it.
+ * May return true for a hidden tile, never false for a seen one. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -34,7 +35,8 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* The same of a keep_mask, exactly. It ends with the first rows that see a key: the first row of nearly every tile. */
+/* Does a keep_mask show one of these keys to one of these queries? The result is exact. The search
+ * stops at the first rows that see a key: in most tiles at the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     enum { TOGETHER = 8 }; /* loads of so many rows are on their way together */
@@ -58,7 +60,8 @@ struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Fills the bits of tiles [first, last) of sequence b; place(n) says where tile n is. All threads of the block call it. */
+/* Fills the bits of tiles [first, last) of sequence b; place(n) is tile n. All threads of the block
+ * call it. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {
@@ -117,6 +120,23 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
         if (bits) return min(n + __ffs(bits) - 1, end);
     }
     return min(n, end);
+}
+
+/* For kernels of which one variant has no list (LISTED is false): the tiles of keys [first, last) of a tile of queries,
+ * from the last to the first. last_tile() makes the list, and returns the end of the last tile that is seen. */
+template <bool LISTED, int BN, int THREADS, class SEEN>
+DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
+{
+    if constexpr (LISTED) {
+        list_seen_keys<BN, THREADS>(a, b, h, i0, i1, first, last, seen);
+        return seen_tile_below(seen, last, first) + 1;
+    } else return last;
+}
+
+template <bool LISTED, class SEEN> DEVICE int tile_below(const SEEN &seen, int n, int first)
+{
+    if constexpr (LISTED) return seen_tile_below(seen, n, first);
+    else return n - 1;
 }
 
 #endif

@@ -109,7 +109,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
 
 /* ---- Device ------------------------------------------------------------------------------------------------------ */
 
-/* 2^e for |e| <= 126. Exponents of tiles are at most 120, of dS 114. */
+/* 2^e for |e| <= 126. Exponents of tiles are at most 120; those of dS are at most 114. */
 DEVICE float power_of_two(int e)
 {
     return __int_as_float((e + 127) << 23);
@@ -168,7 +168,8 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
     return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-/* The compiler must not compute what follows from x before the loop and keep all of it: registers are short. */
+/* Makes x opaque to the compiler. Otherwise it would compute values from x before the loop and keep
+ * them all in scarce registers. */
 DEVICE void opaque(uint32_t &x)
 {
     asm volatile("" : "+r"(x));
@@ -257,8 +258,8 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
         for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
 }
 
-/* A warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. What is not there is 0.
- * `pages`: NULL, or the problem whose keys or values these are, in pages. */
+/* A warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. Elements
+ * outside the tensor are 0. `pages`: NULL, or the problem whose keys or values these are, in pages. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
@@ -299,7 +300,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* The largest magnitude of the rows, and the smallest that is a row's largest (+inf where all are 0). */
+/* Finds each row's largest magnitude; top and least become the largest and the smallest of these
+ * (+inf if all are 0). */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;

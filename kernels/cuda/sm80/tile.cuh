@@ -45,9 +45,9 @@ template <typename T, int D> struct tile_row {
     }
 };
 
-/* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP, ... of every tile;
- * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. T:
- * see tile_row. */
+/* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP,
+ * ... of every tile; Where STEP is a multiple of 8 its place in the swizzle is the same in each.
+ * ONCE: no other block reads these rows. T: see tile_row. */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
@@ -237,8 +237,8 @@ DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
                    (int)s.Sk };
 }
 
-/* A value whose origin the compiler shall not know: it is kept, rather than made anew where it is used; or made
- * anew, rather than kept. */
+/* Returns x as a value that is opaque to the compiler. It is then kept, not recomputed where it is
+ * used; or recomputed, not kept. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -351,7 +351,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* The same of a tile that starts anywhere (on 16 bytes). */
+/* Loads a fragment of a tile whose start is aligned to 16 bytes only. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));
@@ -369,8 +369,8 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* C += A B: MT blocks of 16 rows, NT of 8 columns, KK steps of 16. load_a and load_b bring the fragments of one
- * step; they are asked for a step before the products that use them. */
+/* C += A B: MT blocks of 16 rows, NT of 8 columns, KK steps of 16. load_a and load_b load the
+ * fragments of one step, one step before the products that use them. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -407,7 +407,7 @@ template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, in
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Elements d and d + 1 (d is even) of row r, on their way. */
+/* Stages elements d and d + 1 (d is even) of row r. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);

@@ -118,7 +118,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
     DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
 
-    /* Another sequence's rows, or padding. */
+    /* Zeros the rows past the end, which are another sequence's, or padding. */
     DEVICE void zero_past_end(uint16_t *queries) const
     {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
@@ -143,7 +143,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* S becomes P. */
+    /* Turns S into P. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -178,7 +178,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* The same with options. */
+    /* exponents() with options. */
     DEVICE void exponents_of_options(float (&S)[BM / 2], const row_values *values) const
     {
         const round_record &round = record();
@@ -263,7 +263,7 @@ template <typename T, class X, typename R> struct gradients {
         else capped_exponents<false, true>(S, values);
     }
 
-    /* dP becomes dS. */
+    /* Turns dP into dS. */
     template <int FIRST, int LAST>
     DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
     {
@@ -302,7 +302,7 @@ template <typename T, class X, typename R> struct gradients {
         return me.w * QUERY_TILE * X::DQ_COLUMNS + fragment_at<X::DQ_COLUMNS>(me.warp * 16, 0) + me.lane * 4;
     }
 
-    /* dS^T to shared memory as dS: rows are queries. */
+    /* Writes dS^T to shared memory as dS, whose rows are queries. */
     DEVICE void share_dS(const uint32_t (&dS)[BM / 16][4])
     {
         const uint32_t to = dS_to + mine.stage * (uint32_t)sizeof sm.dS[0];
@@ -314,7 +314,8 @@ template <typename T, class X, typename R> struct gradients {
         mine.next();
     }
 
-    /* Until both have shared dS of the round before; so both have done with the stage that share_dS() writes next. */
+    /* Waits until both consumers have shared dS of the previous round. Neither then reads the stage
+     * that share_dS() writes next. */
     DEVICE void await_dS() const
     {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
@@ -328,7 +329,7 @@ template <typename T, class X, typename R> struct gradients {
         whole.next();
     }
 
-    /* To where the sender finds it. */
+    /* Writes dQ to the memory that the sender reads. */
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
@@ -340,7 +341,7 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* S becomes P, by the rules of the form. */
+    /* Turns S into P, with the options of the variant (X::FORM). */
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
@@ -401,7 +402,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* A round none of whose queries sees a key of this warpgroup: dS of nothing. */
+    /* Passes a round in which no query sees a key of this warpgroup: its dS is 0. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -451,7 +452,7 @@ template <typename T, class X, typename R> struct gradients {
             }
     }
 
-    /* dK or dV, times `factor`, to memory. Is all of it finite? */
+    /* Stores dK or dV, times `factor`. Returns whether all of it is finite. */
     DEVICE bool finish(float (&sums)[D / 2], float factor, attn_tensor_id tensor, int64_t width)
     {
         const float factors[2] = { factor, factor };
@@ -468,7 +469,7 @@ template <typename T, class X, typename R> struct gradients {
         return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
     }
 
-    /* For repair_own_keys(). */
+    /* Leaves a mark for repair_own_keys(). */
     DEVICE void leave_mark(bool finite) const
     {
         const bool any = __any_sync(0xffffffff, !finite);
@@ -548,7 +549,8 @@ template <typename T, class X, typename R> struct gradients {
         swap_keys();
     }
 
-    /* The consumers' copy of the next tile of keys, once nobody is at the one before; false: there is none. */
+    /* Fetches the next tile of keys for the consumers, once all have left the previous one; false:
+     * there is none. */
     DEVICE bool next_tile(ring<2> &at)
     {
         named_barrier_sync(END_BARRIER, CONSUMERS); /* and nobody's dK or dV are in dS */
@@ -586,8 +588,8 @@ template <typename T, class X, typename R> struct gradients {
     }
 };
 
-/* Keys of the block's tiles of which this warp found dK or dV not finite, one by one. A function of its own, so that
- * the rounds keep their registers. */
+/* Repairs, one by one, the keys of the block's tiles for which this warp found dK or dV not finite.
+ * A function of its own, so that the rounds keep their registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -656,7 +658,7 @@ int64_t per_head_of(const attn_dims &d)
     return key_tiles_per_head(d, KEYS);
 }
 
-/* Tiles of queries of all heads. */
+/* Number of query tiles of all heads. */
 int64_t query_tiles_of(const attn_dims &d)
 {
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
@@ -792,13 +794,13 @@ template <class X> constexpr shape_row row()
                { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
 
-/* By backward_class(). */
+/* Shapes by backward_class(). */
 const shape_row shapes[] = {
     row<shape<64, 128, PLAIN>>(),  row<shape<128, 64, PLAIN>>(),        row<shape<64, 128, CAPPED>>(),
     row<shape<128, 64, CAPPED>>(), row<shape<64, 128, WITH_OPTIONS>>(), row<shape<128, 64, WITH_OPTIONS>>(),
 };
 
-/* Those that the plain form does not take. */
+/* Options that the plain variant does not compute. */
 const uint64_t OPTIONS = ATTN_OPTION_BIT(SOFTCAP) | ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows);
 
 bool plan_backward(const cuda_chip *chip, attn_plan *plan)

@@ -29,19 +29,19 @@ struct maps {
 struct block_place {
     attn_sequence s;
     int t;    /* its number in the order of tiles */
-    int head; /* of those of the batch; packed, of those of a sequence */
+    int head; /* index among the batch's heads; packed: among a sequence's */
     int b, hk, j0;
     int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
     int first, last; /* query tiles */
-    int begin;       /* the one that it begins with; behind the last comes the first */
+    int begin;       /* the query tile it begins with; after the last comes the first */
     key_band band;
     int Sq;
     /* Rounds: tiles of a head, head after head of the group. */
     DEVICE int tiles() const { return last - first; }
 
-    /* How many blocks of this head add to dQ of a tile before this one, which sees it. Blocks that see a tile are
-     * neighbours. Key tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to that of key min((k + 1) BN,
-     * Sk) - lo. */
+    /* Number of this head's blocks that add to dQ of a query tile before this block does. Blocks
+     * that see a tile are neighbours. Key tile k is seen from query tile max(k BN - hi + 1, 0) / BM
+     * on, up to that of key min((k + 1) BN, Sk) - lo. */
     template <class X> DEVICE int before(int tile, bool last_first) const
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
@@ -68,8 +68,8 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed of all keys. It is
- * filled where it lies, for who does it has few registers. */
+/* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed
+ * of all keys. It is filled in place, because the calling thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
@@ -104,7 +104,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* Tiles [first, last) of queries of which all see all of 64 keys. */
+/* Tiles [first, last) of queries that all see all of 64 keys. */
 struct free_queries {
     int first, last;
 };
@@ -142,7 +142,8 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
                                        { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });
 }
 
-/* Rows from `first` on of a tile become zeros. Both consumers do it together, and meet. */
+/* Zeros the rows of a tile from `first` on. Both consumers call it together; it ends with a
+ * barrier. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
     const int n = (int)threadIdx.x - 128, piece = n % 8; /* of 16 bytes */
@@ -156,7 +157,7 @@ template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 
 /* ---- S^T to P^T and dS^T: rows are keys, columns the queries of a tile ------------------------------------------- */
 
-/* -inf where the thread's keys (rows j and j + 8) are not seen by queries i .. */
+/* Sets scores to -inf where queries from i on do not see the thread's keys (rows j and j + 8). */
 template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place &x, int j, int i, int lane)
 {
     const int column = i + lane % 4 * 2;
@@ -173,7 +174,7 @@ template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place
     }
 }
 
-/* S becomes P; c: what scores are multiplied by, in base 2. */
+/* Turns S into P. c: factor of scores, in base 2. */
 template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values *values, float c, int lane)
 {
 #pragma unroll
@@ -184,8 +185,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* dP becomes dS = P (dP - delta), of the queries [FIRST, LAST) of the tile. instead_of(pair, n): what takes the place
- * of P's n-th pair. */
+/* Turns dP into dS = P (dP - delta), for queries [FIRST, LAST) of the tile. instead_of(pair, n)
+ * replaces the n-th pair of P. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -201,7 +202,7 @@ DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values
     }
 }
 
-/* P, as it was rounded for dV, becomes dS = P (dP - delta). */
+/* Turns P, as rounded for dV, into dS = P (dP - delta). */
 template <typename T, int BM>
 DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values,
                                    int lane)
@@ -220,7 +221,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Keys of a block whose n-th warp's dK or dV is not finite, one by one. */
+/* Repairs the keys of warp n of a block, whose dK or dV is not finite, one by one. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;
@@ -229,7 +230,7 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* Tiles of so many keys, or queries, of a head; packed, a few of them have no rows. */
+/* Number of tiles of a head's keys, or queries. Packed, a few tiles have no rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);
@@ -249,8 +250,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Has the problem rows, as many as 32-bit numbers count, and strides that the copy engine and accesses of 16 bytes can
- * walk? */
+/* Does the problem have rows, few enough for 32-bit numbers, and strides that fit the copy engine
+ * and accesses of 16 bytes? */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

@@ -99,7 +99,7 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* What both have in common: their place in the rounds. */
+/* State common to both consumers: their position in the rounds. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -125,7 +125,7 @@ template <typename T, class X> struct half_of_keys {
         if (++tile == x.last) tile = x.first, h++;
     }
 
-    /* Until this consumer's operand is there; rows of keys that are another sequence's become zeros. */
+    /* Waits for this consumer's operand; rows of keys of another sequence become zeros. */
     DEVICE void await_keys(uint64_t &full)
     {
         const int keys = x.band.Sk - x.j0;
@@ -152,7 +152,7 @@ template <typename T, class X> struct half_of_keys {
 
     DEVICE uint4 *handed(int n) { return &sm.P[handover.stage][n][me.warp * 32 + me.lane]; }
 
-    /* The consumer's sums to rows of a gradient, by way of shared memory. */
+    /* Stores the consumer's sums as rows of a gradient, through shared memory. */
     template <int N>
     DEVICE void finish(float (&sums)[N / 2], float factor, attn_tensor_id gradient, int64_t width, uint16_t *staging,
                        int t)
@@ -189,7 +189,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
         multiply_held<T, BM, X::D / 16>(S, held, K, stage_of<sizeof sm.Q[0]>(first_Q, at.stage));
     }
 
-    /* For this consumer's next product, and for the other. */
+    /* Computes P for this consumer's next product, and for the other consumer. */
     DEVICE void make_P(operand &P, float (&S)[BM / 2])
     {
         if (tile < free.first || tile >= free.last)
@@ -262,7 +262,7 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         multiply_held<T, BM, X::DV / 16>(dP, held, V, stage_of<sizeof sm.dO[0]>(first_dO, at.stage));
     }
 
-    /* Of the other's P. */
+    /* Computes dS from the other consumer's P. */
     DEVICE void make_dS(operand &dS, const float (&dP)[BM / 2])
     {
         await_full(sm.bars_Q, at); /* the values */
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Rows of dK and dV that are not finite, one by one, among those of the warps that said so. */
+/* Repairs rows of dK and dV that are not finite, one by one, in the warps that flagged some. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -432,7 +432,7 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* Key/value heads whose dS is kept at a time. 0: none's. */
+/* Number of key/value heads whose dS is kept at a time; 0: dS is not kept. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -482,7 +482,7 @@ plan plan_of(const backward_job &job)
     return p;
 }
 
-/* Blocks of one kernel. */
+/* Launches the blocks of one kernel. */
 template <auto kernel, class X>
 cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m, int64_t blocks, size_t shared_bytes)
 {
@@ -491,7 +491,7 @@ cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m,
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
 }
 
-/* Part by part: the queries' blocks find what the keys' kept. */
+/* Launches part by part: the blocks of queries read the dS that the blocks of keys kept. */
 template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;
@@ -533,7 +533,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 }
 
 struct shape_row {
-    int D, Dv;                                      /* at most */
+    int D, Dv;                                      /* largest head dims of the shape */
     cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
 };
 template <class X> constexpr shape_row row()
@@ -541,7 +541,7 @@ template <class X> constexpr shape_row row()
     return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* The first that is wide enough. */
+/* Shapes; a problem takes the first that is wide enough. */
 const shape_row shapes[] = {
     row<shape<192, 128>>(),
     row<shape<192, 192>>(),

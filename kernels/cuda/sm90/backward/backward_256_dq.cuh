@@ -34,7 +34,7 @@ template <int D_, int DV_> struct shape {
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    static const int HELD = 8; /* steps of K, and of V, that stay in registers: as many as there are */
+    static const int HELD = 8;                      /* steps of K, and of V, that stay in registers */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
 };
 
@@ -57,8 +57,8 @@ struct kept_tiles {
     }
 };
 
-/* What the kernels know beside cuda_args. The heads are seen to in parts, one after the other; there is one part where
- * dS is not kept. */
+/* The kernels' parameters beside cuda_args. Heads are computed in parts, one after the other;
+ * without kept dS there is one part. */
 struct plan {
     tile_order keys, queries; /* of a part; packed, some have no rows */
     int heads;                /* key/value heads of the batch */
@@ -66,10 +66,10 @@ struct plan {
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c;                         /* c = log2(e) * scale, > 0 */
-    uint8_t *nonfinite, *nonfinite_queries; /* a byte per warp and tile of keys, or of queries */
+    uint8_t *nonfinite, *nonfinite_queries; /* flags: a byte per warp and tile of keys, or of queries */
 };
 
-/* Of all parts' tiles the t-th; the last part may have fewer heads, of `heads` in all. */
+/* Tile t of all parts. The last part may have fewer heads; `heads` is their total. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -96,7 +96,7 @@ struct query_place {
     key_tiles keys; /* that some of the queries see */
 };
 
-/* Tile t of the order: under a causal mask the last, which see most, come first. */
+/* Tile t of the order. Under a causal mask the last tiles, which see most, come first. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
@@ -159,7 +159,8 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* The same operand, whose steps are made where they are used: kept for all rounds they take registers. */
+/* The same operand with its steps recomputed at each use; kept for all rounds they would take
+ * registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;
@@ -180,7 +181,7 @@ template <typename T, class X> struct query_gradients {
     const int row0;              /* of the warpgroup's queries */
     ring<X::STAGES_KV> at;       /* the newest tile asked for a product, of values or keys */
     int tile;                    /* the newest round's keys */
-    int free_first, free_last;   /* tiles of keys all of which all rows of this warpgroup see */
+    int free_first, free_last;   /* tiles of keys that all rows of this warpgroup see in full */
     float lse2[2], delta[2];     /* of the thread's rows */
     const k_major_low<BM> Q, dO; /* of this warpgroup */
     const k_major_low<BN> first_KV;
@@ -201,7 +202,7 @@ template <typename T, class X> struct query_gradients {
         }
     }
 
-    /* Until the tile is there; rows that are another sequence's become zeros. */
+    /* Waits for the tile; rows of another sequence become zeros. */
     template <int CHUNKS> DEVICE void await_tile()
     {
         await_full(sm.bars, at);
@@ -328,7 +329,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Rows of dQ that are not finite, one by one, among those of the warps that said so. */
+/* Repairs rows of dQ that are not finite, one by one, in the warps that flagged some. */
 template <class X>
 __global__ void __launch_bounds__(128)
     repair_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -4,7 +4,7 @@
  *
  *     dQ += dS K    both from shared memory, dS^T as it lies, M-major
  *
- * A tile that no query of a consumer sees was not kept, and that consumer passes it by. */
+ * A tile that no query of a consumer sees was not kept; that consumer skips it. */
 #ifndef ATTN_SM90_BACKWARD_256_KEPT_CUH
 #define ATTN_SM90_BACKWARD_256_KEPT_CUH
 
@@ -32,7 +32,7 @@ DEVICE bool holds(const key_tiles &x, int tile)
     return x.first <= tile && tile < x.last;
 }
 
-/* The producer's thread. */
+/* Runs the producer's thread. */
 template <class X>
 DEVICE void load_kept(shared_kept<X> &sm, const cuda_args &a, const plan &p, const maps &m, const query_place &x)
 {
@@ -72,7 +72,7 @@ template <typename T, class X> struct sums_of_kept {
     {
     }
 
-    /* Until the tile is there; rows that are nobody's become zeros. */
+    /* Waits for the tile; rows past the end of the sequence become zeros. */
     DEVICE void await_tile()
     {
         await_full(sm.bars, at);

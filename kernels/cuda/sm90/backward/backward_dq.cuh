@@ -9,7 +9,7 @@
 
 namespace {
 
-/* Queries of a unit whose dQ is not finite, one by one. */
+/* Repairs queries of a unit whose dQ is not finite, one by one. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);
@@ -30,7 +30,7 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            next = claim_unit(); /* known by the time it is wanted */
+            next = claim_unit(); /* claimed early, so that it is known when needed */
             write(n);
         }
     }

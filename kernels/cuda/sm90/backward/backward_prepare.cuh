@@ -1,12 +1,13 @@
-/* backward_prepare.cuh: what the kernel of backward.cu wants to know of the queries beforehand, delta = rowsum(dO O) -
- * dlse and lse in base 2, by a kernel beside it. It reads O and dO, as much memory as others of the backward's tensors
- * together, and multiplies nothing; backward_tiles mostly multiplies. So a few blocks, each of which has a
- * multiprocessor to itself, go ahead in the order in which heads are worked through, and backward_tiles begins on the
- * other multiprocessors at once. Its loader waits until all queries of a head are prepared; the multiprocessors of this
- * kernel join in when it has ended.
+/* backward_prepare.cuh: a kernel that computes the inputs of backward.cu's kernel from the queries:
+ * delta = rowsum(dO O) - dlse, and lse in base 2. It is memory bound: O and dO are as large as the
+ * backward's other tensors together. backward_tiles is bound by products. A few blocks of this
+ * kernel, each alone on a multiprocessor, therefore run ahead in the order of heads, and
+ * backward_tiles starts on the other multiprocessors at once. The loader of backward_tiles waits
+ * until all queries of a head are prepared. When this kernel ends, its multiprocessors join
+ * backward_tiles.
  *
- * All blocks of this kernel run before the first of backward_tiles begins (launch_dependents()): what those wait for is
- * under way. */
+ * All blocks of this kernel are running before the first of backward_tiles begins
+ * (launch_dependents()), so the work that those wait for is in progress. */
 #ifndef ATTN_SM90_BACKWARD_PREPARE_CUH
 #define ATTN_SM90_BACKWARD_PREPARE_CUH
 
@@ -14,7 +15,7 @@
 
 namespace {
 
-/* Units of work: 8 KB of O, and of dO. */
+/* Rows of a unit of work: 8 KB of O, and 8 KB of dO. */
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
@@ -43,13 +44,13 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4;     /* one in so many multiprocessors prepares */
+const int PREPARER_SHARE = 4;     /* one in this many multiprocessors prepares */
 const int PREPARER_THREADS = 512; /* their registers leave no room for a second block in a multiprocessor */
 
 template <typename T, class X> struct preparer {
     static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* of a row */,
                      STEP = 32 / LANES /* rows at a time */;
-    static const int TOGETHER = 8; /* rows of a lane that are on their way together */
+    static const int TOGETHER = 8; /* rows that a lane loads at a time */
     const cuda_args &a;
     const plan &p;
     float *const products; /* the warp's: a row's dO O */
@@ -70,7 +71,7 @@ template <typename T, class X> struct preparer {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
         const int first = x.i0 % QUERY_TILE; /* in its tile */
-        float y[ROWS / 32], less[ROWS / 32]; /* asked for now, wanted at the end */
+        float y[ROWS / 32], less[ROWS / 32]; /* loaded now, used at the end */
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
             const int row = n * 32 + lane;
@@ -105,7 +106,7 @@ template <typename T, class X> struct preparer {
         __syncwarp(); /* products are read */
     }
 
-    /* lse and rest of all rows, of which some have a huge lse: seldom, see saved.rest. */
+    /* Computes lse and rest of all rows if some have a huge lse, which is rare: see saved.rest. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);
@@ -166,7 +167,7 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Units in order, a warp each; neighbours on different multiprocessors. */
+/* Warps take units in order; neighbouring units go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

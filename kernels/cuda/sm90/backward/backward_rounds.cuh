@@ -1,6 +1,6 @@
-/* backward_rounds.cuh: of the backward kernel of backward.cu, what its warps agree on: the forms it has, its plan, the
- * shared memory of a block, the order of a block's rounds; and the producer's warps, which bring K, V, Q and dO and
- * send dQ away. A round is a tile of queries of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: what the warps of backward.cu's kernel share: its variants, its plan, a
+ * block's shared memory and the order of its rounds. Also the producer's warps, which load K, V, Q
+ * and dO and send dQ. A round is a tile of queries of one of the heads that share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -11,7 +11,7 @@ namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* Which options a form takes. */
+/* The variants of the kernel, by the options they compute. */
 enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
 
 /* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of
@@ -22,8 +22,8 @@ template <int D_, int BM_, form FORM_> struct shape {
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
-    static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
-    static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
+    static const int UNITS = BM / QUERY_TILE;       /* units of QUERY_TILE queries per tile */
+    static const int DQ_COLUMNS = D / (2 / UNITS);  /* channels of a consumer's part of dQ, which has 64 queries */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
     static const bool TURNS =
         FORM == CAPPED || (D == 64 && !OPTIONS); /* with the exponentials: as many as at 128 for half the products */
@@ -43,32 +43,32 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
 
-/* What the kernels know beside cuda_args. */
+/* The kernels' parameters beside cuda_args. */
 struct plan {
     tile_order order; /* of tiles of keys; packed, some have no rows */
-    int *counter;     /* of tiles that were claimed, see cuda_chip */
+    int *counter;     /* number of claimed tiles, see cuda_chip */
     backward_scratch scratch;
-    float scale, c;      /* c = log2(e) * scale, > 0 */
-    uint16_t *nonfinite; /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */
-    bool last_first;     /* the last keys of a head are the first block's */
-    uint32_t *prepared;  /* per key/value head: units of its queries of which prepare_ahead has written the values, */
-    int units, units_of_head; /* of so many */
+    float scale, c;           /* c = log2(e) * scale, > 0 */
+    uint16_t *nonfinite;      /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */
+    bool last_first;          /* the last keys of a head are the first block's */
+    uint32_t *prepared;       /* per key/value head: units of queries that prepare_ahead has written, */
+    int units, units_of_head; /* units of all heads, and of one head */
     bool out_in_pieces;       /* of 16 bytes, as dO always is */
     uint32_t *begun;          /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
-    uint32_t *done;  /* per key/value head: tiles of keys whose parts of dQ are added, each consumer's for itself */
-    int *claimed;    /* units of queries of which somebody makes dQ: see dq_writer */
-    bool makes_dq;   /* of a launch: dQ is wanted, and no share of the tiles of keys comes after this one */
-    bool in_order;   /* deterministic */
-    bool claims;     /* the first block that comes to a part of the sums stores it, the others add to it; */
-    bool zeros;      /* or prepare_ahead has written zeros to the sums, and all blocks add */
-    score_mods mods; /* slopes are in base 2 */
-    float cap;       /* what tanh is multiplied by, in base 2 */
+    uint32_t *done;           /* per key/value head: parts of dQ that were added, one per tile of keys and consumer */
+    int *claimed;             /* units of queries claimed by a warp that computes their dQ: see dq_writer */
+    bool makes_dq;            /* this launch writes dQ: it is wanted, and this is the last share of the tiles of keys */
+    bool in_order;            /* deterministic: blocks add in a fixed order */
+    bool claims;              /* the first block that comes to a part of the sums stores it, the others add to it; */
+    bool zeros;               /* or prepare_ahead has written zeros to the sums, and all blocks add */
+    score_mods mods;          /* slopes are in base 2 */
+    float cap;                /* factor of tanh, in base 2 */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
 };
 
-/* What a round is, beside its tensors. */
+/* Parameters of a round, beside its tensors. */
 struct round_record {
     int tile, h;
     bool more;    /* another follows */
@@ -77,7 +77,7 @@ struct round_record {
 };
 
 template <class X> struct shared {
-    alignas(1024) uint16_t keys[2][X::BN * X::D]; /* K and V; the next tile's K comes where V was, and V where K was */
+    alignas(1024) uint16_t keys[2][X::BN * X::D]; /* K and V; they swap places from one tile to the next */
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
@@ -93,10 +93,10 @@ template <class X> struct shared {
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* the tile of keys that is worked on, and the next */
-    block_place place;   /* the consumers' copy of the one that they are at */
+    block_place place;   /* the consumers' copy of their current tile */
 };
 
-/* Which head and tile the t-th tile of keys is. */
+/* Head and tile of the tile of keys number t. */
 DEVICE head_tile keys_of(const plan &p, int t)
 {
     head_tile at = head_tile_of(p.order, t);
@@ -106,8 +106,8 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-/* The query tiles of a block less those at both ends that FlashMask hides from all heads of the group, found at once: a
- * walk past them costs a look at each. */
+/* Removes from a block's query tiles those at both ends that FlashMask hides in all heads of the
+ * group. They are found at once, because a walk would test each. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -132,7 +132,7 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     x.last = max(last, x.first);
 }
 
-/* The rounds of a block, one after the other; those whose every pair is hidden by FlashMask are left out. */
+/* Walks the rounds of a block; skips those of which FlashMask hides every pair. */
 template <class X> struct round_walk {
     const plan &p;
     const block_place &x;
@@ -167,7 +167,7 @@ template <class X> struct round_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* Parts of dQ of a tile of keys are in the sums, or there are none. */
+/* Announces that the parts of dQ of a tile of keys are in the sums, or that there are none. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -178,9 +178,9 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
     return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
 }
 
-/* A thread claims tiles of keys and says what they are; one behind the end is the last word. It claims in order, from
- * the first on, and none before the loader has brought all that the tile before needs: who claims early works late, and
- * others may wait for it. */
+/* A thread claims tiles of keys and publishes them; a tile past the end means that there are no
+ * more. It claims in order, and only after the loader has loaded all that the previous tile needs.
+ * A tile claimed early would be computed late, while other blocks may wait for it. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan &p;
@@ -224,8 +224,8 @@ template <class X> struct scheduler {
             x.begin = x.first;
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
-        /* Where all begin with the same queries, each begins elsewhere: who first comes to a tile of queries is waited
-         * for. */
+        /* Blocks that see the same queries begin at different ones, because the others wait for the
+         * first block at a query tile. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };
@@ -239,7 +239,7 @@ template <class X> struct loader {
     const maps &m;
     ring<X::STAGES_Q> q = {};
     ring<X::STAGES_DO> o = {};
-    uint32_t phase = 0; /* of K and V */
+    uint32_t phase = 0; /* barrier phase of K and V */
 
     DEVICE void run()
     {
@@ -294,11 +294,11 @@ template <class X> struct loader {
     }
 };
 
-/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. Where the
- * sums have no zeros, the first to come stores its part, and the others wait until it is there. A word of p.begun says
- * how far a part of the sums is: 0, nobody has come; 1, somebody stores; PART_THERE. Deterministic, the word counts the
- * additions, and each waits for its turn. Both are waited for while the part is made, and ended while the next one
- * is. */
+/* One warp per consumer sends its parts of dQ: the first lane has the copy engine add them. If the
+ * sums were not zeroed, the first warp at a part stores it, and the others wait for the store. A
+ * word of p.begun says how far a part of the sums is: 0, nobody has come; 1, somebody stores;
+ * PART_THERE. Deterministic, the word counts the additions, and each waits for its turn. Both are
+ * waited for while the part is made, and ended while the next one is. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan &p;
@@ -326,8 +326,8 @@ template <class X> struct sender {
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for
-             * 32 queries at a time. */
+            /* With D = 64 a consumer's part is a unit of 64 queries. With D = 128 it is 64 channels
+             * of a unit, contiguous for 32 queries at a time. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);

@@ -46,7 +46,7 @@ template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
 
-/* Where a box begins: its page, and its row there. */
+/* The start of a box: its page, and the row in the page. */
 struct box_place {
     int row, page;
 };
@@ -96,7 +96,7 @@ template <typename T, class X> struct copies_by_engine {
         return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
     }
 
-    /* By one warp. Entries of the table past that of the last key are not looked at. */
+    /* Finds the boxes of the split; one warp calls it. It reads no table entry past the last key's. */
     DEVICE void find_boxes() const
     {
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN); /* whole tiles are loaded */
@@ -106,8 +106,8 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. FIRST:
-     * the warp looks up for itself where they are. */
+    /* Issues the loads of a step's tile into `slot`, which is free; one warp calls it. Boxes past
+     * the sequence are skipped. FIRST: the warp looks up the boxes itself. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK; /* of the tensor's elements */
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
 }
 
-/* Of few rows. */
+/* The ring of decode_few(). */
 template <typename T, int D, keys_as AS> using few_ring = copies_by_engine<T, few_shape<D, true, AS>>;
 template <typename T, int D, keys_as AS>
 constexpr size_t few_bytes = sizeof(typename few_ring<T, D, AS>::memory) + sizeof(ring_barriers);
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* K or V as the copy engine walks it. */
+/* Describes K or V for the copy engine. */
 bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
     const int64_t B = d.pages, rows = d.page_size;

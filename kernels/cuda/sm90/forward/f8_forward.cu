@@ -46,9 +46,9 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* Keys from one promotion to the next, at most; the second where products count l. Between two a sum may lose that many
- * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were
- * found. */
+/* Most keys between two promotions; PROMOTED_COUNTED where products count l. In between, a sum may
+ * lose 2^-13 of itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder,
+ * rungs 22 and 25). */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
@@ -97,7 +97,7 @@ struct __align__(16) work_tile
 
 enum { STOP = -1 }; /* in i0: the end */
 
-/* Of a warp, in the end its 16 rows of out. */
+/* Shared memory of a warp; at the end it holds the warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
     float4 rows[X::COUNTS ? 8 : 1]; /* of a quad's two rows l, then the maximum that the sums are relative to */
@@ -118,8 +118,8 @@ template <class X> struct shared {
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
-/* What a warp of 16 rows leaves for the end of its block, see repair_own_rows. In rows bit 4 i is row i's, bit 4 i + 1
- * row i + 8's: its scores are huge. */
+/* A warp's note on its 16 rows for repair_own_rows(), at the end of the block. In rows bit 4 i is
+ * row i's, bit 4 i + 1 row i + 8's: its scores are huge. */
 struct repair_note {
     uint32_t rows; /* and what else was seen */
     int before;    /* the warp's note before it: that of this tile of work, or -1 */
@@ -139,7 +139,7 @@ struct plan {
     int *counter;       /* next tile less gridDim.x */
 };
 
-/* Tile t, but for its factors. */
+/* Tile of work number t, without its factors. */
 template <class X> DEVICE work_tile work_tile_of(const plan &p, int t)
 {
     work_tile x = {};
@@ -165,7 +165,7 @@ DEVICE void add_factors(const plan &p, work_tile &x)
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* A warp hands out work; its first lane is the one that tells. */
+/* A warp hands out work; its first lane publishes it. */
 template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -188,7 +188,7 @@ template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
     }
 }
 
-/* A warp keeps the rings full: lane 0 loads, all look whether V^T is there. */
+/* A warp keeps the rings full: lane 0 loads; all lanes check that V^T is ready. */
 template <class X> struct tile_loader {
     static const int BN = X::BN;
     const plan &p;
@@ -335,7 +335,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* They join O, and l. */
+    /* Adds the sums to O, and to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -361,8 +361,8 @@ template <class X> struct promoted_sums {
 
 const float BASE_MOST = 1 << 23; /* beyond it m c is rounded so much that P may pass 448 */
 
-/* How a tile of work ends: what the thread's rows of O are multiplied by; what is known of its repair_note::rows; are
- * the sums finite. */
+/* The end of a tile of work: factors of the thread's rows of O; the bits of repair_note::rows known
+ * so far; whether the sums are finite. */
 struct tile_end {
     float factor[2];
     uint32_t rows;
@@ -472,7 +472,7 @@ template <class X> struct attention {
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
             me.await_V();
-            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* of the tile above */
+            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* V of the tile above */
             me.next_turn();
             retire<1>(S);
             me.template release_K<X::EARLY>(j == first);
@@ -508,7 +508,7 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* What is known of repair_note::rows before O is. */
+    /* The bits of repair_note::rows that do not depend on O. */
     DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
@@ -522,7 +522,7 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* lse = ln of 2^base l. It needs no O but where products count l. */
+    /* Stores lse = ln(2^base l). It depends on O only where products count l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -531,7 +531,7 @@ template <class X> struct attention {
         y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
     }
 
-    /* out = O / l, and a note of what is to be repaired. */
+    /* Stores out = O / l, and notes the rows to repair. */
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
@@ -582,10 +582,10 @@ template <class X> struct attention {
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Of the warp's tiles of work that have a note, the rows that forward_tiles cannot compute, one by one: those of huge
- * scores, and where there was a NaN those that see one. A function of its own, behind a loop over work that ends by a
- * vote: in line, or where ptxas does not see that a warp ends as a whole, the loop over keys keeps its descriptors in
- * registers of each thread. */
+/* Repairs, row by row, what forward_tiles cannot compute in the warp's tiles that have a note: rows
+ * of huge scores, and, where there was a NaN, rows that see one. A function of its own, behind a
+ * loop over work that ends by a vote. Inlined, or where ptxas does not see that a warp ends as a
+ * whole, the loop over keys would keep its descriptors in registers of each thread. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -663,7 +663,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Before it: sets the counters and marks to 0, 16 bytes a thread. */
+/* Runs before forward_tiles: sets the counters and marks to 0, 16 bytes per thread. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
     launch_dependents();      /* forward_tiles may be made ready: it waits for our end */
@@ -819,7 +819,7 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* NULL: none. */
+/* The shape for a problem; NULL: none. */
 const shape_row *shape_of(const attn_problem *p, bool masked)
 {
     const attn_dims d = attn_dims_of(p);

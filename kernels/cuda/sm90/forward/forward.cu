@@ -62,13 +62,14 @@ namespace {
 
 enum form { PLAIN, WINDOWED /* for masks that hide first keys */, WITH_OPTIONS };
 
-/* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys per tile; stages of the
- * ring; its form; registers of a producer's and of a consumer's thread (C + 1 warpgroups share
- * 65536). */
+/* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys per
+ * tile; stages of the ring; its variant (form); registers of a producer's and of a consumer's
+ * thread (C + 1 warpgroups share 65536). */
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool SCORE_MODS = FORM == WITH_OPTIONS;
-    /* The first tiles of keys too may be visible to one consumer and not to another, which passes them. */
+    /* With a window, one consumer may see the first tiles of keys while another does not and skips
+     * them. */
     static const bool PASSES_FIRST = FORM == WINDOWED;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
@@ -79,7 +80,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN>
         D == 128 || D == 192; /* operands by the low words of their descriptors: elsewhere it costs 1 to 4 % */
     static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
     static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
-    /* Of its last tile of keys a warpgroup that sees no more than so many computes so many. */
+    /* A warpgroup that sees at most this many keys of its last tile computes only this many. */
     static const int FEW_KEYS = BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
@@ -95,16 +96,18 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN>
                                    BN; /* last tiles, and first ones, that one consumer sees and another does not */
 };
 
-/* The tiles of work that were handed out last. A consumer takes the next while it still reads one, and a third may be
- * handed out then. (What is read while work is taken is read where the newest lies, shared::work: what comes from one
- * place ptxas takes for the same in all of a warp; from a place that changes, not always. See attention::voted.) */
+/* The number of work tiles kept: a consumer may fetch the next tile while it still reads the
+ * current one, and the scheduler may publish another meanwhile. The newest is also kept at a fixed
+ * address, shared::work: ptxas then treats it as warp-uniform, which it does not for an indexed
+ * one. See attention::voted. */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
     warpgroup_tile parts[C];
 };
 
-/* What instantiations with options have beside: the tiles seen, one list in use and one ahead. */
+/* Extra shared memory of instantiations with options: lists of the tiles seen, one in use and one
+ * ahead. */
 template <bool SCORE_MODS> struct tile_lists {
     DEVICE tile_bits *list(int) { return nullptr; }
 };
@@ -139,7 +142,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* What consumer w makes of a tile of work. A FlashMask has its own list of tiles. */
+/* Consumer w's view of a tile of work. A FlashMask has its own list of tiles. */
 template <class X> DEVICE warpgroup_tile part_of(const plan &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
@@ -147,7 +150,8 @@ template <class X> DEVICE warpgroup_tile part_of(const plan &p, const work_tile 
     return y;
 }
 
-/* The next tile of keys below j that is to be looked at, or first - 1; first itself is one. */
+/* The next tile of keys below j to process, or first - 1 if there is none; tile `first` is always
+ * processed. */
 template <class X> DEVICE int tile_below(const plan &p, const tile_bits *seen, int j, int first)
 {
     return !X::SCORE_MODS || !p.mask.bounds || j <= first ? j - 1 : listed_tile_below(seen, j);
@@ -161,8 +165,8 @@ DEVICE int tile_before(const plan &p, int t)
     return *(volatile int *)(p.before + t);
 }
 
-/* A warp hands out work; its first lane is the one that tells. After its tiles the block goes over those whose
- * result was not finite once more. */
+/* A warp hands out work; its first lane publishes it. After its tiles the block repeats those whose
+ * result was not finite. */
 template <class X> struct work_scheduler {
     const plan &p;
     shared<X> &sm;
@@ -244,7 +248,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* nonfinite_to_zero: by way of zero_nonfinite_tiles. */
+    /* nonfinite_to_zero: the tile passes through zero_nonfinite_tiles() first. */
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
@@ -264,7 +268,7 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The next work is claimed when all but the last tiles are asked for. */
+            /* The next work is claimed after the loads of all but the last tiles are issued. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -285,7 +289,7 @@ template <class X> struct tile_loader {
     }
 };
 
-/* A warp makes zeros of what is not finite in a tile of V. */
+/* Replaces numbers of a tile of V that are not finite by zeros. The whole warp calls it. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
     const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* of float16 or bfloat16 */
@@ -301,7 +305,7 @@ template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
     __syncwarp();
 }
 
-/* The same for all tiles that load_V hands it. */
+/* Runs zero_nonfinite() on all tiles that load_V() passes to it. */
 template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
@@ -315,7 +319,7 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* A tile of work, as a thread has it. */
+/* A thread's state of a tile of work. */
 struct thread_tile {
     int slot; /* its work is sm.recent[slot] too */
     work_tile x;
@@ -324,7 +328,8 @@ struct thread_tile {
     key_band band;
 };
 
-/* How it ends: what the thread's rows of O are multiplied by; are their scores and sums finite? */
+/* The end of a tile: factors of the thread's rows of O, and whether their scores and sums are
+ * finite. */
 struct tile_end {
     float factor[2];
     bool finite;
@@ -373,11 +378,12 @@ template <typename T, class X> struct attention {
     DEVICE int warp_index() const { return X::READ_ANEW ? thread_anew() / 32 - 4 : me.w * 4 + me.warp; }
     DEVICE int lane() const { return X::READ_ANEW ? thread_anew() % 32 : me.lane; }
 
-    /* x, which is the same in all lanes, by a vote, so that ptxas sees that a warp goes on or ends as a whole: code
-     * follows the loop over work, and it would keep descriptors in registers of each thread. */
+    /* Returns x, which is the same in all lanes, by a vote. The vote makes x warp-uniform for
+     * ptxas. Without it ptxas would keep descriptors in registers of each thread, because code
+     * follows the loop over work. */
     static DEVICE bool voted(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next tile of work, or an order, as it is known before the one at hand is done. */
+    /* The next tile of work, or an order, known before the current tile is done. */
     struct next_work {
         int slot;   /* it is sm.recent[slot] */
         int order;  /* its i0 */
@@ -408,7 +414,8 @@ template <typename T, class X> struct attention {
     /* Its work; read anew where registers are short. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
-    /* V past the end of a sequence that is packed, or whose length is given, is not its own: zeros. */
+    /* Zeros V past the end of a sequence that is packed or has a given length: those rows are not
+     * its own. */
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
@@ -421,7 +428,8 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Raw scores of N keys of tile j become P. MASKED: may some be hidden? BY_BITS, midway: see softmax_step. */
+    /* Turns raw scores of N keys of tile j into P. MASKED: some may be hidden. BY_BITS, midway: see
+     * softmax_step. */
     template <int N, bool MASKED, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
                             float (&rescale)[2], F midway)
@@ -451,7 +459,7 @@ template <typename T, class X> struct attention {
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Until Q is there, and the first tile of keys that the warpgroup's rows see. */
+    /* Waits for Q and for the first tile of keys that the warpgroup's rows see. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();
@@ -459,7 +467,7 @@ template <typename T, class X> struct attention {
         me.await_K();
     }
 
-    /* Scores of N of its keys, to be retired. */
+    /* Issues the scores of N keys of that tile; retire() completes them. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -484,7 +492,8 @@ template <typename T, class X> struct attention {
         if (voted(work.sees)) me.next_turn();
     }
 
-    /* P of that tile, or of its first N keys. all: its scores, where it was begun early. */
+    /* Computes P of that tile, or of its first N keys. all: the tile's scores, if they were begun
+     * early. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state)
@@ -509,8 +518,8 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* The first tile of keys that some of the block's rows see, which is t.x.first, and that some of this warpgroup's
-     * do. Found anew where they are wanted, for registers are short. */
+    /* The first tile of keys that some row of the block sees (t.x.first), and the first that some
+     * row of this warpgroup sees. Recomputed at each use, because registers are short. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -520,7 +529,7 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Of those, the warpgroup passes so many. */
+    /* Number of the block's tiles that this warpgroup skips first. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
@@ -567,7 +576,7 @@ template <typename T, class X> struct attention {
         me.await_V();
     }
 
-    /* What options make of the tile's head. */
+    /* Sets up the options of the tile's head. */
     DEVICE void begin_head(const work_tile &x)
     {
         const int hk = x.h / p.group;
@@ -587,7 +596,7 @@ template <typename T, class X> struct attention {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* lse = m scale + ln l. It needs no O. */
+    /* Stores lse = m scale + ln l, which does not depend on O. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -603,7 +612,7 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* out = O / l, and the flag of what is not finite. */
+    /* Stores out = O / l, and sets the flag if it is not finite. */
     DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -640,7 +649,7 @@ template <typename T, class X> struct attention {
                                                 { 0, x.q_start + row, x.h, p.cu_q ? 0 : x.b });
         }
     }
-    /* What this warp copied is in memory. */
+    /* Waits until this warp's copies are in memory. */
     DEVICE void await_copies()
     {
         if (!X::COPIES_OUT) return;
@@ -648,7 +657,8 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* From `work` on, up to one of which the warpgroup's rows see keys; false: there is none. */
+    /* Advances `work` to the first tile of which the warpgroup's rows see keys; false: there is
+     * none. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
@@ -672,7 +682,7 @@ template <typename T, class X> struct attention {
         return true;
     }
 
-    /* All tiles of work, one after the other. */
+    /* Computes all tiles of work, one after the other. */
     DEVICE void compute_all()
     {
         float S[BN / 2]; /* first scores, where they are begun early */
@@ -719,9 +729,10 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Of the block's tiles in which this warp found something that is not finite, its rows that see it, one by one. A
- * function of its own: in line it would cost the loop over keys its uniform registers, see attention::voted. Flags and
- * tiles were written before the work scheduler said that there is no more, which every lane has waited for. */
+/* Repairs, row by row, rows that see a value that is not finite, in the tiles that this warp
+ * flagged. A function of its own: inlined, it would cost the loop over keys its uniform registers,
+ * see attention::voted. Flags and tiles were written before the work scheduler announced the end,
+ * which every lane has waited for. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     /* With a row as wide as the widest form's, ptxas spills in the loop over keys of narrow forms. */
@@ -769,7 +780,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Of sequences of least_Sk to most_Sk keys. */
+/* Launches shape X for sequences of least_Sk to most_Sk keys. */
 template <typename T, class X> cudaError_t launch(const forward_job &job, int least_Sk, int most_Sk)
 {
     static_assert(4 * X::C <= MOST_WARPS && X::BM >= LEAST_BM, "what layout_of has room for");
@@ -838,7 +849,8 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Sequences of different lengths may be several rows': each launches those of its own. */
+/* Sequences of different lengths may need several rows of the table; each row launches its own
+ * sequences. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;
@@ -857,7 +869,7 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
     return cudaErrorInvalidValue; /* not reached: the widest rows take all that plan_forward lets through */
 }
 
-/* q, k and v as bfloat16, in scratch. */
+/* Converts q, k and v to bfloat16, in scratch. */
 cudaError_t widen_all(forward_job &job)
 {
     attn_geometry &g = job.read.g;

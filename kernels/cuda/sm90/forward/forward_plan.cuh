@@ -13,9 +13,9 @@ namespace {
 
 const int LEAST_BN = 64; /* keys of a tile, of all shapes */
 
-/* Order of work where tiles differ in length: sections of FEW_KEYS_SECTION bytes of K and V, so that memory is read
- * evenly, not all of the L2's share by blocks that all begin with other heads; from MANY_KEYS on, where less is read in
- * a given time, of SECTION. */
+/* Bytes of K and V per section, where tiles differ in length. FEW_KEYS_SECTION, less than the L2's
+ * share, spreads reads from memory when all blocks begin with different heads. From MANY_KEYS keys
+ * on, less is read in a given time, and sections are SECTION. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -99,13 +99,13 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 
 /* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
 
-/* Of rows of D elements of 16 bits that TMA is to read: whole pieces of 16 bytes. */
+/* Pitch of rows of D 16-bit elements for TMA, rounded up to whole pieces of 16 bytes. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;
 }
 
-/* Tiles of rows of a head. */
+/* Number of tiles of rows of a head. */
 int64_t per_head_of(const attn_dims &d, int BM)
 {
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
@@ -171,7 +171,7 @@ struct forward_job {
     layout place;
 };
 
-/* All of the plan but what depends on the launch. */
+/* Makes the plan, except for the parts that depend on the launch. */
 void make_plan(const forward_job &job, int BM, int BN, plan &p)
 {
     const attn_geometry &g = job.read.g;

@@ -25,7 +25,7 @@ template <int C, int STAGES> struct kv_barriers {
     barrier_pairs<STAGES> K, V;
     barrier_pairs<1> work;
 
-    /* By a thread; fence_mbarrier_init() follows. */
+    /* Initialises the barriers; one thread calls it, then fence_mbarrier_init(). */
     DEVICE void init()
     {
         init_pairs(Q, 1);
@@ -42,8 +42,9 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* All threads, when one has initialised the barriers. The next kernel of the stream may then be made ready: it waits
- * for our end, as we do here for that of the one before, which may have written what we read. */
+/* All threads call it, after one has initialised the barriers. It lets the GPU prepare the stream's
+ * next kernel, which waits for this kernel's end. It also waits for the previous kernel's end,
+ * because that one may have written this kernel's inputs. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -53,13 +54,13 @@ DEVICE void begin_block()
 
 /* ---- The warp that hands out work -------------------------------------------------------------------------------- */
 
-/* Its lane that tells the others; sm.work and sm.parts are written. */
+/* Publishes sm.work and sm.parts, after they are written. One lane of the warp calls it. */
 template <class SM> DEVICE void announce_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* The whole warp: until all have read it, and the next is wanted. */
+/* Waits until all have read the work, and the next is needed. The whole warp calls it. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
@@ -69,14 +70,14 @@ template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 
 /* ---- The loader -------------------------------------------------------------------------------------------------- */
 
-/* The next work, or the end, when it is there. */
+/* Waits for the next work, or the end. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
     return sm.work;
 }
 
-/* The thread that loads has read sm.work, and wants the next. */
+/* The loading thread calls it when it has read sm.work and needs the next. */
 template <class SM> DEVICE void release_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
@@ -119,7 +120,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Until it is there; it will be awaited again. */
+    /* Waits for Q without advancing its ring: await_Q() follows later. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -129,14 +130,14 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* K has been multiplied; Q too, for the last time in this tile of work. */
+    /* Gives back K, and Q after its last product in this tile of work. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* LATE: Q alone; the caller gives K back later, and goes on to the next itself. */
+    /* LATE: gives back Q alone; the caller gives K back later and advances the ring itself. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -149,7 +150,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Tiles that this warpgroup does not multiply. */
+    /* Gives back tiles that this warpgroup does not multiply. */
     DEVICE void pass_K()
     {
         this->pass_turn();

@@ -1,13 +1,14 @@
 /* transpose_v.cuh: V^T of float8, written to scratch by warps that have nothing else to do, ahead of those that read
  * it.
  *
- * It comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next one from a
- * counter, transposes it and sets the unit's mark; what loads V^T waits for the marks of its keys. Units are claimed
- * in the order in which tiles of work want them. Nothing is promised to a block beforehand, for it may begin late
- * (another kernel may have its multiprocessor): a unit that is claimed is finished by a warp that waits for nobody,
- * and one that is not will be by the waiting block's own warps, so nobody waits for ever. The stores are ordinary
- * ones and the loads the copy engine's: a fence between the two proxies on either side, around the mark's release
- * and acquire.
+ * It comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the
+ * next one from a counter, transposes it and sets the unit's mark; what loads V^T waits for the
+ * marks of its keys. Units are claimed in the order in which tiles of work want them. No unit is
+ * assigned to a block beforehand, because a block may begin late while another kernel has its
+ * multiprocessor. A warp that has claimed a unit finishes it without waiting. The warps of a
+ * waiting block claim the remaining units themselves, so every wait ends. The stores are ordinary
+ * ones and the loads the copy engine's: a fence between the two proxies on either side, around the
+ * mark's release and acquire.
  *
  * The keys of each 16 are in the order that makes P an operand as it lies in the accumulators: place 16u + 4q + e
  * holds key 16u + 8 (e / 2) + 2q + e % 2.
@@ -105,7 +106,7 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* MEMORY: transpose_memory, or what is like it. */
+/* MEMORY: transpose_memory, or a type with the same members. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
@@ -155,7 +156,7 @@ template <int STEPS, class MEMORY> struct transposer {
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101); /* NaN carries */
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    pin(v), pin(w); /* or eight sums would be kept for it */
+                    pin(v), pin(w); /* otherwise the compiler would keep eight sums */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }

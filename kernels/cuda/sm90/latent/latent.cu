@@ -82,8 +82,9 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* A warp asks for the tiles of keys; its first lane speaks. Which page and row a tile is in is looked up by all lanes
- * for 32 tiles at once, long before, so that no tile waits for memory twice. */
+/* A warp issues the loads of the tiles of keys, by its first lane. Which page and row a tile is in
+ * is looked up by all lanes for 32 tiles at once, long before, so that no tile waits for memory
+ * twice. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;

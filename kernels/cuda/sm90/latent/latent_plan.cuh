@@ -1,5 +1,6 @@
-/* latent_plan.cuh: of the kernels of latent.cu, what blocks and the combine agree on: the tiles, where a sequence's
- * keys are cut into splits and which of them a block takes, and how two partial results become one. */
+/* latent_plan.cuh: the plan shared by the blocks and the combine of latent.cu: the tiles, where a
+ * sequence's keys are cut into splits, which splits a block takes, and how two partial results
+ * become one. */
 #ifndef ATTN_SM90_LATENT_PLAN_CUH
 #define ATTN_SM90_LATENT_PLAN_CUH
 

@@ -1,7 +1,8 @@
 /* copies.cuh: the instructions of the copy engine and of the barriers that say what has arrived (mbarrier), one per
  * wrapper.
  *
- * Of the folder sm90's ptx.cuh, which has the rest; by itself it stands beside the one of sm80/ too. */
+ * A part of sm90/layer/ptx.cuh, which has the other instructions. Code of sm80/ may include this
+ * file alone. */
 #ifndef ATTN_SM90_COPIES_CUH
 #define ATTN_SM90_COPIES_CUH
 
@@ -42,8 +43,9 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* The same, asleep until the phase completes, or 10 ms: without that hint a wait asks again and again, by the shared
- * memory that wgmma reads. For who has nothing else to do; a consumer's loop was not faster with it. */
+/* Like mbarrier_wait(), but suspends the thread until the phase completes, for at most 10 ms.
+ * Without that time hint a wait polls shared memory, which wgmma reads too. For threads without
+ * other work; a consumer's loop was not faster with it. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -68,7 +70,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
                  "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
                  : "memory");
 }
-/* The L2 is asked for it. 9.7.9.27.1.4. */
+/* Prefetches the box into the L2. 9.7.9.27.1.4. */
 DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
@@ -76,7 +78,7 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* The same with a policy for the L2 (createpolicy, 9.7.9.16). */
+/* Loads a box with a cache policy for the L2 (createpolicy, 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {
@@ -87,28 +89,30 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
         : "memory");
 }
 
-/* Box from shared memory to the tensor; elements outside it are dropped. Member of the thread's bulk group. */
+/* Stores a box from shared memory to the tensor; elements outside the tensor are dropped. Joins the
+ * thread's bulk group. */
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
-/* Bytes from global to shared memory, whole pieces of 16, which complete on the barrier. 9.7.9.25.4.1. */
+/* Copies bytes from global to shared memory, in whole pieces of 16, which complete on the barrier.
+ * 9.7.9.25.4.1. */
 DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
-/* The same bytes the other way. Member of the thread's bulk group. */
+/* Copies bytes from shared to global memory. Joins the thread's bulk group. */
 DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
-/* Floats in shared memory are added to those in global memory, each add by itself. Member of the thread's bulk group.
- * 9.7.9.25.4.2. */
+/* Adds floats of shared memory to those in global memory; each add is atomic, the whole is not.
+ * Joins the thread's bulk group. 9.7.9.25.4.2. */
 DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
@@ -119,12 +123,14 @@ DEVICE void bulk_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/* All but the newest N groups of this thread have read their shared memory, which may then be overwritten. */
+/* Waits until all but the newest N bulk groups of this thread have read their shared memory, which
+ * may then be overwritten. */
 template <int N> DEVICE void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-/* All but the newest N groups are done: their writes too are visible to this thread. */
+/* Waits until all but the newest N bulk groups are done and their writes are visible to this
+ * thread. */
 template <int N> DEVICE void bulk_wait()
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
@@ -135,12 +141,13 @@ DEVICE void fence_proxy_async_shared()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/* The same of global memory, either kind of access first. */
+/* Orders accesses to global memory of the ordinary and the asynchronous proxy, whichever comes
+ * first. */
 DEVICE void fence_proxy_async_global()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-/* A line that the L2 will be asked for. 9.7.9.16. */
+/* Prefetches a cache line into the L2. 9.7.9.16. */
 DEVICE void prefetch_L2(const void *from)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));

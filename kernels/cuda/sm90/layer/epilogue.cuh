@@ -1,12 +1,12 @@
-/* epilogue.cuh: the end of a tile of work: the sink, lse, whether all is finite, rows of O to memory; and the repair
- * of rows that tensor cores cannot compute, from flags that say where they are. */
+/* epilogue.cuh: the end of a tile of work: the sink, lse, the check that all is finite, and the
+ * store of O. Flags mark rows that tensor cores cannot compute; a repair computes them anew. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 
-/* Where results go, and what else ends a row. */
+/* Where results go, and the inputs that the end of a row needs. */
 struct results {
     void *out;  /* NULL: not wanted */
     float *lse; /* NULL: not wanted */
@@ -36,13 +36,13 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* How a thread's two rows end: what O is multiplied by, and log2 of what the sum l counts. */
+/* The ends of a thread's two rows: the factor of O, and log2 of the unit of the sum l. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* out = O / l, times v_scale; the sink joins the denominator here. x.l becomes the whole row's sum; WHOLE: it
- * is that already. */
+/* out = O / l, times v_scale; the sink joins the denominator here. x.l becomes the sum of the whole
+ * row. WHOLE: x.l is that sum already. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -66,7 +66,8 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 of Sq, by a lane of each quad. */
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if below Sq. One lane of each
+ * quad stores. */
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
 {
@@ -78,7 +79,7 @@ DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, 
             lse[half * 8 * to.lse_row] = x.l[half] == 0 ? -CUDART_INF_F : (ends.top[half] + __log2f(x.l[half])) * LN2;
 }
 
-/* O *= factor. Is all of it finite? */
+/* Multiplies O by factor. Returns whether all of O is finite. */
 template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2])
 {
     float zero[4] = { 0, 0, 0, 0 }; /* or NaN; four chains for the pipeline's sake */
@@ -90,7 +91,7 @@ template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2]
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
 }
 
-/* Row `line` of a head of out. */
+/* Address of row `line` of a head of out. */
 template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t line)
 {
     return (T *)to.out + b * to.out_batch + h * to.out_head + line * to.out_row;
@@ -98,7 +99,8 @@ template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t
 
 /* ---- O to memory ------------------------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of O to shared memory of its own; the 16-byte piece c of row r lies at place(r, c), in pieces. */
+/* Writes a warp's 16 rows of O to the warp's shared memory. The 16-byte piece c of row r goes to
+ * piece place(r, c). */
 template <typename T, int D, class PLACE>
 DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLACE place)
 {
@@ -111,7 +113,8 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
     }
 }
 
-/* And from there to memory, whole rows at a time; `count`: of rows that exist, if less than 16. */
+/* Copies these rows from shared memory to global memory, whole rows at a time. `count`: rows that
+ * exist, at most 16. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
@@ -129,7 +132,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         uint4 words[D / 16]; /* all asked for before the first is stored */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* Or ptxas asks for the last behind the others' stores, and waits for their registers. */
+        /* Without this, ptxas moves the last load behind the other stores and waits for their
+         * registers. */
         pin(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
         for (int n = 0; n < D / 16; n++, to += STEP * stride)
@@ -144,14 +148,14 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* The place that the copy engine takes them from (store_tile): chunks of 64 columns, one after the other, whose rows
- * have 8 pieces. */
+/* The place of a piece as the copy engine expects it (store_tile): chunks of 64 columns, one after
+ * the other, whose rows have 8 pieces. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
 }
 
-/* The first `count` rows from there to memory, by the warp. */
+/* Copies the first `count` rows of such chunks to global memory. The whole warp calls it. */
 template <typename T, int D>
 DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint16_t *staging, int lane)
 {
@@ -179,7 +183,7 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* The same straight from registers, 16 bytes per lane, where shared memory has no room. */
+/* Stores rows of O straight from registers, 16 bytes per lane, where shared memory has no room. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
@@ -200,8 +204,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
 
 /* ---- Gradients in float32 ---------------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows by way of shared memory of its own, 2 KB, in parts of 32 columns; the 16-byte piece c of row r lies
- * at c ^ (r & 7) of its row. */
+/* Stores a warp's 16 float32 rows through 2 KB of its shared memory, 32 columns at a time. The
+ * 16-byte piece c of row r lies at c ^ (r & 7) of its row. */
 template <int D>
 DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2],
                          uint16_t *staging, int lane)
@@ -232,7 +236,7 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
     }
 }
 
-/* The same straight from registers: four lanes write 32 bytes of a row. */
+/* Stores float32 rows straight from registers: four lanes write 32 bytes of a row. */
 template <int D>
 DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2], int lane)
 {
@@ -246,8 +250,8 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                 *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Rows of a gradient, from its element `place` on, in float32 where the tensor is that, else in T. The last arguments
- * are those of store_rows(): shared memory, or none, and the lane. */
+/* Stores rows of a gradient from its element `place` on: in float32 if the tensor is float32, else
+ * in T. The last arguments are those of store_rows(): shared memory, if any, and the lane. */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
@@ -259,8 +263,9 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* There is a flag per tile of work and warp of 16 rows in it. The warps of the grid go over them, 32 at a time:
- * flag(n), called by a lane, is flag n; where it is not 0, the whole warp calls repair(n, flag). */
+/* Each tile of work has a flag per warp of 16 rows. The warps of the grid scan the flags, 32 at a
+ * time: a lane calls flag(n), which returns flag n. If it is not 0, the whole warp calls repair(n,
+ * flag). */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

@@ -1,7 +1,8 @@
 /* masks.cuh: which scores of a tile are -inf: causal, window and lengths (a band of keys a row), and FlashMask.
  *
- * FlashMask: tile_extremes looks at the bounds of each tile of keys first; the warp that hands out work makes of
- * them a list of the tiles that its rows see, and the others are neither loaded nor multiplied. */
+ * FlashMask: tile_extremes first finds the extremes of the bounds in each tile of keys. The
+ * scheduling warp then lists the tiles that its rows see; other tiles are neither loaded nor
+ * multiplied. */
 #ifndef ATTN_SM90_MASKS_CUH
 #define ATTN_SM90_MASKS_CUH
 
@@ -9,8 +10,8 @@
 
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
-/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 + FIRST .. (those before are
- * seen). RIGHT_ONLY: the band hides no first keys. */
+/* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys
+ * j0 + FIRST and after; earlier keys are seen. RIGHT_ONLY: the band hides no keys on the left. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
 {
@@ -28,7 +29,7 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* ---- FlashMask --------------------------------------------------------------------------------------------------- */
 
-/* Of a problem. Without a mask, bounds is NULL. */
+/* A problem's FlashMask. Without one, bounds is NULL. */
 struct flash_mask {
     const int32_t *bounds; /* n a key, for groups of `group` heads */
     int64_t batch, head, row;
@@ -49,13 +50,14 @@ static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *ext
     return x;
 }
 
-/* Of the tiles of keys of a tile of work, a bit each: is it seen; is it seen in part. */
+/* Two bits per tile of keys, for one tile of work: the tile is seen; it is seen only in part. */
 enum { MOST_KEY_TILES = 4096 };
 struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Which tiles of keys the mask leaves rows [begin, end): fills `seen`, narrows `tiles`. A warp does it. */
+/* Finds the tiles of keys that the mask lets rows [begin, end) see: fills `seen`, narrows `tiles`.
+ * The whole warp calls it. */
 DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
                                tile_bits &seen)
 {
@@ -86,8 +88,8 @@ DEVICE int listed_tile_below(const tile_bits *seen, int j)
     return n * 32 + 31 - __clz(bits);
 }
 
-/* -inf where the bounds of keys j0 .. hide them from the thread's rows i0 and i0 + 8; x: the tile of work, of which
- * b, h, Sq and Sk are read. */
+/* Sets scores to -inf where the bounds of keys from j0 on hide them from the thread's rows i0 and
+ * i0 + 8. x: the tile of work, of which b, h, Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
 {
@@ -110,7 +112,7 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
         if (hidden[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) S[i] = -CUDART_INF_F;
 }
 
-/* The extremes of the bounds of each tile of BN keys, by a warp. */
+/* Finds the extremes of the bounds of each tile of BN keys. The whole warp calls it. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     tile_extremes(const __grid_constant__ flash_mask mask, int B, int H, int Sq, int Sk, attn_mask_extremes *extremes)

@@ -15,13 +15,13 @@
 
 /* ---- Barriers ---------------------------------------------------------------------------------------------------- */
 
-/* Those of STAGES stages, in shared memory. */
+/* The barrier pairs of STAGES stages, in shared memory. */
 template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* A thread makes them ready, for stages that `readers` arrivals give back. fence_mbarrier_init() follows, and a
- * barrier of the block. */
+/* Initialises the pairs; one thread calls it. A stage is free again after `readers` arrivals.
+ * fence_mbarrier_init() and a barrier of the block must follow. */
 template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int readers)
 {
     for (int s = 0; s < STAGES; s++) {
@@ -32,7 +32,7 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
 
 /* ---- Rings ------------------------------------------------------------------------------------------------------- */
 
-/* A place in a ring: stage and phase. Who fills and who reads each walk with their own. */
+/* A position in a ring: stage and phase. The filler and each reader have a position of their own. */
 template <int STAGES> struct ring {
     int stage = 0;
     uint32_t phase = 0;
@@ -46,7 +46,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* The filler's: until the stage is free. */
+/* Waits until the stage is free; for the filler. */
 template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
@@ -55,13 +55,14 @@ template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs
 {
     mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
-/* The reader's: until the stage is filled. */
+/* Waits until the stage is filled; for a reader. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* A stage is filled with a tile, once it is free: it completes on its own barrier `full`, or on another. */
+/* Waits until the stage is free and starts a load of a tile into it. The load completes on the
+ * stage's barrier `full`, or on another. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
@@ -101,9 +102,10 @@ template <int C> struct consumer {
         if (w == 0) await_turn();
     }
 
-    /* All four warps of the warpgroup. */
+    /* Barrier of the warpgroup's four warps. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* And whether all their threads say so; by a vote, or ptxas takes what is behind a branch for each thread's own. */
+    /* Like meet(); returns whether x is true in all their threads. The vote makes the result
+     * warp-uniform for ptxas. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const
@@ -115,7 +117,7 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* A stage that no product reads. */
+    /* Gives back a stage that no product reads. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

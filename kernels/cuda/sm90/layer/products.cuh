@@ -1,7 +1,7 @@
 /* products.cuh: products of tiles by a warpgroup: operands in shared memory, step by step, and P as an operand.
  *
- * An operand says where its step k is: 32 bytes of k for a K-major one, 16 rows for an MN-major one. Products are
- * issued and committed; who reads their sums retires them first. */
+ * An operand gives the descriptor of its step k: 32 bytes of k for a K-major one, 16 rows for an
+ * MN-major one. Products are issued and committed; call retire() before reading their sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 
@@ -9,27 +9,29 @@
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* K-major, ROWS rows per chunk. Its descriptors are made from the address at each step, which takes fewer registers. */
+/* K-major operand, ROWS rows per chunk. It makes its descriptors from the address at each step,
+ * which takes fewer registers. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* The same, its first descriptor made once; each step is an addition. */
+/* K-major operand that keeps its first descriptor; each step is an addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
     DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
 };
 
-/* MN-major, ROWS rows per chunk: k runs down the rows. */
+/* MN-major operand, ROWS rows per chunk: k runs down the rows. */
 template <int ROWS> struct mn_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* The two by the low words of their descriptors, whose high word is the same for all: a step, or another stage of a
- * ring, is one addition. Made anew from an address a descriptor takes four operations, in line between two products. */
+/* K-major and MN-major operands that keep only the low word of a descriptor; the high word is the
+ * same for all. A step, or another stage of a ring, is one addition. A descriptor made from an
+ * address takes four operations between two products. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;
@@ -45,7 +47,7 @@ template <int ROWS> struct mn_major_low {
     DEVICE uint64_t step(int k) const { return descriptor_of(low + (k * 2048 >> 4)); }
 };
 
-/* Stage n of a ring whose stages are BYTES apart. */
+/* The operand in stage n of a ring whose stages are BYTES apart. */
 template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n)
 {
     first.low += (uint32_t)n * (BYTES >> 4);
@@ -64,7 +66,7 @@ DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
-/* The same, B MN-major. */
+/* d[64 x N] = A B over STEPS of k, B MN-major. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
 {
@@ -93,14 +95,15 @@ template <int LEFT, int N> DEVICE void retire(float (&d)[N])
 
 /* ---- P as the next product's operand ----------------------------------------------------------------------------- */
 
-/* In 16 bits. */
+/* Rounds P to 16-bit elements. */
 template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
 }
 
-/* In float8_e4m3: of each 32 keys, 4 registers of 4; 0 past N. The order of V^T's keys is transpose_step's. */
+/* Rounds P to float8_e4m3: 4 registers of 4 elements for each 32 keys, 0 past N. transpose_step
+ * orders the keys of V^T alike. */
 template <int N, int M> DEVICE void to_operand_8(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll

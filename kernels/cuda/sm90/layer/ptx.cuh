@@ -1,8 +1,8 @@
 /* ptx.cuh: the Hopper instructions (sm_90a) that the kernels of this folder use, one per wrapper.
  *
- * Shared memory addresses are 32-bit (smem_addr); a barrier is such an address of an 8-byte word; a tensor map is
- * passed to the kernel as `const __grid_constant__`. What orders memory carries a "memory" clobber. Section numbers
- * are those of PTX ISA 9.0. */
+ * Shared memory addresses are 32-bit (smem_addr); a barrier is such an address of an 8-byte word; a
+ * tensor map is passed to the kernel as `const __grid_constant__`. An instruction that orders
+ * memory carries a "memory" clobber. Section numbers are those of PTX ISA 9.0. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
@@ -19,14 +19,15 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* The warpgroup's index in the block; the shuffle tells ptxas that it is uniform, so that descriptors stay in
- * uniform registers. */
+/* The warpgroup's index in the block. The shuffle tells ptxas that it is warp-uniform, so that
+ * descriptors stay in uniform registers. */
 DEVICE int warpgroup_index()
 {
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
-/* threadIdx.x, read where it is called: what is made of it holds no registers from one loop to the next. */
+/* threadIdx.x, read at the call. Values computed from it therefore hold no registers from one loop
+ * to the next. */
 DEVICE uint32_t thread_anew()
 {
     uint32_t thread;
@@ -34,8 +35,9 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* The address of block_memory(), read where it is called. Descriptors that are made of it stay in uniform registers; of
- * one that is kept ptxas makes an ordinary register, and then moves each descriptor, in line between two products. */
+/* The address of block_memory(), read at the call. Descriptors made from it stay in uniform
+ * registers. From a kept address ptxas makes an ordinary register and moves each descriptor between
+ * two products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -45,8 +47,9 @@ DEVICE uint32_t memory_anew()
 
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
-/* A word by which a block tells others: who acquires it finds what the thread, and those that it has met at a
- * barrier, wrote before. 9.7.9.11, 9.7.9.8. */
+/* A word through which a block signals others. After store_release(), a thread that acquires the
+ * word sees all earlier writes of the storing thread, and of threads it has met at a barrier.
+ * 9.7.9.11, 9.7.9.8. */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
@@ -65,17 +68,17 @@ DEVICE void add_release(uint32_t *to, uint32_t x)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-/* What the word was; where that is 0 it becomes 1. */
+/* Returns the word's value; if that is 0, sets the word to 1. */
 DEVICE uint32_t claim_acquire(uint32_t *word)
 {
     uint32_t x;
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* A warp is about to compute rows anew, one by one. The emulator can refuse it: where all is finite, it is time
- * lost. */
+/* A kernel calls this before a warp computes rows anew, one by one. The emulator can make it a
+ * fault: where all results are finite, the repair is wasted time. */
 DEVICE void repair_begins() {}
-/* Four floats, past the L1. 9.7.9.8. */
+/* Loads four floats, bypassing the L1. 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
 {
     float4 x;
@@ -86,8 +89,8 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* The counter's number, below 2^31 - 1, which is then 1 more. By inc, which wraps there: of an add ptxas makes
- * shares of the warp's sum, and so waits for the answer where it is asked for. 9.7.13.5. */
+/* Returns the counter, below 2^31 - 1, and adds 1. It uses inc, which wraps at that limit. For an
+ * add, ptxas would sum over the warp, and would wait for the result at once. 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -95,19 +98,19 @@ DEVICE int claim(int *counter)
     return x;
 }
 
-/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read).
- * 9.7.9.25.3.1. */
+/* Copies 16 bytes from global to shared memory, bypassing the L1. If `valid` is false, writes zeros
+ * and reads nothing. 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* All copies of this thread have arrived. */
+/* Waits until all cp.async copies of this thread have arrived. */
 DEVICE void cp_async_wait_all()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* What is read once and by few leaves the L2 before anything else. 9.7.9.16. */
+/* Cache policy for data that is read once: it leaves the L2 before other data. 9.7.9.16. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -130,7 +133,7 @@ DEVICE void named_barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/* Does every thread say so? */
+/* Barrier of `threads` threads; returns whether x is true in all of them. */
 DEVICE bool named_barrier_all(int id, int threads, bool x)
 {
     uint32_t all;
@@ -147,12 +150,13 @@ DEVICE void named_barrier_arrive(int id, int threads)
 
 /* ---- Programmatic dependent launch, 9.7.13.13 -------------------------------------------------------------------- */
 
-/* The stream's next kernel, launched as a dependent, may be made ready once every block has said so. */
+/* The GPU may prepare the stream's next kernel, if launched as a dependent, once every block has
+ * called this. */
 DEVICE void launch_dependents()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-/* Until the kernel before has ended and its writes are visible. */
+/* Waits until the stream's previous kernel has ended and its writes are visible. */
 DEVICE void wait_for_prerequisites()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -160,7 +164,7 @@ DEVICE void wait_for_prerequisites()
 
 /* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------- */
 
-/* Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. */
+/* Stores four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. */
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -168,7 +172,8 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* The same, each block transposed: lane l holds elements 2 (l % 4) and the next of column l / 4. */
+/* Stores four 8x8 blocks, each transposed: lane l holds elements 2 (l % 4) and the next of column l
+ * / 4. */
 DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -176,8 +181,8 @@ DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* Four 8x8 blocks of 16-bit elements, each transposed: lane l gets elements 2 (l % 4) and the next of column l / 4
- * of each; it gives the address of row l % 8 of block l / 8. */
+/* Loads four 8x8 blocks of 16-bit elements, each transposed: lane l gets elements 2 (l % 4) and the
+ * next of column l / 4 of each; it gives the address of row l % 8 of block l / 8. */
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -186,20 +191,22 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* 16 bytes to global memory in one instruction: of words that were registers for a while the compiler makes four. */
+/* Stores 16 bytes to global memory in one instruction. From words held in registers the compiler
+ * would make four stores. */
 DEVICE void store_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/* The same words in registers of their own: those that a product in flight reads are nobody else's. */
+/* Copies words to new registers. A product in flight reads its registers, which nothing else may
+ * use meanwhile. */
 template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint32_t (&from)[N][M])
 {
 #pragma unroll
     for (int i = 0; i < N * M; i++) asm volatile("mov.b32 %0, %1;" : "=r"(to[i / M][i % M]) : "r"(from[i / M][i % M]));
 }
 
-/* Two floats to a register of two 16-bit elements, `low` in the low half. */
+/* Packs two floats into a register of two 16-bit elements, `low` in the low half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {
@@ -223,7 +230,7 @@ template <> DEVICE float2 unpack<__nv_bfloat16>(uint32_t r)
 {
     return make_float2(__uint_as_float(r << 16), __uint_as_float(r & 0xffff0000));
 }
-/* Two float8_e4m3, `low` in the low half of the result, as bfloat16: exact. */
+/* Converts two float8_e4m3 to bfloat16, exactly; `low` is in the low half of the result. */
 DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
 {
     uint32_t r;
@@ -233,7 +240,8 @@ DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
     return pack<__nv_bfloat16>(x.x, x.y);
 }
 
-/* Four floats to a register of four float8_e4m3, x0 in the lowest byte; what is larger than 448 becomes 448. */
+/* Packs four floats into a register of four float8_e4m3, x0 in the lowest byte. Values above 448
+ * become 448. */
 DEVICE uint32_t pack_e4m3(float x0, float x1, float x2, float x3)
 {
     uint32_t r;
@@ -251,8 +259,9 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* The largest of three by their bits as integers, in one instruction where fmaxf takes two. That is the largest number
- * if one of them is >= 0, and else may be any. A NaN is larger than all, or of no account. */
+/* The largest of three floats compared as integers, in one instruction where fmaxf takes two. The
+ * result is the maximum if one of them is >= 0; otherwise it may be any of them. A NaN with sign
+ * bit 0 is larger than all; one with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -278,20 +287,22 @@ DEVICE void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* All but the newest N batches are complete. */
+/* Waits until all but the newest N batches are complete. */
 template <int N> DEVICE void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* What x is made of is computed before the next wait: ptxas moves a wait above arithmetic that does not need it,
- * for it takes long, but not above a branch. x >= 0 or NaN, so the branch is never taken. */
+/* Makes ptxas compute x before the next wait. ptxas moves a wait above arithmetic that does not
+ * need it, because a wait takes long, but not above a branch. x is >= 0 or NaN, so the branch is
+ * never taken. */
 DEVICE void compute_before_wait(float x)
 {
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Keeps the compiler from reading accumulators above the wait, or from knowing what made these words. */
+/* Makes these words opaque: the compiler cannot read accumulators before the wait, nor use how the
+ * words were computed. */
 template <int N> DEVICE void pin(float (&d)[N])
 {
 #pragma unroll
@@ -303,22 +314,24 @@ template <int N> DEVICE void pin(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-/* What d holds is not wanted any more. A product that begins anew reads it all the same (times 0), so that without this
- * it would stay in registers until then. */
+/* Declares d's contents dead. Otherwise d would stay in registers until a product that begins anew,
+ * because that product formally reads d (times 0). */
 template <int N> DEVICE void forget(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* A word that stays in its register. What is made of a thread's number ptxas makes anew wherever registers are short,
- * and to read that number takes a product's wait; a word that came from a lane, were it the thread's own, it keeps. */
+/* Returns x, which then stays in its register. When registers are short, ptxas recomputes values
+ * derived from the thread's number, and reading that number waits for a product. It keeps a value
+ * that came from a shuffle, even from the same lane. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
-/* The opposite: the same word, of which the compiler knows nothing, so that it keeps nothing that is made of it. */
+/* Returns x as a value that the compiler knows nothing about, so that it keeps no earlier result
+ * computed from x. The opposite of kept(). */
 DEVICE uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -347,8 +360,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* N, the texts of the accumulators, their operands, and the numbers of the operands after them; then what the caller
- * adds. */
+/* Calls X with N, the texts of the accumulators, their operands, the numbers of the operands after
+ * them, and the further arguments. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \
@@ -371,12 +384,13 @@ struct e4m3 {
 /* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2
  * % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
  *
- * Of 16-bit types, 16 of k a step. ss: both operands in shared memory, K-major. rs: A in registers (the order of an
- * accumulator's 16 columns), B MN-major (its k runs down the rows).
+ * 16-bit types take 16 of k per step. ss: both operands in shared memory, K-major. rs: A in
+ * registers (the order of an accumulator's 16 columns), B MN-major (its k runs down the rows).
  *
- * Of float8_e4m3fn, 32 of k a step; both operands are K-major, rs's B too. A of rs: register r of a thread holds k =
- * 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2). The sums keep about 14 bits: each step cuts
- * every product, and what was there before, at 2^-13 of the largest of them. */
+ * float8_e4m3fn takes 32 of k per step; both operands are K-major, also B of rs. A of rs: register
+ * r of a thread holds k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2).
+ * The sums keep about 14 bits: each step truncates every product and the previous sum at 2^-13 of
+ * the largest of them. */
 template <typename T, int N> struct wgmma;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES, SS, RS)                                                      \
     template <> struct wgmma<type, n> {                                                                              \
@@ -401,8 +415,8 @@ WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
-/* The same of 16-bit types, A_MN and B_MN: is it MN-major? ss: both operands in shared memory. rs: A in registers, B
- * K-major (wgmma's own rs has the other). */
+/* wgmma of 16-bit types where A_MN and B_MN say which operand is MN-major. ss: both operands in
+ * shared memory. rs: A in registers, B K-major (wgmma's own rs has the other). */
 template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
     template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \

@@ -10,9 +10,9 @@
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
 const int FAR = 1 << 29;           /* lengths are below it, windows at most */
-const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
-const int LEAST_BM = 128;          /* queries of a tile of work, of all shapes */
-const int LAST_TILES = 264;        /* of an ending_order: two per multiprocessor */
+const int64_t L2_SHARE = 32 << 20; /* bytes of the L2's 50 or 60 MB, for K and V */
+const int LEAST_BM = 128;          /* fewest queries of a tile of work, over all shapes */
+const int LAST_TILES = 264;        /* short tiles at the end of an ending_order: two per multiprocessor */
 
 /* ---- The order --------------------------------------------------------------------------------------------------- */
 
@@ -21,10 +21,11 @@ struct tile_order {
     int per_head;   /* tiles of rows of a head */
     int heads;      /* of the batch */
     int section;    /* heads that are walked together */
-    int first, end; /* tiles [first, end) are those of a launch: all, but for a share of a long problem */
+    int first, end; /* tiles [first, end) of this launch: all, or a share of a long problem */
 };
 
-/* Its plan. head_bytes: K and V that a query head reads; uneven: tiles differ in length; share: bytes of a section. */
+/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: tiles differ in
+ * length. share: bytes of a section. */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -49,7 +50,8 @@ struct head_tile {
     int head, tile; /* the tile counted from the head's last */
 };
 
-/* Tile t: sections of heads; in each the last rows, which see most under a causal mask, first; heads fastest. */
+/* Head and tile number t. Sections of heads come one after the other. A section begins with the
+ * last rows, which see most under a causal mask; heads vary fastest. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -57,15 +59,15 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* The same, but the last tiles of all are short ones: those of the last heads, walked together. */
+/* A tile_order that ends with short tiles: those of the last heads, walked together. */
 struct ending_order : tile_order {
     int last_heads;  /* these are the heads from this one on */
-    int short_tiles; /* so many of each are left to the end */
+    int short_tiles; /* short tiles of each such head, left to the end */
 };
 
-/* Its plan. head_bytes, share: as above. short_tiles: of a head's tiles, those that are shorter than others; 0: all are
- * alike. The end is at_end of them, of as many heads as that takes, unless the L2 does not hold so many, but of a
- * section at least. */
+/* Plans an ending_order; head_bytes and share are those of tile_order_of(). short_tiles: tiles of a
+ * head that are shorter than the others; 0: all are alike. The end has at_end short tiles, from as
+ * many heads as that takes: no more than the L2 holds, but at least a section. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -97,9 +99,10 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* That plan for a forward in tiles of BM queries over `rows` keys per head, of which K and V take row_bytes each.
- * uneven: tiles differ in length. A head reads as many keys as a tile of queries sees at most, all or those in a
- * window; and so many rows below the first, or above the last, see less, for the sequence ends there. */
+/* Plans an ending_order for a forward in tiles of BM queries over `rows` keys per head; K and V
+ * take row_bytes per key. uneven: tiles differ in length. A head reads the keys that a tile of
+ * queries can see: all, or those in a window. As many rows at either end of the sequence see fewer
+ * keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -127,7 +130,7 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* align: what is added to i before it is compared with a key. */
+/* The band of a mask. align: added to i before it is compared with a key. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
@@ -137,7 +140,7 @@ struct key_tiles {
     int first, last; /* [first, last) */
 };
 
-/* Tiles of BN keys that some of rows [begin, end) sees. */
+/* The tiles of BN keys that at least one of rows [begin, end) sees. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);
@@ -145,15 +148,16 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
     return { first, hi > lo ? (hi + BN - 1) / BN : first };
 }
 
-/* What one consumer makes of a tile of work, whose keys are tiles [first, last). Tiles [free_first, free_last) are
- * open to all its rows; those from last_visible on hold nothing for them; few_keys: nor do the keys of tile
- * last_visible - 1 but its first FEW. Where there are no such rows, or no tiles, last_visible is first. */
+/* One consumer's view of a tile of work, whose keys are tiles [first, last). All its rows see all
+ * of tiles [free_first, free_last). Its rows see nothing from tile last_visible on. few_keys: they
+ * see only the first FEW keys of tile last_visible - 1. Without rows or tiles, last_visible is
+ * first. */
 struct __align__(16) warpgroup_tile
 {
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Rows from row0 on, of Sq. */
+/* The view of a consumer whose rows begin at row0, of Sq rows. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
 {
@@ -175,7 +179,8 @@ namespace {
  * Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter (cuda_chip.counter),
  * because kernels that run at once must not share one. */
 
-/* A block has ended: the last leaves the counter as the stream's next kernel wants it. */
+/* Every block calls this at its end. The last block resets the counter for the stream's next
+ * kernel. */
 DEVICE void leave_counter(int *counter)
 {
     if (atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) counter[0] = counter[1] = 0;

@@ -1,4 +1,4 @@
-/* score_mods.cuh: what is made of scores before the softmax: float8's scales, softcap, ALiBi. */
+/* score_mods.cuh: changes to scores before the softmax: float8's scales, softcap, ALiBi. */
 #ifndef ATTN_SM90_SCORE_MODS_CUH
 #define ATTN_SM90_SCORE_MODS_CUH
 
@@ -9,7 +9,7 @@
 
 enum { SCALE_Q, SCALE_K, SCALE_V };
 
-/* Of q, k and v, by batch row and key/value head; NULL: 1. */
+/* Scales of q, k and v, by batch row and key/value head; NULL: 1. */
 struct input_scales {
     const float *data[3];
     int64_t batch[3], head[3];
@@ -31,13 +31,13 @@ DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
     return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
 }
 
-/* What scores are multiplied by is not less, for -inf times 0 would be NaN. (Where it is 0 all scores are equal.) */
+/* Least factor of scores. It is above 0, because -inf times 0 would be NaN. */
 const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
 const double MOST_SOFTCAP = 64; /* 1 - 2 / (1 + e^2x) is good to 1.2e-7 of the cap, and lse is to be to 2e-5 */
-const int EXACT = 1 << 24;      /* floats count exactly so far: distances of ALiBi */
+const int EXACT = 1 << 24;      /* float32 holds all integers up to this one: distances of ALiBi */
 
 struct score_mods {
     float cap;           /* softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0 without */
@@ -46,7 +46,7 @@ struct score_mods {
     float per_slope; /* 1 / (what a score is multiplied by) */
 };
 
-/* Are softcap and ALiBi such that these functions are exact enough? */
+/* Are these functions exact enough for the problem's softcap and ALiBi? */
 static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
 {
     const extent e = extent_of(g.dims);
@@ -54,7 +54,7 @@ static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
     return !p->alibi_slopes.rank || (e.rows_q < EXACT && e.rows_k < EXACT);
 }
 
-/* unit: of the scores that softmax_step sees. */
+/* Converts a problem's options. unit: of the scores that softmax_step() sees. */
 static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 {
     const attn_view &slopes = g.view[ATTN_T_alibi_slopes];
@@ -65,15 +65,15 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
     return x;
 }
 
-/* What they make of a head. */
+/* The score_mods of one head. */
 struct head_mods {
     float cap, slope; /* as in score_mods; in units of scores */
     float factor;     /* what scores are multiplied by first */
 };
 
-/* Changes the reference too, where q and k have scales, whose product `scale` may be 0, negative or tiny. It joins
- * c where it can; scores that change their sign, or meet a slope, which divided by it might be infinite, are
- * multiplied. */
+/* Where q and k have scales, changes the reference too: their product `scale` may be 0, negative or
+ * tiny. The scale joins c where it can. Scores are multiplied by it if it changes their sign, or if
+ * there is a slope: the slope divided by it might be infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;
@@ -87,9 +87,10 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
     return y;
 }
 
-/* Four times tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) by one division, for divisions and powers are what a softcap costs.
- * Above 30 a tanh is 1 to the last bit, and four factors stay finite. A NaN becomes 1, and so does not become the other
- * three's: who may meet one has it in another operand as well (lse). Good to 3e-7. */
+/* Four times tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) by one division, for divisions and powers are
+ * what a softcap costs. x is cut at 30, above which a tanh is 1 to the last bit; the product of
+ * four factors stays finite. A NaN becomes 1 and does not spoil the other three; its row shows the
+ * NaN in another operand (lse). Error below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -103,8 +104,8 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* The same of s cap where it is near 0, by a series in s whose last term is bent to the range: good to 5.5e-7 of
- * itself. */
+/* tanh of s cap near 0, by a series in s whose last term is fitted to the range. Relative error
+ * below 5.5e-7. */
 struct near_tanh {
     float most; /* |s| is at most this: a tanh of 0.46 */
     float a[4];
@@ -126,7 +127,8 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
     return s * fmaf(fmaf(fmaf(by.a[3], y, by.a[2]), y, by.a[1]), y, by.a[0]);
 }
 
-/* For the thread's rows i0 and i0 + 8 against keys j0 .. ; x: the tile of work, of which Sq and Sk are read. */
+/* Applies the mods to scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x: the
+ * tile of work, of which Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
                           int j0, int lane)

@@ -1,17 +1,17 @@
 /* softmax.cuh: the online softmax of a warpgroup's 64 rows, a tile of keys at a time, in base 2.
  *
- * What a row's exponentials are relative to is a policy. REFERENCE offers
- *     advance(m, top)   the next reference of a row whose was m and whose maximum is now top >= m
- *     least(m)          what a maximum has to be above for the reference to move from m
- *     base(m)           log2 of what the exponentials are divided by
- *     c                 log2(e) * what scores are multiplied by, > 0
- * Rows do not look at their neighbours, so that a row's bits are its own. */
+ * What a row's exponentials are relative to is a policy. REFERENCE offers advance(m, top) the next
+ * reference of a row whose was m and whose maximum is now top >= m least(m) what a maximum has to
+ * be above for the reference to move from m base(m) log2 of what the exponentials are divided by c
+ * log2(e) * what scores are multiplied by, > 0 Each row is computed independently, so that its bits
+ * do not depend on its neighbours. */
 #ifndef ATTN_SM90_SOFTMAX_CUH
 #define ATTN_SM90_SOFTMAX_CUH
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* Moves only when the maximum grows by more than slack = 8 / c over it, which is seldom: P is then at most 2^8. */
+/* A reference that moves only when the maximum exceeds it by more than slack = 8 / c, which is
+ * rare. P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -19,7 +19,7 @@ struct lazy_reference {
     DEVICE float base(float m) const { return __fmul_rn(m, c); }
 };
 
-/* The maximum itself, and P is 2^SHIFT there. */
+/* A reference that is the maximum itself; P is 2^SHIFT at the maximum. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
@@ -27,25 +27,28 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); } /* rounded alike everywhere */
 };
 
-/* Reference of the exponentials, a raw score, and this lane's part of the sum, for the thread's two rows. */
+/* State of the thread's two rows: the reference of the exponentials (a raw score) and this lane's
+ * part of the sum. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* May the next maxima of the thread's rows be found by bits? They begin with a number >= 0 then, below which nothing
- * counts; and may be so ever after, for a reference only grows. */
+/* May the next maxima of the thread's rows be found by largest_by_bits()? Yes once both begin with
+ * a number >= 0, below which nothing counts. Yes ever after, because a reference only grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* S becomes P; rescale gets the factors of O: exactly 1 where the reference stays. Two chains a row, even and odd
- * columns, for the pipeline's sake. midway(sum) is called with a sum, >= 0 or NaN, that needs a row's maximum and a
- * quarter of its exponentials: what depends on it cannot be done before.
+/* Turns S into P. rescale gets the factors of O: exactly 1 where the reference stays. Each row has
+ * two chains of additions, even and odd columns, to fill the pipeline. midway(sum) gets a sum, >= 0
+ * or NaN, that depends on a row's maximum and a quarter of its exponentials. Code that uses the sum
+ * cannot be scheduled earlier.
  *
- * IN_TURN: the second row's maximum is found under the first row's exponentials, for it begins with a number that needs
- * the first row's and changes nothing. ptxas else finds both before all exponentials, or not, as any change elsewhere
- * has it. IN_TURN = 2: that number needs the first of these exponentials too, so that they begin before it.
+ * IN_TURN makes the second row's maximum depend on the first row's, by a value that does not change
+ * it. ptxas then schedules it under the first row's exponentials; otherwise the order changes with
+ * unrelated edits. IN_TURN = 2: the value also depends on the first of these exponentials, which
+ * therefore precede the maximum.
  *
  * BY_BITS: is_high() holds for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
@@ -102,12 +105,13 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all but one, with
- * a number >= 0 or NaN that needs both rows' maxima; after it O may be multiplied by rescale. So that nothing but
- * exponentials is left then, the sums begin with what they were. The first row's maximum is of two chains, for all wait
- * for it; the second's of CHAINS (1 or 2), whose waits are where the first row's exponentials begin: the first of them
- * before it, as in IN_TURN = 2. HIDDEN: a row may have seen no key yet. BY_BITS: as above. SUMS: the sums are
- * wanted. */
+/* softmax_step() in an order that lets O be rescaled under the exponentials. midway(sum) comes
+ * before all exponentials but one, with a number >= 0 or NaN that depends on both rows' maxima.
+ * After midway() O may be multiplied by rescale. The sums begin with their old values, so that only
+ * exponentials remain then. The first row's maximum has two chains, because everything waits for
+ * it. The second row's has CHAINS (1 or 2); the first row's exponentials fill its waits, as in
+ * IN_TURN = 2. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() holds for all rows. SUMS:
+ * the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -159,14 +163,15 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
-/* O *= factor, row by row. */
+/* Multiplies the rows of O by their factors. */
 template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
 }
 
-/* O *= rescale; nothing where all the warp's rows keep their reference. Says whether it did. */
+/* Multiplies O by rescale, unless all rows of the warp keep their reference. Returns whether it
+ * did. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {
     if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;

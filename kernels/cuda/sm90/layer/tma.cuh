@@ -1,8 +1,9 @@
-/* tma.cuh: tiles by the copy engine: tensor maps, made on the host, and loads of tiles, asked for by a thread.
+/* tma.cuh: tiles by the copy engine: tensor maps, made on the host, and loads of tiles, which one
+ * thread issues.
  *
- * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other; a chunk is its rows of 128
- * bytes with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7). What lies past the end of the
- * tensor arrives as zeros. */
+ * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other; a chunk is
+ * its rows of 128 bytes with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7).
+ * Elements past the end of the tensor arrive as zeros. */
 #ifndef ATTN_SM90_TMA_CUH
 #define ATTN_SM90_TMA_CUH
 
@@ -21,7 +22,7 @@ struct tma_tensor {
     int64_t B, H, rows, columns, batch, head, row;
 };
 
-/* A tensor's batch rows and rows; packed, all sequences are rows of one. */
+/* A tensor's batch rows and rows. Packed: one batch row, which holds the rows of all sequences. */
 struct extent {
     int64_t B, rows_q, rows_k;
 };
@@ -31,7 +32,7 @@ static inline extent extent_of(const attn_dims &d)
     return { d.B, d.Sq, d.Sk };
 }
 
-/* Of the tensors of 16 bits that kernels multiply, as a problem has them. */
+/* The tma_tensor of a 16-bit tensor of a problem. */
 static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
     const CUtensorMapDataType type = view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -39,14 +40,15 @@ static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t
     return { view.data, type, 2, B, H, rows, columns, view.batch, view.head, view.row };
 }
 
-/* The same of any type, as bytes. */
+/* The tma_tensor of any type, as bytes. */
 static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, int64_t rows, int64_t columns,
                                       int64_t batch, int64_t head, int64_t row)
 {
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Can the copy engine walk it, and accesses of 16 bytes? `unit`: elements of 16 bytes. */
+/* Do the tensor's strides fit the copy engine and accesses of 16 bytes? `unit`: elements of 16
+ * bytes. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
@@ -55,8 +57,8 @@ static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int
            view.batch % unit == 0;
 }
 
-/* The driver's function, asked for once; of threads that ask at once each may, and they find the same. NULL: the
- * driver has none. */
+/* The driver's function that makes tensor maps; NULL: the driver has none. Looked up once, or once
+ * per thread if threads call at the same time; all get the same address. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;
@@ -70,9 +72,9 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* A map over the tensor in boxes of box_bytes (128, or 64 with a swizzle of those) of columns by box_rows. A map may
- * not have a stride of 0: what the stride of an axis of size 1 is does not matter. `promotion`: what the L2 asks memory
- * for where a part of it is wanted. */
+/* Makes a map over the tensor in boxes of box_bytes of columns (128, or 64 with a 64-byte swizzle)
+ * by box_rows. A map may not have a stride of 0; an axis of size 1 gets another, which is never
+ * used. `promotion`: bytes that the L2 fetches from memory when a part of them is wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
 {
@@ -95,8 +97,8 @@ struct tma_place {
     int column, row, h, b;
 };
 
-/* Asks for a tile of ROWS rows and CHUNKS chunks of COLUMNS columns, PITCH rows apart in shared memory; all of it
- * arrives on barrier `bar`. With it, `more` bytes, which the caller asks for. */
+/* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns, PITCH rows apart in
+ * shared memory. All of it arrives on barrier `bar`, with `more` bytes that the caller loads. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
@@ -105,8 +107,9 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
         tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
-/* The other way; what lies outside the tensor is dropped. A bulk group of the thread's. Between it and ordinary stores
- * to that shared memory stands fence_proxy_async_shared(). */
+/* Stores a tile to the tensor; rows and columns outside the tensor are dropped. Joins the thread's
+ * bulk group. Call fence_proxy_async_shared() between ordinary stores to that shared memory and
+ * this. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {
@@ -115,7 +118,7 @@ DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &t
     bulk_commit();
 }
 
-/* The L2 is asked for it. */
+/* Prefetches the tile into the L2. */
 template <int CHUNKS, int COLUMNS> DEVICE void prefetch_tile(const CUtensorMap *map, const tma_place &from)
 {
     for (int c = 0; c < CHUNKS; c++) tma_prefetch_4d(map, from.column + c * COLUMNS, from.row, from.h, from.b);
