@@ -742,7 +742,7 @@ attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot); /* between two marks, once the
                                                                                  * stream is done */
 
-/* Microseconds between marks of two streams of one device; NaN where their devices differ. */
+/* Microseconds between marks of two streams of one device; NaN where the backend cannot tell. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* never blocks */

@@ -49,7 +49,6 @@ struct attn_backend {
     void (*describe)(const attn_device *device, attn_device_info *info);
     attn_status (*device_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*device_free)(attn_device *device, void *memory);
-    /* NULL, both: staging memory is device memory. */
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
     const attn_kernel *(*kernel)(const attn_device *device, int index);
@@ -66,11 +65,12 @@ struct attn_backend {
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err); /* has rows */
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
-    double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot); /* of one device */
-    /* NULL, both: each call returns when its work is done. */
+    double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    attn_status (*note)(attn_stream *stream, attn_error *err); /* NULL, both: this backend has no notes */
+    double (*between_us)(attn_stream *from, int from_slot, attn_stream *to,
+                         int to_slot);                         /* NULL: this backend has no such times */
+    attn_status (*note)(attn_stream *stream, attn_error *err); /* NULL: this backend has no notes */
     bool (*noted)(const attn_stream *stream);
     /* NULL, both: memory of these devices cannot be shared between processes. */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);

@@ -173,15 +173,13 @@ void attn_device_free(attn_device *device, void *memory)
 
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err)
 {
-    const attn_backend *backend = device->backend;
     *memory = NULL;
-    return (backend->staging_alloc ? backend->staging_alloc : backend->device_alloc)(device, bytes, memory, err);
+    return device->backend->staging_alloc(device, bytes, memory, err);
 }
 
 void attn_staging_free(attn_device *device, void *memory, size_t bytes)
 {
-    if (memory && device->backend->staging_free) device->backend->staging_free(device, memory, bytes);
-    else attn_device_free(device, memory);
+    if (memory) device->backend->staging_free(device, memory, bytes);
 }
 
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
@@ -343,26 +341,25 @@ attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err)
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot)
 {
     if (from_slot < 0 || from_slot >= ATTN_MARKS || to_slot < 0 || to_slot >= ATTN_MARKS) return 0;
-    return stream->device->backend->between_us(stream, from_slot, stream, to_slot);
+    return stream->device->backend->elapsed_us(stream, from_slot, to_slot);
 }
 
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
 {
+    const attn_backend *backend = from->device->backend;
     if (from_slot < 0 || from_slot >= ATTN_MARKS || to_slot < 0 || to_slot >= ATTN_MARKS) return NAN;
-    return from->device == to->device ? from->device->backend->between_us(from, from_slot, to, to_slot) : NAN;
+    return from->device == to->device && backend->between_us ? backend->between_us(from, from_slot, to, to_slot) : NAN;
 }
 
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err)
 {
-    const attn_backend *backend = stream->device->backend;
-    *done = backend->done == NULL;
-    return backend->done ? backend->done(stream, done, err) : ATTN_OK;
+    *done = false;
+    return stream->device->backend->done(stream, done, err);
 }
 
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err)
 {
-    const attn_backend *backend = stream->device->backend;
-    return backend->wait ? backend->wait(stream, err) : ATTN_OK;
+    return stream->device->backend->wait(stream, err);
 }
 
 attn_status attn_stream_note(attn_stream *stream, attn_error *err)

@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
-#include "kernels/cpu/host_stream.h"
 #include "kernels/cpu/reference.h"
 #include "kernels/machine.h"
 
@@ -48,6 +48,11 @@ struct cpu_device {
     attn_kernel fast[2]; /* forward and backward, by flash.h */
     int64_t memory_total, memory_limit;
     _Atomic int64_t memory_used;
+};
+
+struct cpu_stream {
+    attn_stream base;
+    struct timespec marks[ATTN_MARKS];
 };
 
 /* Computes every checked problem, whatever its tensors and options, but slowly: by reference.h. */
@@ -98,6 +103,12 @@ static void device_free(attn_device *base, void *memory)
     assert(used >= (int64_t)total);
     (void)used;
     free(block);
+}
+
+static void staging_free(attn_device *device, void *memory, size_t bytes)
+{
+    (void)bytes;
+    device_free(device, memory);
 }
 
 /* ---- The device -------------------------------------------------------------------------------------------------- */
@@ -190,7 +201,39 @@ static attn_status workspace_bytes(const attn_device *base, const attn_plan *pla
     return status;
 }
 
-/* ---- Work -------------------------------------------------------------------------------------------------------- */
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+
+static attn_status stream_open(attn_device *device, attn_stream **out, attn_error *err)
+{
+    struct cpu_stream *stream = calloc(1, sizeof *stream);
+    *out = NULL;
+    if (!stream) return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: no memory for a stream");
+    stream->base.device = device;
+    *out = &stream->base;
+    return ATTN_OK;
+}
+
+static void stream_close(attn_stream *stream)
+{
+    free(stream);
+}
+
+static attn_status copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err)
+{
+    (void)stream, (void)direction, (void)err;
+    memmove(to, from, bytes); /* a unified device's caller may well copy a buffer onto itself */
+    return ATTN_OK;
+}
+
+static attn_status moves(attn_stream *stream, const attn_move *list, int64_t count, attn_error *err)
+{
+    (void)stream, (void)err;
+    for (int64_t i = 0; i < count; i++)
+        if (list[i].from) memcpy(list[i].to, list[i].from, list[i].bytes);
+        else memset(list[i].to, 0, list[i].bytes);
+    return ATTN_OK;
+}
 
 static attn_status run_flash(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
@@ -246,6 +289,33 @@ static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_
     return ATTN_OK;
 }
 
+static attn_status mark(attn_stream *base, int slot, attn_error *err)
+{
+    (void)err;
+    clock_gettime(CLOCK_MONOTONIC, &((struct cpu_stream *)base)->marks[slot]);
+    return ATTN_OK;
+}
+
+static double elapsed_us(attn_stream *base, int from_slot, int to_slot)
+{
+    const struct timespec *a = &((struct cpu_stream *)base)->marks[from_slot],
+                          *b = &((struct cpu_stream *)base)->marks[to_slot];
+    return (double)(b->tv_sec - a->tv_sec) * 1e6 + (double)(b->tv_nsec - a->tv_nsec) / 1e3;
+}
+
+static attn_status done(attn_stream *stream, bool *is_done, attn_error *err)
+{
+    (void)stream, (void)err;
+    *is_done = true;
+    return ATTN_OK;
+}
+
+static attn_status wait_for_stream(attn_stream *stream, attn_error *err)
+{
+    (void)stream, (void)err;
+    return ATTN_OK;
+}
+
 const attn_backend attn_backend_cpu = {
     .name = "cpu",
     .count = count_devices,
@@ -254,14 +324,18 @@ const attn_backend attn_backend_cpu = {
     .describe = describe,
     .device_alloc = device_alloc,
     .device_free = device_free,
+    .staging_alloc = device_alloc,
+    .staging_free = staging_free,
     .kernel = kernel,
     .workspace = workspace_bytes,
-    .stream_open = host_stream_open,
-    .stream_close = host_stream_close,
-    .copy = host_stream_copy,
-    .moves = host_stream_moves,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .copy = copy,
+    .moves = moves,
     .run = run,
     .merge = merge,
-    .mark = host_stream_mark,
-    .between_us = host_stream_between_us,
+    .mark = mark,
+    .elapsed_us = elapsed_us,
+    .done = done,
+    .wait = wait_for_stream,
 };

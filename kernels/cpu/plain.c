@@ -7,10 +7,10 @@
  * Memory is malloc's. One thread computes, and everything is done when a call returns. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kernels/backend.h"
-#include "kernels/cpu/host_stream.h"
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/reference.h"
 
@@ -56,6 +56,11 @@ static const struct plain *plain_of(const attn_device *device)
 }
 
 /* ---- What is alike ----------------------------------------------------------------------------------------------- */
+
+struct plain_stream {
+    attn_stream base;
+    struct timespec marks[ATTN_MARKS];
+};
 
 static int count_devices(void)
 {
@@ -116,6 +121,11 @@ static void release(attn_device *device, void *memory)
     (void)device, free(memory);
 }
 
+static void release_staging(attn_device *device, void *memory, size_t bytes)
+{
+    (void)device, (void)bytes, free(memory);
+}
+
 static const attn_kernel *kernel(const attn_device *device, int index)
 {
     return index < 2 ? &plain_of(device)->kernels[index] : NULL;
@@ -126,6 +136,37 @@ static attn_status workspace(const attn_device *device, const attn_plan *plans, 
 {
     (void)device, (void)plans, (void)count, (void)err;
     *bytes = 0;
+    return ATTN_OK;
+}
+
+static attn_status open_stream(attn_device *device, attn_stream **stream, attn_error *err)
+{
+    struct plain_stream *s = calloc(1, sizeof *s);
+    if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a stream");
+    s->base.device = device;
+    *stream = &s->base;
+    return ATTN_OK;
+}
+
+static void close_stream(attn_stream *stream)
+{
+    free(stream);
+}
+
+static attn_status copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err)
+{
+    (void)stream, (void)direction, (void)err;
+    memmove(to, from, bytes);
+    return ATTN_OK;
+}
+
+static attn_status moves(attn_stream *stream, const attn_move *list, int64_t count, attn_error *err)
+{
+    (void)stream, (void)err;
+    for (int64_t i = 0; i < count; i++)
+        if (list[i].from) memcpy(list[i].to, list[i].from, list[i].bytes);
+        else memset(list[i].to, 0, list[i].bytes);
     return ATTN_OK;
 }
 
@@ -147,14 +188,41 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
+static attn_status mark(attn_stream *stream, int slot, attn_error *err)
+{
+    (void)err;
+    clock_gettime(CLOCK_MONOTONIC, &((struct plain_stream *)stream)->marks[slot]);
+    return ATTN_OK;
+}
+
+static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    const struct timespec *from = &((struct plain_stream *)stream)->marks[from_slot];
+    const struct timespec *to = &((struct plain_stream *)stream)->marks[to_slot];
+    return (double)(to->tv_sec - from->tv_sec) * 1e6 + (double)(to->tv_nsec - from->tv_nsec) * 1e-3;
+}
+
+static attn_status done(attn_stream *stream, bool *is_done, attn_error *err)
+{
+    (void)stream, (void)err;
+    *is_done = true;
+    return ATTN_OK;
+}
+
+static attn_status wait_stream(attn_stream *stream, attn_error *err)
+{
+    (void)stream, (void)err;
+    return ATTN_OK;
+}
+
 /* clang-format off: a row is a function */
-#define PLAIN(named, opener)                                                                                \
-    {                                                                                                       \
-        .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe, \
-        .device_alloc = allocate, .device_free = release, .kernel = kernel, .workspace = workspace,         \
-        .stream_open = host_stream_open, .stream_close = host_stream_close, .copy = host_stream_copy,       \
-        .moves = host_stream_moves, .run = run, .merge = merge, .mark = host_stream_mark,                   \
-        .between_us = host_stream_between_us,                                                               \
+#define PLAIN(named, opener)                                                                                          \
+    {                                                                                                                 \
+        .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
+        .device_alloc = allocate, .device_free = release, .staging_alloc = allocate, .staging_free = release_staging, \
+        .kernel = kernel, .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream,           \
+        .copy = copy, .moves = moves, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us,             \
+        .done = done, .wait = wait_stream,                                                                            \
     }
 /* clang-format on */
 

@@ -800,6 +800,11 @@ static double between_us(attn_stream *from, int from_slot, attn_stream *to, int 
     return (double)(stream_of(to)->marks_ns[to_slot] - stream_of(from)->marks_ns[from_slot]) / 1e3;
 }
 
+static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    return between_us(stream, from_slot, stream, to_slot);
+}
+
 /* ---- Doing it ---------------------------------------------------------------------------------------------------- */
 
 /* Bytes from a tensor's first element to the end of its last; 0 where it has no elements. */
@@ -961,6 +966,7 @@ const attn_backend attn_backend_fake = {
     .run = run,
     .merge = merge,
     .mark = mark,
+    .elapsed_us = elapsed_us,
     .done = done,
     .wait = wait_for_stream,
     .between_us = between_us,

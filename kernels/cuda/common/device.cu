@@ -874,6 +874,11 @@ double between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot
     return 1e3 * (double)ms;
 }
 
+double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    return between_us(stream, from_slot, stream, to_slot);
+}
+
 attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     device *d = device_of(base->device);
@@ -891,7 +896,6 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 
 } // namespace
 
-/* clang-format off */
 extern "C" const attn_backend attn_backend_cuda = {
     "cuda",
     true,
@@ -913,9 +917,10 @@ extern "C" const attn_backend attn_backend_cuda = {
     run,
     merge,
     mark,
-    between_us,
+    elapsed_us,
     done,
     wait,
+    between_us,
     note,
     noted,
     import_memory,
@@ -926,4 +931,3 @@ extern "C" const attn_backend attn_backend_cuda = {
     run_some,
     left_rows,
 };
-/* clang-format on */
