@@ -25,18 +25,8 @@
 
 /* ---- Rates ------------------------------------------------------------------------------------------------------- */
 
-/* Families of kernels, in each of which an option costs the same. */
-enum family {
-    CPU,
-    PORTABLE,
-    DOUBLE,
-    HOPPER,
-    NARROW,
-    GENERIC,
-    DECODE,
-    SIMPLE
-}; /* NARROW: kernels of HOPPER
-                                                                                 * for few rows */
+/* Families of kernels, in each of which an option costs the same. NARROW: kernels of HOPPER for few rows. */
+enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 
 #define CPU_MOST  5.8e37 /* SIMD_SCORE_MOST of cpu/simd.h, in natural units */
 #define CUDA_MOST 0x1p27 /* kernels/README.md, "The CUDA backend" */
