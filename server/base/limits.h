@@ -105,7 +105,7 @@ enum {
     TOKEN_MAX_COUNT = 4096, /* most tokens: 1 MiB, with which every token of a request is compared */
 };
 
-/* ---- Compressed bodies (base/unpack.c, http/mhd.c) --------------------------------------------------------------- */
+/* ---- Compressed bodies (base/unpack.c, http/body.c) -------------------------------------------------------------- */
 
 enum {
     UNPACK_PIECE_BYTES = 32 << 10, /* bytes unpacked at a time; they are parsed before more is unpacked */

@@ -57,7 +57,7 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Leases one block for all inputs that are read, and a third more for outputs (as mhd.c's admit() does). A warm block
+/* Leases one block for all inputs that are read, and a third more for outputs (as body_admit() does). A warm block
  * already has its pages, while the decoder's block would grow by new pages. If there is no such block, that one grows.
  * It is done only if these inputs are larger than the decoder's block: then the decoder requests more memory than it
  * has, and is told the new address. */

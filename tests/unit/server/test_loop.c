@@ -181,7 +181,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- The HTTP side ----------------------------------------------------------------------------------------------- */
 
-/* As body_done() of mhd.c: it waits for the loop from here on. */
+/* As body_done() of http/body.c: it waits for the loop from here on. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
