@@ -110,8 +110,8 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the pool's memory, or waits for a thread that does. It gives up the lock meanwhile (invariant 5). Its
- * table of pages is made first: memory that the device gave stays given, and would be lost without a table. */
+/* Allocates the pool's memory, or waits for a thread that does. It gives up the lock meanwhile (invariant 5). The
+ * pool's table of pages is made first: without a table, memory that the device gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     const char *const device = pool->device; /* a copy, as the pool loses its name when the device is lost */

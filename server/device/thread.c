@@ -216,6 +216,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->count = count;
     slot->launched = 0;
     slot->step = slot->first_step = 0;
+    (void)attn_stream_left_rows(slot->stream); /* a batch that failed may have left rows: they are not this one's */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;

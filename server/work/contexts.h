@@ -1,5 +1,5 @@
-/* contexts.h: saved forwards, each for one backward (`save`, `context` of a request). They are bounded in bytes, count
- * and time, as a whole and for each caller. Thread-safe.
+/* contexts.h: saved forwards, each for one backward (`save`, `context` of a request). Saved forwards are bounded in
+ * bytes, count and time, as a whole and for each caller. Thread-safe.
  *
  * A context is an id of 128 random bits, a caller, and a reference to the forward's job. The job's staging memory
  * stays leased as a whole, even if the context needs a small part of it. All of it is therefore charged, once for all
