@@ -700,7 +700,7 @@ attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const att
                            attn_error *err);
 
 /* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call.
- * Each call queues some 50 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all
+ * Each call queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all
  * work is queued. All calls have the same plans and the same workspace, which must not be NULL and must not
  * be used otherwise meanwhile. A caller that waits for the stream between calls can abandon seconds of work
  * within 0.1 s.

@@ -153,6 +153,38 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
+/* Estimates the device time of the next kernels of the batch that launch_group() puts on the stream. */
+static double piece_seconds(const struct slot *slot)
+{
+    const bool first = slot->launched == 0 && slot->step == 0;
+    const double seconds = slot->batch->seconds;
+    return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
+}
+
+/* True if the slot must wait before it puts kernels on its stream. Queued kernels cannot be taken back, and the kernels
+ * of all other flows share the device with them. Long batches of one flow therefore take turns: one at a time while
+ * another flow has a batch on the device, else as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest
+ * is first. */
+static bool waits_for_turn(const struct device *device, const struct slot *slot)
+{
+    const double own_s = piece_seconds(slot);
+    double queued_s = 0;
+    bool others = false;
+    if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
+    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* cancelled: its next call ends */
+    for (int s = 0; s < device->slot_count; s++) {
+        const struct slot *other = &device->slots[s];
+        if (other == slot || other->batch == NULL) continue;
+        if (other->batch->flow != slot->batch->flow) {
+            others = true;
+            continue;
+        }
+        if (other->waits && other->piece_ns < slot->piece_ns) return true;
+        queued_s += other->queued_s;
+    }
+    return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
+}
+
 /* Queues the next problems of the batch, or more of their steps. After the last problem it queues what follows, too. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
@@ -160,9 +192,12 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     const int count = group_of(device, slot);
     const bool begins = slot->launched == 0 && slot->step == 0; /* true once per batch */
     attn_status status = ATTN_OK;
+    slot->queued_s = piece_seconds(slot);
+    slot->waits = false;
     if (count > 0)
         status = attn_run_some(slot->stream, slot->plans + slot->launched, count, slot->workspace, &slot->step, err);
-    if (begins) slot->launched_ns = clock_ns();
+    slot->piece_ns = clock_ns();
+    if (begins) slot->launched_ns = slot->piece_ns;
     if (status == ATTN_OK && count > 0 && slot->step != ATTN_NO_MORE_STEPS) return status;
     slot->step = slot->first_step;
     slot->launched += count;
@@ -216,7 +251,10 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->count = count;
     slot->launched = 0;
     slot->step = slot->first_step = 0;
+    slot->piece_ns = slot->began_ns;
     (void)attn_stream_left_rows(slot->stream); /* a batch that failed may have left rows: they are not this one's */
+    slot->waits = count > 0 && waits_for_turn(device, slot);
+    if (slot->waits) return ATTN_OK; /* poll_slots() goes on */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -355,21 +393,6 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* True if the slot must wait before it puts more on its stream. While several flows have batches on the device, only
- * one batch of each flow launches at a time. So a flow with four streams gets no more of a GPU than a flow with one. */
-static bool waits_for_turn(const struct device *device, const struct slot *slot)
-{
-    bool others = false, own = false;
-    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* cancelled: its next call ends */
-    for (int s = 0; s < device->slot_count; s++) {
-        const struct slot *other = &device->slots[s];
-        if (other == slot || other->batch == NULL) continue;
-        if (other->batch->flow != slot->batch->flow) others = true;
-        else own |= other->queued;
-    }
-    return others && own;
-}
-
 /* Ends batches whose stream is done. `wait`: waits for at least one. Returns whether there was one. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
@@ -386,15 +409,15 @@ static bool poll_slots(struct device_thread *thread, bool wait)
             done = true;
         } else status = attn_stream_done(slot->stream, &done, &err);
         if (status == ATTN_OK && !done) continue;
-        slot->queued = false;
+        slot->queued_s = 0;
         if (status == ATTN_OK && slot->launched == slot->count && attn_stream_left_rows(slot->stream)) {
             slot->launched = 0;
             slot->step = slot->first_step = ATTN_EVERY_ROW;
         }
         if (status == ATTN_OK && slot->launched < slot->count) {
             attn_error late;
-            if (waits_for_turn(device, slot)) continue;
-            slot->queued = true;
+            slot->waits = waits_for_turn(device, slot);
+            if (slot->waits) continue;
             status = launch_group(device, slot, &err);
             if (status == ATTN_OK) continue;
             if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST) {
@@ -472,7 +495,8 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
-    slot->queued = true;
+    slot->queued_s = 0;
+    slot->waits = false;
     batch->started_ns = clock_ns();
     if (device->held == batch) {
         device->held = NULL;

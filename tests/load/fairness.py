@@ -3,7 +3,8 @@
     python3 tests/load/fairness.py build/attnd [other/attnd ...]
 
 Alice asks for one problem after another, alone and then beside Bob, who keeps many connections busy. Both have a token.
-For each program, in turns, it prints the median, the 99th percentile and the longest of Alice's times in milliseconds.
+For each program, in turns, it prints the median, the 99th percentile and the longest of Alice's times in milliseconds,
+and how many answers per second Bob gets meanwhile.
 The aim: what takes t alone is answered within 2 t + 50 ms, whatever Bob sends. `--devices` is passed on to the server.
 """
 import argparse
@@ -34,14 +35,15 @@ def problem(B, S, H, D, **options):
 FLOODS = {
     'long rows that leave float32': (3, lambda: problem(1, 50000, 1, 1, scale=3e38, outputs=['lse'])),
     'long': (9, lambda: problem(1, 50000, 1, 4, softcap=30.0, outputs=['lse'])),
+    'long of one step': (9, lambda: problem(1, 24000, 1, 4, softcap=30.0, outputs=['lse'])),
     'medium': (200, lambda: problem(1, 2048, 8, 64)),
     'small': (200, lambda: problem(1, 64, 2, 64)),
     'verified': (50, lambda: problem(1, 2048, 2, 64, verify=1000)),
 }
 
 
-def flood(port, connections, body, stop):
-    """Keeps that many connections busy until it is stopped: select() and as little work as it can."""
+def flood(port, connections, body, stop, answers):
+    """Keeps that many connections busy until it is stopped, and counts their answers, with as little work as it can."""
     import selectors
     request = (f'POST {FORWARD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer bob\r\nContent-Type: application/json\r\n'
                f'Content-Length: {len(body)}\r\n\r\n').encode() + body
@@ -68,6 +70,7 @@ def flood(port, connections, body, stop):
                         raise ConnectionError
                     at = head.lower().find(b'content-length:')
                     if at >= 0 and len(rest) >= int(head[at + 15:].split(b'\r\n')[0]):
+                        answers.value += 1
                         ready.modify(s, selectors.EVENT_READ | selectors.EVENT_WRITE, [0, b''])
             except OSError:
                 ready.unregister(s)
@@ -129,25 +132,30 @@ def main():
     options.add_argument('--floods', nargs='*', default=list(FLOODS), choices=list(FLOODS))
     given = options.parse_args()
     arguments = ['--devices', given.devices] if given.devices else []
-    print(f'{"flood":32}{"program":24}{"alone p50":>10}{"p99":>10}{"worst":>10}{"beside p50":>11}{"p99":>10}{"worst":>10}')
+    print(f'{"flood":32}{"program":24}{"alone p50":>10}{"p99":>10}{"worst":>10}{"beside p50":>11}{"p99":>10}{"worst":>10}'
+          f'{"of Bob/s":>10}')
     for name in given.floods:
         connections, body = FLOODS[name]
         for _ in range(given.turns):
             for binary in given.binaries:
                 server, stop = Server(binary, arguments), multiprocessing.Event()
+                answers = multiprocessing.Value('q', 0)
                 asked = problem(1, 512, 4, 64)
                 try:
                     server.times(asked, 1)
                     alone = server.times(asked, given.seconds / 2)
-                    bob = multiprocessing.Process(target=flood, args=(server.port, connections, body(), stop), daemon=True)
+                    bob = multiprocessing.Process(target=flood, daemon=True,
+                                                  args=(server.port, connections, body(), stop, answers))
                     bob.start()
                     time.sleep(1)
+                    began, before = time.monotonic(), answers.value
                     beside = server.times(asked, given.seconds)
+                    rate = (answers.value - before) / (time.monotonic() - began)
                 finally:
                     stop.set()
                     server.stop()
                 bob.terminate()
-                print(f'{name:32}{binary[-23:]:24}{described(alone)}  {described(beside)}', flush=True)
+                print(f'{name:32}{binary[-23:]:24}{described(alone)}  {described(beside)} {rate:9.1f}', flush=True)
 
 
 if __name__ == '__main__':

@@ -52,8 +52,9 @@ enum { MOST_KERNELS = 32 };
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter has a line of the cache to itself */
 
-/* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled. */
-const double SOME_STEPS = 2.5;
+/* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled, and work of other streams
+ * shares the device with it: a client waits for as much of each stream of another. A new call takes some 30 us. */
+const double SOME_STEPS = 1.2;
 
 /* Before the marks of rows that were left: cuda_args.rows_found, where the stream and not the host reads it. */
 enum { MARKS_HEAD = 16 };

@@ -579,6 +579,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     for (int i = 0; i < 3; i++) {
         batches[i] = four_launches(&b);
         batches[i]->flow = i == 0 ? other : busy;
+        batches[i]->seconds = 1;
         const int64_t used = state_of(&b, 0).info.memory_used;
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
@@ -598,6 +599,43 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     close_bench(&b);
     flow_release(busy);
     flow_release(other);
+}
+
+/* A flow that has a GPU to itself fills no queue there: whoever comes next would wait for all of it. */
+static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate first, second;
+    char script[256];
+    struct flow *busy = flow_new("busy");
+    struct batch *batches[3];
+    begin(&b);
+    gate_shut(&first);
+    gate_shut(&second);
+    snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", first.path, second.path);
+    open_devices(&b, 1, script);
+    for (int i = 0; i < 3; i++) {
+        batches[i] = four_launches(&b);
+        batches[i]->flow = busy;
+        batches[i]->seconds = 1;
+        const int64_t used = state_of(&b, 0).info.memory_used;
+        devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
+        WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
+    }
+    nanosleep(&(struct timespec){ 0, 50000000 }, NULL); /* enough for the third to end, if it went on */
+    uv_run(&b.uv, UV_RUN_NOWAIT);
+    assert_int_equal(b.back_count, 0);
+    gate_open(&second);
+    assert_ptr_equal(next_back(&b), batches[1]);
+    gate_open(&first);
+    for (int i = 0; i < 2; i++) (void)next_back(&b);
+    for (int i = 0; i < 3; i++) {
+        assert_ran(batches[i]);
+        forget(batches[i]);
+    }
+    close_bench(&b);
+    flow_release(busy);
 }
 
 static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void **state)
@@ -1093,6 +1131,7 @@ int main(void)
         cmocka_unit_test(test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost),
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
         cmocka_unit_test(test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow),
+        cmocka_unit_test(test_long_batches_of_one_flow_take_turns_on_a_gpu),
         cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
         cmocka_unit_test(test_what_takes_the_cpu_long_does_not_keep_others_waiting),
         cmocka_unit_test(test_equal_work_of_several_flows_makes_no_guests_and_short_work_does),
