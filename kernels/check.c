@@ -563,8 +563,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
 
 /* A hint for wrong values. Where they add up to the rows, they are lengths; where they ascend to the rows,
  * they are ends. Otherwise the hint is empty. */
-enum { CURE_BYTES = 128, SUMS_SHOWN = 3 };
-static void lengths_cure(char text[CURE_BYTES], const int32_t *values, int64_t last, int64_t total)
+enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
+static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
     int64_t sum = 0;
     text[0] = '\0';
@@ -573,14 +573,14 @@ static void lengths_cure(char text[CURE_BYTES], const int32_t *values, int64_t l
         sum += values[i];
     }
     if (total > 0 && values[0] > 0 && values[last] == total && sum != total && first_descent(values, last) > last)
-        snprintf(text, CURE_BYTES, "; these look like ends, a 0 before them is wanted: [0, %d%s", values[0],
+        snprintf(text, SUGGESTION_BYTES, "; these look like ends, a 0 before them is wanted: [0, %d%s", values[0],
                  last > 0 ? ", ...]" : "]");
     if (sum != total || total == 0) return;
-    size_t n = (size_t)snprintf(text, CURE_BYTES, "; these look like lengths, their running sums are wanted: [0");
+    size_t n = (size_t)snprintf(text, SUGGESTION_BYTES, "; these look like lengths, their running sums are wanted: [0");
     sum = 0;
     for (int64_t i = 0; i <= last && i < SUMS_SHOWN; i++)
-        n += (size_t)snprintf(text + n, CURE_BYTES - n, ", %lld", (ll)(sum += values[i]));
-    snprintf(text + n, CURE_BYTES - n, last < SUMS_SHOWN ? "]" : ", ...]");
+        n += (size_t)snprintf(text + n, SUGGESTION_BYTES - n, ", %lld", (ll)(sum += values[i]));
+    snprintf(text + n, SUGGESTION_BYTES - n, last < SUMS_SHOWN ? "]" : ", ...]");
 }
 
 static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, int64_t total, const char *total_of,
@@ -589,22 +589,22 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
     const attn_tensor *t = &p->tensor[id];
     const int32_t *cu = t->data;
     const char *name = attn_tensors[id].name;
-    char member[MEMBER_BYTES], cure[CURE_BYTES];
+    char member[MEMBER_BYTES], suggestion[SUGGESTION_BYTES];
     int64_t n;
     if (t->rank == 0) return ATTN_OK;
     n = t->shape[0] - 1;
     tensor_member(member, id, "data");
     const int64_t descent = first_descent(cu, n);
     if (cu[0] == 0 && descent > n && cu[n] == total) return ATTN_OK;
-    lengths_cure(cure, cu, n, total);
+    lengths_suggestion(suggestion, cu, n, total);
     if (cu[0] != 0)
         return attn_fail(err, ATTN_INVALID, member, "%s: [0] is %d, must be 0, where the first sequence starts%s", name,
-                         cu[0], cure);
+                         cu[0], suggestion);
     if (descent <= n)
         return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be at least %d, the value before it%s",
-                         name, (ll)descent, cu[descent], cu[descent - 1], cure);
+                         name, (ll)descent, cu[descent], cu[descent - 1], suggestion);
     return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be %lld, the rows of %s%s", name, (ll)n, cu[n],
-                     (ll)total, total_of, cure);
+                     (ll)total, total_of, suggestion);
 }
 
 /* Checks that no length exceeds the room of its row or sequence. */
@@ -773,12 +773,13 @@ static void suspect_k(const attn_problem *p, attn_error *err)
     k->shape[k->rank - 1] = p->k.shape[k->rank - 2];
     k->shape[k->rank - 2] = p->k.shape[k->rank - 1];
     exchanged.q = p->k, exchanged.k = p->q;
-    const char *const cure = check_shapes(&transposed, NULL) == ATTN_OK
-                                 ? "with its last two axes exchanged it would fit; k is sent as it is, not transposed"
-                             : check_shapes(&exchanged, NULL) == ATTN_OK ? "did q and k change places?"
-                                                                         : NULL;
+    const char *const suggestion =
+        check_shapes(&transposed, NULL) == ATTN_OK
+            ? "with its last two axes exchanged it would fit; k is sent as it is, not transposed"
+        : check_shapes(&exchanged, NULL) == ATTN_OK ? "did q and k change places?"
+                                                    : NULL;
     const size_t used = strlen(err->text);
-    if (cure) snprintf(err->text + used, sizeof err->text - used, "; %s", cure);
+    if (suggestion) snprintf(err->text + used, sizeof err->text - used, "; %s", suggestion);
 }
 
 attn_status attn_check(const attn_problem *p, attn_error *err)

@@ -128,7 +128,7 @@ attn_status attn_plan_for(const attn_device *device, const attn_problem *problem
     plan->problem = problem;
     plan->features = features;
     plan->workspace_bytes = 0;
-    plan->form = NULL;
+    plan->variant = NULL;
     if (backend->plan) plan->geometry = attn_geometry_of(problem);
     for (int n = 0; (plan->kernel = backend->kernel(device, n)); n++)
         if (attn_kernel_takes(plan->kernel, problem, features) && (!backend->plan || backend->plan(device, n, plan)))

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decode_internal.h"
-#include "habits.h"
+#include "parse_internal.h"
+#include "suggestions.h"
 #include "proto.h"
 #include "scan.h"
 #include "text/text.h"
@@ -47,14 +47,14 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    const char *place;  /* of habits; "": none */
+    const char *place;  /* of suggestions; "": none */
     const char *listed; /* its members, in words */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
-                                       HABIT_CACHE,
+                                       SUGGESTION_CACHE,
                                        " (a cache has kv_heads, head_dim, head_dim_v, dtype, page_size, latent, "
                                        "k_scale, v_scale and ttl_s)" };
-#define LENGTH_ALONE "{\"length\": 128}", HABIT_LENGTH, " (the only member is length)"
+#define LENGTH_ALONE "{\"length\": 128}", SUGGESTION_LENGTH, " (the only member is length)"
 static const struct body new_length = { length_needed, LENGTH_ALONE };
 static const struct body maybe_length = { length_if_given, LENGTH_ALONE };
 #undef LENGTH_ALONE
@@ -69,7 +69,7 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
     char quote[TREE_QUOTE_BYTES];
     tree_member pointer;
     return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, name), "%s: is %s, must be %s%s", name,
-                     tree_describe(value, quote), rule, decode_value_cure(value));
+                     tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
 /* Reads numbers or a single number, whose count is 0 until the number of heads is known. */
@@ -105,7 +105,7 @@ static attn_status read_scales(const char *name, const cJSON *value, float **sca
 
 static attn_status read_member(const struct member *member, const cJSON *value, char *into, attn_error *err)
 {
-    char rule[160], list[ATTN_DTYPE_LIST_BYTES], quote[TREE_QUOTE_BYTES], cure[TREE_CURE_BYTES];
+    char rule[160], list[ATTN_DTYPE_LIST_BYTES], quote[TREE_QUOTE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     tree_member pointer;
     const char *text;
     switch (member->type) {
@@ -129,7 +129,7 @@ static attn_status read_member(const struct member *member, const cJSON *value, 
             return ATTN_OK;
         return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, member->name), "%s: is %s, must be %s%s",
                          member->name, tree_describe(value, quote), attn_dtype_list(ATTN_DTYPES_FORWARD, list),
-                         decode_dtype_cure(ATTN_T_k, true, value, cure));
+                         parse_dtype_suggestion(ATTN_T_k, true, value, suggestion));
     case TYPE_SCALES:
         return read_scales(member->name, value, (float **)(into + member->offset),
                            (int *)(into + member->offset + sizeof(float *)), err);
@@ -176,9 +176,9 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     if (status == ATTN_OK) status = scan_finish(s, err);
     if (status == ATTN_OK) {
         size_t length;
-        const char *const skeleton = scan_skeleton(s, &length);
+        const char *const rest = scan_rest(s, &length);
         tree_enter(&memory);
-        status = read_object(body, tree_parse(skeleton, length), into, err);
+        status = read_object(body, tree_parse(rest, length), into, err);
         tree_leave();
         tree_forget(&memory);
     }

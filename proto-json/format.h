@@ -2,7 +2,7 @@
  * (proto_json, proto_safetensors, proto_kserve). decode.c and encode.c call their functions and do what all
  * formats have in common. A new format is a file with a `const proto_format` in it.
  *
- *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and lifted values   -> decode.c: every check
+ *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and extracted values -> parse.c: every check
  *     results, tensors            -> write(): pieces of text and of tensors (encode.h)         -> encode.c: in blocks
  *
  * A reader turns names, shapes and options into what a JSON body would have said. It reports only faults of
@@ -17,10 +17,10 @@
 
 /* What a body has become. */
 struct format_body {
-    const cJSON *root;      /* the tree of a skeleton (tree.h), owned by the reader; NULL: out of memory */
-    const scan_lift *lifts; /* the reader's */
-    int lift_count;
-    uint8_t *memory; /* the caller's memory, in which the lifted values lie */
+    const cJSON *root;            /* the tree of a rest (tree.h), owned by the reader; NULL: out of memory */
+    const scan_extract *extracts; /* the reader's */
+    int extract_count;
+    uint8_t *memory; /* the caller's memory, in which the extracted values lie */
     size_t memory_bytes;
     struct scan_room *room; /* the same memory, which can be made larger */
     /* KServe: copied to proto_call for the answer. The reader owns the id. */
@@ -36,18 +36,17 @@ struct proto_format {
      * every further feed() returns that error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
     void (*close)(void *reader);                                               /* NULL is fine */
-    void (*begin)(void *reader, const proto_model *model, int64_t json_bytes); /* proto_decoder_kserve(); or NULL */
+    void (*begin)(void *reader, const proto_model *model, int64_t json_bytes); /* proto_parser_kserve(); or NULL */
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
-    const proto_sequence *(*sequence)(const void *reader); /* proto_decoder_sequence(); NULL: this format has
+    const proto_sequence *(*sequence)(const void *reader); /* proto_parser_sequence(); NULL: this format has
                                                             * no sequences */
-    /* proto_decoder_shared(), proto_decoder_shared_room(). NULL: a body of this format has no tensors in
+    /* proto_parser_shared(), proto_parser_shared_room(). NULL: a body of this format has no tensors in
      * shared memory. */
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
-    size_t (*skeleton_bytes)(const void *reader);
-    size_t (*held_bytes)(
-        const void *reader); /* proto_decoder_held_bytes(); NULL: the reader holds one header of at most
+    size_t (*rest_bytes)(const void *reader);
+    size_t (*held_bytes)(const void *reader); /* proto_parser_held_bytes(); NULL: the reader holds one header of at most
                               * PROTO_HEADER_BYTES */
     size_t (*memory_for)(uint64_t body_bytes); /* bytes of tensors in a body of this length, before alignment */
     /* Turns err->member of a fault in the tree, or of a later one, into a pointer into the body. NULL: it is

@@ -77,20 +77,20 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     if (status == ATTN_OK && r->first_bytes < sizeof r->first) status = first_bytes_done(r, err);
     if (status == ATTN_OK) status = scan_finish(r->scan, err);
     if (status != ATTN_OK) return status;
-    const char *const skeleton = scan_skeleton(r->scan, &length);
+    const char *const rest = scan_rest(r->scan, &length);
     tree_enter(&r->trees);
-    body->root = tree_parse(skeleton, length);
+    body->root = tree_parse(rest, length);
     tree_leave();
-    body->lifts = scan_lifts(r->scan, &body->lift_count);
+    body->extracts = scan_extracts(r->scan, &body->extract_count);
     body->memory = scan_memory(r->scan, &body->memory_bytes);
     body->room = scan_room(r->scan);
     return ATTN_OK;
 }
 
-static size_t skeleton_bytes(const void *reader)
+static size_t rest_bytes(const void *reader)
 {
     size_t bytes;
-    (void)scan_skeleton(((const struct reader *)reader)->scan, &bytes);
+    (void)scan_rest(((const struct reader *)reader)->scan, &bytes);
     return bytes;
 }
 
@@ -174,7 +174,7 @@ const proto_format proto_json = {
     .close = close_reader,
     .feed = feed,
     .finish = finish,
-    .skeleton_bytes = skeleton_bytes,
+    .rest_bytes = rest_bytes,
     .held_bytes = held_bytes,
     .memory_for = memory_for,
     .write = answer,

@@ -10,7 +10,7 @@
  * name, and the names of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the
  * end of the body; but the sizes of binary inputs are held against their shapes at once, so that none of them makes the
  * bytes of another look wrong. What follows the JSON goes straight to the caller's memory, each tensor to a boundary of
- * 64. An input in shared memory has its place there too, behind the others: the decoder's caller fills it
+ * 64. An input in shared memory has its place there too, behind the others: the parser's caller fills it
  * once the body is complete. An input in a GPU's memory stays where it is.
  *
  * Invariants:
@@ -28,7 +28,7 @@
 
 #include "encode.h"
 #include "format.h"
-#include "habits.h"
+#include "suggestions.h"
 #include "scan.h"
 #include "text/text.h"
 #include "tree.h"
@@ -38,7 +38,7 @@
 /* Moves `now` past the inputs that are complete. */
 static void pass(struct kserve_reader *r)
 {
-    while (r->now < r->lift_count && r->lifts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
+    while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
 /* Takes the bytes of the piece that belong to the current part of the body. */
@@ -53,12 +53,12 @@ static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t co
         r->offset += *taken;
         return status == ATTN_OK && r->offset == (uint64_t)r->json_bytes ? kserve_end_json(r) : status;
     }
-    if (r->now == r->lift_count)
+    if (r->now == r->extract_count)
         return attn_fail(&r->error, ATTN_INVALID, "",
                          "the body goes on behind byte %llu, where its last tensor ends: %lld of JSON (" JSON_LENGTH
                          ") and the sum of " BINARY_SIZE,
                          (unsigned long long)r->body_bytes, (long long)r->json_bytes);
-    status = scan_take(scan_room(r->json), &r->lifts[r->now], (uint64_t)r->sizes[r->now], bytes, count, taken,
+    status = scan_take(scan_room(r->json), &r->extracts[r->now], (uint64_t)r->sizes[r->now], bytes, count, taken,
                        &r->error);
     if (status == ATTN_OK) r->offset += *taken;
     return status;
@@ -69,7 +69,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     struct kserve_reader *const r = calloc(1, sizeof *r);
     if (!r) return NULL;
     r->limits = *limits;
-    if (r->limits.skeleton_bytes > PROTO_HEADER_BYTES) r->limits.skeleton_bytes = PROTO_HEADER_BYTES;
+    if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
     r->model = proto_operations[ATTN_OP_FORWARD].models; /* until begin() */
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
@@ -95,7 +95,7 @@ static void close_reader(void *reader)
     scan_free(r->json);
     tree_forget(&r->trees);
     free(r->inputs);
-    free(r->lifts);
+    free(r->extracts);
     free(r->sizes);
     free(r->shared);
     free(r);
@@ -125,13 +125,13 @@ static attn_status cut_off(struct kserve_reader *r)
     const char *name = "";
     char pointer[sizeof(tree_member)] = "";
     for (int i = 0; i < r->input_count; i++)
-        if (r->inputs[i].lift == r->now) {
+        if (r->inputs[i].extract == r->now) {
             name = r->inputs[i].name;
             snprintf(pointer, sizeof pointer, "/inputs/%d/parameters/" BINARY_SIZE, i);
         }
     return attn_fail(&r->error, ATTN_INVALID, pointer,
                      "%s: the body ends after %zu of its %lld bytes: it has %llu bytes, must have %llu%s", name,
-                     r->lifts[r->now].bytes, (long long)r->sizes[r->now], (unsigned long long)r->offset,
+                     r->extracts[r->now].bytes, (long long)r->sizes[r->now], (unsigned long long)r->offset,
                      (unsigned long long)r->body_bytes,
                      r->json_bytes == JSON_BYTES_UNKNOWN ? "; binary data need " JSON_LENGTH : "");
 }
@@ -141,7 +141,7 @@ static attn_status end_body(struct kserve_reader *r, attn_error *err)
 {
     if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)kserve_end_json(r);
     if (r->root && r->error.status == ATTN_OK) pass(r);
-    if (r->error.status == ATTN_OK && (!r->root || r->now < r->lift_count)) (void)cut_off(r);
+    if (r->error.status == ATTN_OK && (!r->root || r->now < r->extract_count)) (void)cut_off(r);
     if (r->error.status != ATTN_OK && err) *err = r->error;
     return r->error.status;
 }
@@ -174,10 +174,10 @@ static attn_status shared_room(void *reader, attn_error *err)
         return status;
     }
     for (int i = 0; i < r->shared_count && !r->shared[i].output; i++) {
-        scan_lift *const lift = &r->lifts[r->inputs[r->shared[i].index].lift];
-        lift->bytes = (size_t)r->shared[i].bytes;
-        lift->device = r->shared[i].device;
-        r->shared[i].to = lift->bytes && !lift->device ? room->base + lift->offset : NULL;
+        scan_extract *const extract = &r->extracts[r->inputs[r->shared[i].index].extract];
+        extract->bytes = (size_t)r->shared[i].bytes;
+        extract->device = r->shared[i].device;
+        r->shared[i].to = extract->bytes && !extract->device ? room->base + extract->offset : NULL;
     }
     r->has_room = true;
     return ATTN_OK;
@@ -195,8 +195,8 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
         return attn_fail(err, ATTN_INVALID, pointer, "%s: " PROTO_NO_SHARED_MEMORY, attn_tensors[r->shared[0].id].name);
     }
     body->root = r->root;
-    body->lifts = r->lifts;
-    body->lift_count = r->lift_count;
+    body->extracts = r->extracts;
+    body->extract_count = r->extract_count;
     body->memory = scan_memory(r->json, &body->memory_bytes);
     body->memory_bytes = r->memory_bytes;
     body->room = scan_room(r->json);
@@ -218,11 +218,11 @@ static const proto_sequence *sequence(const void *reader)
     return &((const struct kserve_reader *)reader)->sequence;
 }
 
-static size_t skeleton_bytes(const void *reader)
+static size_t rest_bytes(const void *reader)
 {
     const struct kserve_reader *const r = reader;
     size_t bytes;
-    (void)scan_skeleton(r->json, &bytes);
+    (void)scan_rest(r->json, &bytes);
     return bytes;
 }
 
@@ -351,7 +351,7 @@ const proto_format proto_kserve = {
     .sequence = sequence,
     .shared = shared,
     .shared_room = shared_room,
-    .skeleton_bytes = skeleton_bytes,
+    .rest_bytes = rest_bytes,
     .held_bytes = held_bytes,
     .memory_for = memory_for,
     .locate = locate,

@@ -24,7 +24,7 @@ enum { ID_BYTES = 512 /* bound on a request's id, which the answer repeats */, J
 /* One input. The list has them in the order of the body. */
 struct kserve_input {
     const char *name; /* the name of its member, owned by the tree */
-    int lift;
+    int extract;
     bool binary;
     bool shared; /* it is the entry of `shared` that has its index */
 };
@@ -43,10 +43,10 @@ struct kserve_reader {
 
     struct kserve_input *inputs;
     int input_count;
-    scan_lift *lifts; /* the scanner's values, and behind them the binary inputs, of which .bytes have arrived */
-    int64_t *sizes;   /* for each binary input, the bytes that must arrive */
-    int first_binary, lift_count;
-    int now;             /* the first lifted value that is not complete */
+    scan_extract *extracts; /* the scanner's values, and behind them the binary inputs, of which .bytes have arrived */
+    int64_t *sizes;         /* for each binary input, the bytes that must arrive */
+    int first_binary, extract_count;
+    int now;             /* the first extracted value that is not complete */
     uint64_t body_bytes; /* where the body must end */
     size_t memory_bytes; /* where the last tensor ends; tensors in shared memory count once they have room */
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decode_internal.h"
-#include "habits.h"
+#include "parse_internal.h"
+#include "suggestions.h"
 #include "text/text.h"
 #include "tree.h"
 
@@ -63,17 +63,17 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
 }
 
 /* The error for an unknown member, which other servers may have. `where` is NULL at the top; `place` is as in
- * habits.h. */
+ * suggestions.h. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
     const int length = (int)text_cut(name, TREE_NAME_BYTES);
     struct text_nearest best = { name, NULL, 3 };
-    char cure[TREE_CURE_BYTES], listed[LISTED_BYTES];
+    char suggestion[TREE_SUGGESTION_BYTES], listed[LISTED_BYTES];
     for (const char *const *one = known; *one; one++) text_consider(&best, *one);
     return attn_fail(&r->error, ATTN_INVALID, pointer, "%s%sunknown member '%.*s%s'%s", where ? where : "",
                      where ? ": " : "", length, name, name[length] ? "..." : "",
-                     *tree_cure(place, &best, cure) ? cure : list_names(known, listed));
+                     *tree_suggestion(place, &best, suggestion) ? suggestion : list_names(known, listed));
 }
 
 static attn_status must_be(struct kserve_reader *r, const char *pointer, const char *what, const cJSON *value,
@@ -214,7 +214,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     for (const cJSON *one = parameters->child; one; one = one->next) {
         if (tree_repeated(parameters, one)) return tree_twice(name, one->string, &r->error);
         if (!is_one_of(one->string, input_parameters))
-            return unknown(r, pointer, HABIT_INPUT, where, one->string, input_parameters);
+            return unknown(r, pointer, SUGGESTION_INPUT, where, one->string, input_parameters);
         name_part(where, name, one->string);
         if (!strcmp(one->string, FP8)) {
             if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "true or false");
@@ -262,7 +262,7 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
     return status;
 }
 
-/* Turns an input into a tensor of a JSON body, whose `data` is the index of a lifted value. */
+/* Turns an input into a tensor of a JSON body, whose `data` is the index of an extracted value. */
 static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
 {
     struct kserve_input *const slot = &r->inputs[index];
@@ -295,20 +295,21 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          "inputs[%d]: '%s' is no tensor, it goes into the request's parameters", index, name);
     if (id == ATTN_TENSOR_COUNT || !proto_takes_tensor(r->model->op, (attn_tensor_id)id)) {
         struct text_nearest best = { name, NULL, 3 };
-        char cure[TREE_CURE_BYTES];
+        char suggestion[TREE_SUGGESTION_BYTES];
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
             if (proto_takes_tensor(r->model->op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
         char listed[LISTED_BYTES];
-        return attn_fail(
-            &r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index, r->model->name, length,
-            name, name[length] ? "..." : "",
-            *tree_cure(proto_operations[r->model->op].name, &best, cure) ? cure : list_inputs(r->model->op, listed));
+        return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index,
+                         r->model->name, length, name, name[length] ? "..." : "",
+                         *tree_suggestion(proto_operations[r->model->op].name, &best, suggestion)
+                             ? suggestion
+                             : list_inputs(r->model->op, listed));
     }
     slot->name = attn_tensors[id].name;
     for (const cJSON *one = input->child; one; one = one->next) {
         if (tree_repeated(input, one)) return tree_twice(slot->name, one->string, &r->error);
         if (!is_one_of(one->string, input_members))
-            return unknown(r, pointer, HABIT_INPUT, slot->name, one->string, input_members);
+            return unknown(r, pointer, SUGGESTION_INPUT, slot->name, one->string, input_members);
     }
     cJSON *const parameters = cJSON_DetachItemFromObjectCaseSensitive(input, "parameters");
     status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8, &place);
@@ -326,25 +327,25 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary) {
         tree_member at;
         point_to(at, "/inputs/", index, "/parameters/" BINARY_SIZE);
-        status = decode_size((attn_tensor_id)id, cJSON_GetObjectItemCaseSensitive(input, "shape"), &dtype, BINARY_SIZE,
-                             size, at, &r->error);
+        status = parse_size((attn_tensor_id)id, cJSON_GetObjectItemCaseSensitive(input, "shape"), &dtype, BINARY_SIZE,
+                            size, at, &r->error);
         if (status != ATTN_OK) return status;
     }
     if (slot->binary || slot->shared) {
-        slot->lift = r->lift_count++;
-        r->lifts[slot->lift] = (scan_lift){ .kind = SCAN_BYTES };
-        r->sizes[slot->lift] = slot->shared ? 0 : size; /* of the body */
+        slot->extract = r->extract_count++;
+        r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
+        r->sizes[slot->extract] = slot->shared ? 0 : size; /* of the body */
         place.id = (attn_tensor_id)id;
         if (slot->shared) r->shared[r->shared_count++] = place;
-        if (!cJSON_AddNumberToObject(input, "data", slot->lift)) return no_memory(r);
-    } else if (!cJSON_IsNumber(data) || r->lifts[(int)data->valuedouble].kind != SCAN_ARRAY) {
+        if (!cJSON_AddNumberToObject(input, "data", slot->extract)) return no_memory(r);
+    } else if (!cJSON_IsNumber(data) || r->extracts[(int)data->valuedouble].kind != SCAN_ARRAY) {
         point_to(pointer, "/inputs/", index, "/data");
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: data is %s, must be an array of numbers", slot->name,
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
-        slot->lift = (int)data->valuedouble;
-        if (fp8 && r->lifts[slot->lift].typed)
-            r->lifts[slot->lift].dtype = dtype.as; /* an array of numbers
+        slot->extract = (int)data->valuedouble;
+        if (fp8 && r->extracts[slot->extract].typed)
+            r->extracts[slot->extract].dtype = dtype.as; /* an array of numbers
                                                                                        * of UINT8: each number
                                                                                        * is a byte */
     }
@@ -369,13 +370,13 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Gives the lifted value its place in memory, behind all others. */
-static attn_status place_one(struct kserve_reader *r, scan_lift *lift, int64_t size)
+/* Gives the extracted value its place in memory, behind all others. */
+static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
     const uint64_t end =
         at + (uint64_t)size; /* a size is at most 2^53: a sum that exceeds 64 bits was over the limit before */
-    lift->offset = at;
+    extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
         return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",
                          (unsigned long long)end, (long long)r->limits.tensor_bytes);
@@ -383,17 +384,17 @@ static attn_status place_one(struct kserve_reader *r, scan_lift *lift, int64_t s
     return ATTN_OK;
 }
 
-/* Gives each binary input its place, behind the values that the scanner has lifted. */
+/* Gives each binary input its place, behind the values that the scanner has extracted. */
 static attn_status place(struct kserve_reader *r)
 {
     attn_status status = ATTN_OK;
     (void)scan_memory(r->json, &r->memory_bytes);
     r->body_bytes = r->offset;
     for (int i = 0; i < r->input_count && status == ATTN_OK; i++) {
-        const int lift = r->inputs[i].lift;
+        const int extract = r->inputs[i].extract;
         if (!r->inputs[i].binary) continue;
-        status = place_one(r, &r->lifts[lift], r->sizes[lift]);
-        r->body_bytes += (uint64_t)r->sizes[lift];
+        status = place_one(r, &r->extracts[extract], r->sizes[extract]);
+        r->body_bytes += (uint64_t)r->sizes[extract];
     }
     return status;
 }
@@ -404,7 +405,7 @@ attn_status kserve_place_shared(struct kserve_reader *r)
     attn_status status = ATTN_OK;
     for (int i = 0; i < r->shared_count && !r->shared[i].output && status == ATTN_OK; i++)
         if (!r->shared[i].device)
-            status = place_one(r, &r->lifts[r->inputs[r->shared[i].index].lift], r->shared[i].bytes);
+            status = place_one(r, &r->extracts[r->inputs[r->shared[i].index].extract], r->shared[i].bytes);
     if (status != ATTN_OK) r->memory_bytes = before;
     return status;
 }
@@ -519,7 +520,7 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     if (status == ATTN_TOO_LARGE)
         return attn_fail(&r->error, status, "/parameters",
                          "parameters: their strings hold more than %d values or %zu bytes", r->limits.values,
-                         r->limits.skeleton_bytes);
+                         r->limits.rest_bytes);
     return ATTN_OK;
 }
 
@@ -626,14 +627,16 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);
     if (!o || !proto_is_parameter(o)) {
         struct text_nearest best = { one->string, NULL, 3 };
-        char cure[TREE_CURE_BYTES];
+        char suggestion[TREE_SUGGESTION_BYTES];
         for (const proto_option *known = proto_options; known->name; known++)
             if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
-        if (o) snprintf(cure, sizeof cure, "; outputs, and how they are written, are said in the request's outputs");
-        else if (!*tree_cure(proto_operations[r->model->op].name, &best, cure))
-            snprintf(cure, sizeof cure, " (GET /v2/models/%s/config lists them)", r->model->name);
+        if (o)
+            snprintf(suggestion, sizeof suggestion,
+                     "; outputs, and how they are written, are said in the request's outputs");
+        else if (!*tree_suggestion(proto_operations[r->model->op].name, &best, suggestion))
+            snprintf(suggestion, sizeof suggestion, " (GET /v2/models/%s/config lists them)", r->model->name);
         return attn_fail(&r->error, ATTN_INVALID, pointer, "unknown parameter '%.*s%s'%s", length, one->string,
-                         one->string[length] ? "..." : "", cure);
+                         one->string[length] ? "..." : "", suggestion);
     }
     cJSON *value = NULL;
     if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS) && tree_string(one)) {
@@ -712,7 +715,7 @@ static attn_status unknown_member(struct kserve_reader *r, const char *name)
     if ((o && proto_is_parameter(o)) || is_one_of(name, reserved))
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "unknown member '%s'; it goes into parameters: {\"parameters\": {\"%s\": ...}}", name, name);
-    return unknown(r, pointer, HABIT_KSERVE, NULL, name, members);
+    return unknown(r, pointer, SUGGESTION_KSERVE, NULL, name, members);
 }
 
 /* Turns the tree of the body into that of a JSON body. */
@@ -732,15 +735,15 @@ static attn_status translate(struct kserve_reader *r)
     const cJSON *const outputs = cJSON_GetObjectItemCaseSensitive(r->source, "outputs");
     const size_t most = inputs && cJSON_IsArray(inputs) ? (size_t)cJSON_GetArraySize(inputs) : 0,
                  most_outputs = outputs && cJSON_IsArray(outputs) ? (size_t)cJSON_GetArraySize(outputs) : 0;
-    const scan_lift *const lifts = scan_lifts(r->json, &r->first_binary);
-    r->lift_count = r->now = r->first_binary;
+    const scan_extract *const extracts = scan_extracts(r->json, &r->first_binary);
+    r->extract_count = r->now = r->first_binary;
     r->inputs = calloc(most + 1, sizeof *r->inputs);
-    r->lifts = calloc((size_t)r->lift_count + most + 1, sizeof *r->lifts);
-    r->sizes = calloc((size_t)r->lift_count + most + 1, sizeof *r->sizes);
+    r->extracts = calloc((size_t)r->extract_count + most + 1, sizeof *r->extracts);
+    r->sizes = calloc((size_t)r->extract_count + most + 1, sizeof *r->sizes);
     r->shared = calloc(most + most_outputs + 1, sizeof *r->shared);
     r->root = cJSON_CreateObject();
-    if (!r->inputs || !r->lifts || !r->sizes || !r->shared || !r->root) return no_memory(r);
-    if (r->lift_count) memcpy(r->lifts, lifts, (size_t)r->lift_count * sizeof *lifts);
+    if (!r->inputs || !r->extracts || !r->sizes || !r->shared || !r->root) return no_memory(r);
+    if (r->extract_count) memcpy(r->extracts, extracts, (size_t)r->extract_count * sizeof *extracts);
     look_for_start(r);
     status = read_id(r, cJSON_GetObjectItemCaseSensitive(r->source, "id"));
     if (status == ATTN_OK) status = read_inputs(r, inputs);
@@ -765,10 +768,10 @@ attn_status kserve_end_json(struct kserve_reader *r)
         r->error = err;
         return status;
     }
-    const char *const skeleton = scan_skeleton(r->json, &bytes);
+    const char *const rest = scan_rest(r->json, &bytes);
     r->values = scan_values(r->json);
     tree_enter(&r->trees);
-    r->source = tree_parse(skeleton, bytes);
+    r->source = tree_parse(rest, bytes);
     const attn_status translated = r->source ? translate(r) : no_memory(r);
     tree_leave();
     return translated;

@@ -1,6 +1,6 @@
 /* operations.h: what a body of tensors can ask for. Each row of proto_operations[] describes one operation.
  *
- * The decoder, the server and the OpenAPI document read in the row what an operation takes, gives and does. No reader
+ * The parser, the server and the OpenAPI document read in the row what an operation takes, gives and does. No reader
  * compares the number of an operation with another number. A new operation is a number here, a row in operations.c, and
  * a route; server/README.md has the recipe. The table is constant, and any thread may read it. */
 #ifndef OPERATIONS_H

@@ -1,8 +1,8 @@
 /* proto.h: bytes to problems, results to bytes, in several formats. No sockets, no threads, no files.
  *
- * A decoder is fed the request's body in pieces of any size, as they arrive. It decodes tensor values (base64
+ * A parser is fed the request's body in pieces of any size, as they arrive. It decodes tensor values (base64
  * strings and arrays of numbers) at once into memory that the caller provides, and never keeps their text.
- * The rest of the body, a skeleton of a few hundred bytes, goes to cJSON at the end and becomes attn_problems
+ * The rest of the body, a rest of a few hundred bytes, goes to cJSON at the end and becomes attn_problems
  * that have passed attn_check(). An encoder knows the length of its answer before the first byte, and
  * produces the answer block by block while it is sent.
  *
@@ -105,32 +105,32 @@ const char *proto_datatype(attn_dtype dtype);
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
 typedef struct proto_limits {
-    size_t skeleton_bytes; /* bytes of a body that are not tensor data */
-    int depth;             /* nesting */
-    int members;           /* of one object */
-    int values;            /* values outside tensor data (numbers, strings, arrays, ...), each of which costs
+    size_t rest_bytes;    /* bytes of a body that are not tensor data */
+    int depth;            /* nesting */
+    int members;          /* of one object */
+    int values;           /* values outside tensor data (numbers, strings, arrays, ...), each of which costs
                             * cJSON a node */
-    int batch;             /* problems in {"requests": [...]} */
-    int64_t tensor_bytes;  /* decoded bytes of the tensors of one body */
+    int batch;            /* problems in {"requests": [...]} */
+    int64_t tensor_bytes; /* decoded bytes of the tensors of one body */
 } proto_limits;
 
-#define PROTO_LIMITS_DEFAULT                                                                     \
-    {                                                                                            \
-        .skeleton_bytes = 1 << 20, .depth = 32, .members = 64, .values = 1 << 17, .batch = 1024, \
-        .tensor_bytes = INT64_C(1) << 40                                                         \
+#define PROTO_LIMITS_DEFAULT                                                                 \
+    {                                                                                        \
+        .rest_bytes = 1 << 20, .depth = 32, .members = 64, .values = 1 << 17, .batch = 1024, \
+        .tensor_bytes = INT64_C(1) << 40                                                     \
     }
 
 enum { PROTO_MAX_DEPTH = 64 }; /* bound on limits.depth; a larger limit counts as this one */
 
 /* Limit on the header of a safetensors body, and on the JSON of a KServe body without its arrays of numbers;
- * limits.skeleton_bytes applies where it is less. The header says where the data behind it go, and the
+ * limits.rest_bytes applies where it is less. The header says where the data behind it go, and the
  * receiving thread therefore parses it at once, in 3 ms at most. 64 tensors with their shapes take 10 KiB,
  * and PROTO_MAX_CACHES ids as Python writes them take 46 KiB. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* Where tensor bytes go. grow() provides at least `bytes` in one piece at *base, 64-byte aligned, and keeps
  * what is there; the piece may move. Every tensor starts at a multiple of 64 bytes in it. On failure the old
- * contents stay valid, and *err goes to the client as it is. The decoder remembers how much it has and
+ * contents stay valid, and *err goes to the client as it is. The parser remembers how much it has and
  * requests more in steps of PROTO_MEMORY_STEP; a grow() that copies should still grow in proportion. */
 enum { PROTO_MEMORY_STEP = 4096 };
 typedef struct proto_memory {
@@ -138,7 +138,7 @@ typedef struct proto_memory {
     void *context;
 } proto_memory;
 
-/* Upper bound on the bytes that a decoder requests from grow() for a body of `body_bytes` bytes, while it
+/* Upper bound on the bytes that a parser requests from grow() for a body of `body_bytes` bytes, while it
  * holds at most `tensors` of them. It helps a caller that knows Content-Length. Arrays of numbers in JSON may
  * need more: "0," is two bytes of text and up to eight of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
@@ -174,7 +174,7 @@ typedef struct proto_item {
 /* ---- The options: one row for each member of a problem that is not a tensor
  * ----------------------------------------
  *
- * decode_options.c reads the members by this table, and the OpenAPI document is written from it. The rows of
+ * parse_options.c reads the members by this table, and the OpenAPI document is written from it. The rows of
  * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* what a priority of 0 is */
@@ -223,7 +223,7 @@ bool proto_is_parameter(const proto_option *option);
 /* May a single number stand in the place of this tensor, as if it were an option? */
 bool proto_may_be_number(attn_tensor_id id);
 
-/* The refusal of shared memory, for servers without regions and for decoders whose caller does not offer it. */
+/* The refusal of shared memory, for servers without regions and for parsers whose caller does not offer it. */
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share. Its bytes are neither in the body nor in the answer. */
@@ -235,9 +235,9 @@ typedef struct proto_shared {
     char region[PROTO_REGION_BYTES]; /* the name under which the region was registered */
     int64_t offset, bytes;           /* in the region, each up to 2^53; `bytes` of an output is the room for it */
     bool kernels_only;               /* only kernels read or write the tensor */
-    void *to;                        /* for an input: where its bytes go, set by proto_decoder_shared_room() */
+    void *to;                        /* for an input: where its bytes go, set by proto_parser_shared_room() */
     void *device;                    /* the tensor in a GPU's memory; the caller sets it before
-                                      * proto_decoder_shared_room() */
+                                      * proto_parser_shared_room() */
 } proto_shared;
 
 /* May the tensor lie in memory that only a device can read? It may not where the host checks or converts its
@@ -277,7 +277,7 @@ typedef struct proto_call {
     proto_input inputs[ATTN_TENSOR_COUNT];
 } proto_call;
 
-/* Turns err->member of a fault that was found after proto_decoder_finish() from a pointer into a problem as
+/* Turns err->member of a fault that was found after proto_parser_finish() from a pointer into a problem as
  * JSON has it into one into the body as it was sent. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
@@ -290,46 +290,46 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item);
  * item->outputs. INVALID where an output or its dtype does not fit the inputs. */
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
-/* Checks the problem (attn_check) and prepares its outputs. proto_decoder_finish() has done this for every
+/* Checks the problem (attn_check) and prepares its outputs. proto_parser_finish() has done this for every
  * forward or backward item without `context`. For other items the caller does it when their tensors are set. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
-typedef struct proto_decoder proto_decoder;
+typedef struct proto_parser proto_parser;
 
-/* Makes a decoder; `limits` and `memory` are copied. NULL when out of memory. */
-proto_decoder *proto_decoder_new(const proto_format *format, proto_op op, const proto_limits *limits,
-                                 const proto_memory *memory);
+/* Makes a parser; `limits` and `memory` are copied. NULL when out of memory. */
+proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
+                               const proto_memory *memory);
 /* For KServe, before the first byte: passes what the URL and the head say. `model` is borrowed. json_bytes is
  * the value of Inference-Header-Content-Length, or -1 where it is not given. */
-void proto_decoder_kserve(proto_decoder *decoder, const proto_model *model, int64_t json_bytes);
-void proto_decoder_free(proto_decoder *decoder); /* NULL is fine */
+void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
+void proto_parser_free(proto_parser *parser); /* NULL is fine */
 
 /* Takes the next piece of the body, of any size. After an error every further call returns that error. The
  * text of a syntax error names the byte offset in the body. */
-attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t count, attn_error *err);
+attn_status proto_parser_feed(proto_parser *parser, const void *bytes, size_t count, attn_error *err);
 
-/* The operation of the body, known from the start; for KServe, from proto_decoder_kserve() on. */
-proto_op proto_decoder_op(const proto_decoder *decoder);
-/* Bytes of the body so far that are not tensor data. proto_decoder_finish() parses these, at some 12 us for
+/* The operation of the body, known from the start; for KServe, from proto_parser_kserve() on. */
+proto_op proto_parser_op(const proto_parser *parser);
+/* Bytes of the body so far that are not tensor data. proto_parser_finish() parses these, at some 12 us for
  * 200 bytes. */
-size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
+size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
-/* Bytes of memory that the decoder holds. Parts that never exceed a few PROTO_HEADER_BYTES are not counted. */
-size_t proto_decoder_held_bytes(const proto_decoder *decoder);
+/* Bytes of memory that the parser holds. Parts that never exceed a few PROTO_HEADER_BYTES are not counted. */
+size_t proto_parser_held_bytes(const proto_parser *parser);
 
 /* The tensors of a complete body that lie in shared memory: *count of them, inputs first; usually none.
- * Before proto_decoder_finish() the caller makes room for the inputs and fills it with their bytes; otherwise
+ * Before proto_parser_finish() the caller makes room for the inputs and fills it with their bytes; otherwise
  * the body is refused. An input whose `device` the caller has set gets no room: its tensor stays there, and
- * the host does not read it. The decoder owns the list. */
-attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, int *count, attn_error *err);
-attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err);
+ * the host does not read it. The parser owns the list. */
+attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err);
+attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err);
 
-/* After proto_decoder_finish(): the sequence that a KServe body names. Where the body was refused, it holds
+/* After proto_parser_finish(): the sequence that a KServe body names. Where the body was refused, it holds
  * what could be read of it. NULL: the format has no sequences. */
-const proto_sequence *proto_decoder_sequence(const proto_decoder *decoder);
+const proto_sequence *proto_parser_sequence(const proto_parser *parser);
 
 /* Call this when the body is complete. The caller then owns *call. */
-attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err);
+attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
 
 /* ---- Small bodies ------------------------------------------------------------------------------------------------ */

@@ -99,13 +99,14 @@ static attn_status read_member(const struct member *member, const cJSON *one, ch
 static attn_status unknown(const struct form *form, const cJSON *one, attn_error *err)
 {
     struct text_nearest best = { one->string, NULL, 3 };
-    char cure[TREE_CURE_BYTES];
+    char suggestion[TREE_SUGGESTION_BYTES];
     tree_member pointer;
     const int length = (int)text_cut(one->string, TREE_NAME_BYTES);
     for (int i = 0; i < MEMBERS; i++) text_consider(&best, form->members[i].name);
     return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, one->string),
                      "unknown member '%.*s%s'%s the body must be like %s", length, one->string,
-                     one->string[length] ? "..." : "", best.name ? tree_cure("", &best, cure) : ";", form->example);
+                     one->string[length] ? "..." : "", best.name ? tree_suggestion("", &best, suggestion) : ";",
+                     form->example);
 }
 
 static attn_status read_object(const struct form *form, const cJSON *root, char *into, attn_error *err)
@@ -144,9 +145,9 @@ static attn_status read_body(const struct form *form, const void *body, size_t b
     if (status == ATTN_OK) status = scan_finish(s, err);
     if (status == ATTN_OK) {
         size_t length;
-        const char *const skeleton = scan_skeleton(s, &length);
+        const char *const rest = scan_rest(s, &length);
         tree_enter(&memory);
-        status = read_object(form, tree_parse(skeleton, length), into, err);
+        status = read_object(form, tree_parse(rest, length), into, err);
         tree_leave();
         tree_forget(&memory);
     }

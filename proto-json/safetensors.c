@@ -5,7 +5,7 @@
  *     |                               |  "__metadata__": {"causal": "true"}}                             |          |
  *
  * The header is small; it goes through a scanner as it arrives, so that it is JSON to the letter and within the limits.
- * Once it is complete, its tree becomes that of a JSON body: data_offsets become `data`, the index of a lifted value,
+ * Once it is complete, its tree becomes that of a JSON body: data_offsets become `data`, the index of an extract,
  * and what the strings of __metadata__ hold become options. All checks of names, shapes, dtypes and options are
  * decode.c's then, at the end of the body. Checked here is what says where data are, for they come next: they go
  * straight to the caller's memory, each tensor to a boundary of 64, wherever it was in the file.
@@ -14,7 +14,7 @@
  *   1. The state between two bytes is in struct reader alone; a body gives the same result however it is split.
  *   2. Tensors follow each other in the file from the first byte of data to the last byte of the body.
  *   3. Memory grows with the data that have arrived, not with what the header announces.
- *   4. A lifted value's index is in the tree only where it was put here: the scanner lifts nothing. */
+ *   4. An extracted value's index is in the tree only where it was put here: the scanner extracts nothing. */
 #include <assert.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -56,8 +56,8 @@ struct reader {
 
     /* The data, in the order of the file. */
     struct slot *slots;
-    scan_lift *lifts; /* .bytes: the bytes that have arrived */
-    int count, now;   /* number of tensors; the first that is not complete */
+    scan_extract *extracts; /* .bytes: the bytes that have arrived */
+    int count, now;         /* number of tensors; the first that is not complete */
     struct scan_room room;
 };
 
@@ -175,7 +175,7 @@ static attn_status place(struct reader *r)
                              slot->begin < must ? "overlapping" : "gaps");
         }
         used = SCAN_ALIGNED(used);
-        r->lifts[i] = (scan_lift){ .kind = SCAN_BYTES, .offset = used };
+        r->extracts[i] = (scan_extract){ .kind = SCAN_BYTES, .offset = used };
         used += (size_t)(slot->end - slot->begin); /* at most TREE_INTEGER_MAX together */
     }
     if (used > (uint64_t)r->limits.tensor_bytes)
@@ -200,7 +200,7 @@ static attn_status parse(struct reader *r, const char *text, cJSON **value)
     if (status == ATTN_NO_MEMORY) return no_memory(r);
     if (status == ATTN_TOO_LARGE)
         return attn_fail(&r->error, status, "", METADATA ": its strings hold more than %d values or %zu bytes",
-                         r->limits.values, r->limits.skeleton_bytes);
+                         r->limits.values, r->limits.rest_bytes);
     return ATTN_OK;
 }
 
@@ -298,8 +298,8 @@ static attn_status options(struct reader *r, const cJSON *metadata)
 
 /* ---- The header -------------------------------------------------------------------------------------------------- */
 
-/* Replaces data_offsets by the index of a lifted value. */
-static attn_status lift(struct reader *r)
+/* Replaces data_offsets by the index of an extracted value. */
+static attn_status extract(struct reader *r)
 {
     for (int i = 0; i < r->count; i++) {
         cJSON *const tensor = cJSON_GetObjectItemCaseSensitive(r->root, r->slots[i].name);
@@ -320,8 +320,8 @@ static attn_status translate(struct reader *r)
                          tree_describe(r->root, quote));
     const size_t members = (size_t)cJSON_GetArraySize(r->root);
     r->slots = calloc(members + 1, sizeof *r->slots);
-    r->lifts = calloc(members + 1, sizeof *r->lifts);
-    if (!r->slots || !r->lifts) return no_memory(r);
+    r->extracts = calloc(members + 1, sizeof *r->extracts);
+    if (!r->slots || !r->extracts) return no_memory(r);
     for (cJSON *one = r->root->child; one && status == ATTN_OK; one = one->next) {
         if (tree_repeated(r->root, one)) return tree_twice(NULL, one->string, &r->error);
         if (!strcmp(one->string, METADATA)) {
@@ -332,7 +332,7 @@ static attn_status translate(struct reader *r)
         status = describe(r, one, &r->slots[r->count++]);
     }
     if (status == ATTN_OK) status = place(r);
-    if (status == ATTN_OK) status = lift(r);
+    if (status == ATTN_OK) status = extract(r);
     if (status == ATTN_OK && metadata) {
         (void)cJSON_DetachItemViaPointer(r->root, metadata);
         status = options(r, metadata);
@@ -345,7 +345,7 @@ static attn_status translate(struct reader *r)
 
 static attn_status begin_header(struct reader *r)
 {
-    const size_t most = r->limits.skeleton_bytes < PROTO_HEADER_BYTES ? r->limits.skeleton_bytes : PROTO_HEADER_BYTES;
+    const size_t most = r->limits.rest_bytes < PROTO_HEADER_BYTES ? r->limits.rest_bytes : PROTO_HEADER_BYTES;
     for (int i = LENGTH_BYTES - 1; i >= 0; i--) r->header_bytes = r->header_bytes << 8 | r->length[i];
     if (r->header_bytes > most && r->length[0] == '{')
         return attn_fail(
@@ -372,10 +372,10 @@ static attn_status end_header(struct reader *r)
     if (status != ATTN_OK)
         return attn_fail(&r->error, status, "", "the header of %llu bytes ends before its JSON is complete",
                          (unsigned long long)r->header_bytes);
-    const char *const skeleton = scan_skeleton(r->header, &bytes);
+    const char *const rest = scan_rest(r->header, &bytes);
     r->values = scan_values(r->header);
     tree_enter(&r->trees);
-    r->root = tree_parse(skeleton, bytes);
+    r->root = tree_parse(rest, bytes);
     status = r->root ? translate(r) : no_memory(r);
     tree_leave();
     return status;
@@ -391,7 +391,7 @@ static uint64_t size_of(const struct slot *slot)
 /* Moves `now` past the tensors that are complete. */
 static void pass(struct reader *r)
 {
-    while (r->now < r->count && r->lifts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
+    while (r->now < r->count && r->extracts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
 }
 
 /* Where the body must end, known once the header is complete. */
@@ -424,7 +424,7 @@ static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, si
             "of data",
             (unsigned long long)body_end(r), (unsigned long long)r->header_bytes,
             (unsigned long long)(body_end(r) - LENGTH_BYTES - r->header_bytes));
-    return scan_take(&r->room, &r->lifts[r->now], size_of(&r->slots[r->now]), bytes, count, taken, &r->error);
+    return scan_take(&r->room, &r->extracts[r->now], size_of(&r->slots[r->now]), bytes, count, taken, &r->error);
 }
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
@@ -443,7 +443,7 @@ static void close_reader(void *reader)
     scan_free(r->header);
     tree_forget(&r->trees);
     free(r->slots);
-    free(r->lifts);
+    free(r->extracts);
     free(r);
 }
 
@@ -481,8 +481,9 @@ static attn_status cut_off(struct reader *r)
     return attn_fail(&r->error, ATTN_INVALID, tree_pointer(member, NULL, slot->name),
                      "%.*s: the body ends after %llu of its %llu bytes: it has %llu bytes, must have %llu (was it cut "
                      "off?)",
-                     (int)text_cut(slot->name, TREE_NAME_BYTES), slot->name, (unsigned long long)r->lifts[r->now].bytes,
-                     (unsigned long long)size_of(slot), (unsigned long long)r->offset, (unsigned long long)body_end(r));
+                     (int)text_cut(slot->name, TREE_NAME_BYTES), slot->name,
+                     (unsigned long long)r->extracts[r->now].bytes, (unsigned long long)size_of(slot),
+                     (unsigned long long)r->offset, (unsigned long long)body_end(r));
 }
 
 static attn_status finish(void *reader, struct format_body *body, attn_error *err)
@@ -494,15 +495,15 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
         return r->error.status;
     }
     body->root = r->root;
-    body->lifts = r->lifts;
-    body->lift_count = r->count;
+    body->extracts = r->extracts;
+    body->extract_count = r->count;
     body->memory = r->room.base;
     body->room = &r->room;
-    if (r->count) body->memory_bytes = r->lifts[r->count - 1].offset + r->lifts[r->count - 1].bytes;
+    if (r->count) body->memory_bytes = r->extracts[r->count - 1].offset + r->extracts[r->count - 1].bytes;
     return ATTN_OK;
 }
 
-static size_t skeleton_bytes(const void *reader)
+static size_t rest_bytes(const void *reader)
 {
     const struct reader *const r = reader;
     const uint64_t most = LENGTH_BYTES + r->header_bytes;
@@ -597,7 +598,7 @@ const proto_format proto_safetensors = {
     .close = close_reader,
     .feed = feed,
     .finish = finish,
-    .skeleton_bytes = skeleton_bytes,
+    .rest_bytes = rest_bytes,
     .memory_for = memory_for,
     .write = answer,
     .media = "application/x-safetensors",

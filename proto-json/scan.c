@@ -6,20 +6,20 @@
  * which stops by itself at the quote.
  *
  *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
- *     ->{"q":{"shape":["n2","n3"],"data":0}}           the skeleton, copied as it passes
- *     -> memory: [q ....][k ....][v ....]              each lifted value begins on a boundary of 64
+ *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied as it passes
+ *     -> memory: [q ....][k ....][v ....]              each extracted value begins on a boundary of 64
  *
  * Where bytes go, the sink, is decided where a value begins:
- *     SKELETON  copied, and its first bytes kept in `word` when they may matter (names, dtypes)
- *     LIFTED    a base64 string, or the numbers and words of an array
- *     NOWHERE   checked and forgotten: what follows a fault in a lifted value, to its end
+ *     REST      copied, and its first bytes kept in `word` when they may matter (names, dtypes)
+ *     EXTRACTED a base64 string, or the numbers and words of an array
+ *     NOWHERE   checked and forgotten: what follows a fault in an extracted value, to its end
  *
  * Invariants:
  *   1. The state between two bytes is in struct scan alone; a body gives the same result however it is split.
- *   2. At most one value is being lifted, and it is the last thing in the caller's memory: it grows at the end.
- *   3. Every stored thing has a limit: frames (depth), skeleton (skeleton_bytes), cJSON's nodes (values), memory
+ *   2. At most one value is being extracted, and it is the last thing in the caller's memory: it grows at the end.
+ *   3. Every stored thing has a limit: frames (depth), rest (rest_bytes), cJSON's nodes (values), memory
  *      (tensor_bytes).
- *   4. What reaches the skeleton is JSON by RFC 8259, with no number but the index of a lifted value. */
+ *   4. What reaches the rest is JSON by RFC 8259, with no number but the index of an extracted value. */
 #include "scan.h"
 
 #include <assert.h>
@@ -27,7 +27,7 @@
 #include <string.h>
 
 #include "base64.h"
-#include "habits.h"
+#include "suggestions.h"
 #include "numbers.h"
 #include "text/text.h"
 
@@ -52,27 +52,27 @@ enum state {
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
     LITERAL, /* inside true, false, null */
-    ARRAY,   /* inside an array that is being lifted: numbers.c knows where */
+    ARRAY,   /* inside an array that is being extracted: numbers.c knows where */
     DONE,    /* after the value */
 };
 
-enum sink { SKELETON, LIFTED, NOWHERE };
+enum sink { REST, EXTRACTED, NOWHERE };
 
 /* What the name that was just read means for its value. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
-enum { NO_LIFT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
+enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
 
 struct frame {
     bool object;
     int members; /* of an object */
-    int lift;    /* object: index of the lifted value of its member `data` */
+    int extract; /* object: index of the extracted value of its member `data` */
     int dtype;   /* object: value of its member `dtype`, where that is a dtype */
 };
 
 struct scan {
     proto_limits limits;
-    bool plain;       /* nothing is lifted */
+    bool plain;       /* nothing is extracted */
     bool kserve;      /* JSON as KServe's clients write it */
     attn_error error; /* once set, every call returns it */
     uint64_t offset;  /* bytes of the body in earlier pieces */
@@ -96,16 +96,16 @@ struct scan {
     char word[WORD_BYTES]; /* the string so far, decoded; NUL-ended */
     int word_length;       /* WORD_BYTES: the string is longer than every word that matters, or not ASCII */
 
-    struct text skeleton;
+    struct text rest;
 
-    /* The caller's memory, and the values lifted into it. */
+    /* The caller's memory, and the values extracted into it. */
     struct scan_room room;
     size_t used; /* bytes */
-    scan_lift *lifts;
-    int lift_count, lift_capacity;
+    scan_extract *extracts;
+    int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_lift;       /* the lift whose numbers `reader` reads, or NO_LIFT */
+    int numbers_extract;    /* the extract whose numbers `reader` reads, or NO_EXTRACT */
     uint64_t numbers_begin; /* where its '[' was */
 };
 
@@ -122,11 +122,11 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 /* The error for text that is not JSON: `expected` names what may stand at `at`, where `c` stands. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
-    const habit_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? HABIT_VALUE
-                              : s->state == NAME || s->state == FIRST_NAME   ? HABIT_NAME
-                              : s->state == DONE                             ? HABIT_END
-                                                                             : HABIT_OTHER;
-    const char *const hint = s->kserve && place == HABIT_END ? BYTES_BEHIND : habit_character(at, place, c);
+    const suggestion_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? SUGGESTION_VALUE
+                                   : s->state == NAME || s->state == FIRST_NAME   ? SUGGESTION_NAME
+                                   : s->state == DONE                             ? SUGGESTION_END
+                                                                                  : SUGGESTION_OTHER;
+    const char *const hint = s->kserve && place == SUGGESTION_END ? BYTES_BEHIND : suggestion_character(at, place, c);
     if (c > 0x20 && c < 0x7f)
         return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: expected %s, found '%c'%s",
                          (unsigned long long)at, expected, c, hint);
@@ -157,21 +157,21 @@ static const char *expected_in(const scan *s)
     }
 }
 
-static scan_lift *lift_of(scan *s)
+static scan_extract *extract_of(scan *s)
 {
-    return &s->lifts[s->lift_count - 1];
+    return &s->extracts[s->extract_count - 1];
 }
 
-/* Notes that the lifted value cannot be decoded. Its problem is refused later; the rest of the value is only
+/* Notes that the extracted value cannot be decoded. Its problem is refused later; the rest of the value is only
  * checked to be JSON. */
-static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
+static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
-    scan_lift *lift = lift_of(s);
-    lift->fault = fault;
-    lift->position = position;
-    lift->at = at;
-    lift->reason = reason;
-    lift->bytes = 0;
+    scan_extract *extract = extract_of(s);
+    extract->fault = fault;
+    extract->position = position;
+    extract->at = at;
+    extract->reason = reason;
+    extract->bytes = 0;
     s->sink = NOWHERE;
 }
 
@@ -179,15 +179,15 @@ static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at
 
 static attn_status emit(scan *s, const void *text, size_t count)
 {
-    if (s->sink != SKELETON) return ATTN_OK;
-    text_put(&s->skeleton, text, count);
-    switch (s->skeleton.failure) {
+    if (s->sink != REST) return ATTN_OK;
+    text_put(&s->rest, text, count);
+    switch (s->rest.failure) {
     case TEXT_FINE: return ATTN_OK;
     case TEXT_FULL:
         return attn_fail(&s->error, ATTN_TOO_LARGE, "", "%s more than %zu bytes",
                          s->kserve ? "the JSON but for its arrays of numbers takes"
                                    : "the members other than tensor data take",
-                         s->limits.skeleton_bytes);
+                         s->limits.rest_bytes);
     case TEXT_NO_MEMORY: break;
     }
     return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
@@ -218,61 +218,61 @@ attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, at
     return ATTN_OK;
 }
 
-attn_status scan_take(struct scan_room *room, scan_lift *lift, uint64_t size, const void *bytes, size_t count,
+attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err)
 {
-    const uint64_t left = size - lift->bytes;
+    const uint64_t left = size - extract->bytes;
     *taken = count < left ? count : (size_t)left;
-    const attn_status status = scan_make_room(room, lift->offset + lift->bytes, *taken, err);
+    const attn_status status = scan_make_room(room, extract->offset + extract->bytes, *taken, err);
     if (status != ATTN_OK) return status;
-    memcpy(room->base + lift->offset + lift->bytes, bytes, *taken);
-    lift->bytes += *taken;
+    memcpy(room->base + extract->offset + extract->bytes, bytes, *taken);
+    extract->bytes += *taken;
     return ATTN_OK;
 }
 
-/* Makes room for `bytes` more behind the lifted value. */
+/* Makes room for `bytes` more behind the extracted value. */
 static attn_status reserve(scan *s, size_t bytes)
 {
-    const scan_lift *lift = lift_of(s);
-    return scan_make_room(&s->room, lift->offset + lift->bytes, bytes, &s->error);
+    const scan_extract *extract = extract_of(s);
+    return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the lifted value, which are in place. */
-static attn_status lifted(scan *s, size_t bytes)
+/* Counts `bytes` more bytes of the extracted value, which are in place. */
+static attn_status extracted(scan *s, size_t bytes)
 {
-    scan_lift *lift = lift_of(s);
-    lift->bytes += bytes;
-    if ((uint64_t)lift->offset + lift->bytes > (uint64_t)s->limits.tensor_bytes)
+    scan_extract *extract = extract_of(s);
+    extract->bytes += bytes;
+    if ((uint64_t)extract->offset + extract->bytes > (uint64_t)s->limits.tensor_bytes)
         return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the tensors take more than %lld bytes",
                          (long long)s->limits.tensor_bytes);
     return ATTN_OK;
 }
 
-/* Begins a lifted value; the skeleton gets its index instead. */
-static attn_status lift_begin(scan *s, scan_kind kind)
+/* Begins an extracted value; the rest gets its index instead. */
+static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;
     attn_status status;
-    if (s->lift_count == s->lift_capacity) {
-        int capacity = s->lift_capacity ? 2 * s->lift_capacity : 8;
-        scan_lift *larger = realloc(s->lifts, (size_t)capacity * sizeof *larger);
+    if (s->extract_count == s->extract_capacity) {
+        int capacity = s->extract_capacity ? 2 * s->extract_capacity : 8;
+        scan_extract *larger = realloc(s->extracts, (size_t)capacity * sizeof *larger);
         if (!larger) return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
-        s->lifts = larger;
-        s->lift_capacity = capacity;
+        s->extracts = larger;
+        s->extract_capacity = capacity;
     }
-    index = text_digits_before(end, (uint64_t)s->lift_count);
+    index = text_digits_before(end, (uint64_t)s->extract_count);
     status = emit(s, index, (size_t)(end - index));
     if (status != ATTN_OK) return status;
-    s->frames[s->depth - 1].lift = s->lift_count;
-    s->lifts[s->lift_count++] = (scan_lift){ .kind = kind, .offset = SCAN_ALIGNED(s->used) };
-    s->sink = LIFTED;
+    s->frames[s->depth - 1].extract = s->extract_count;
+    s->extracts[s->extract_count++] = (scan_extract){ .kind = kind, .offset = SCAN_ALIGNED(s->used) };
+    s->sink = EXTRACTED;
     return ATTN_OK;
 }
 
-static void lift_end(scan *s)
+static void extract_end(scan *s)
 {
-    const scan_lift *lift = lift_of(s);
-    if (lift->fault == SCAN_FINE) s->used = lift->offset + lift->bytes;
+    const scan_extract *extract = extract_of(s);
+    if (extract->fault == SCAN_FINE) s->used = extract->offset + extract->bytes;
 }
 
 /* ---- Strings ----------------------------------------------------------------------------------------------------- */
@@ -294,21 +294,21 @@ static bool word_is(const scan *s, const char *word)
     return (size_t)s->word_length == length && !memcmp(s->word, word, length);
 }
 
-/* Why the base64 decoder stopped at `found`: a hint from habits.c, or the decoder's own reason. */
+/* Why the base64 decoder stopped at `found`: a hint from suggestions.c, or the decoder's own reason. */
 static const char *base64_fault(scan *s, char found)
 {
-    const scan_lift *lift = lift_of(s);
+    const scan_extract *extract = extract_of(s);
     char head[BASE64_HEAD + 1];
-    base64_head(&s->base64, s->room.base + lift->offset, lift->bytes, head);
-    const char *const habit = habit_text(head, s->base64.offset, found);
-    return habit ? habit : base64_reason(&s->base64, found);
+    base64_head(&s->base64, s->room.base + extract->offset, extract->bytes, head);
+    const char *const suggestion = suggestion_text(head, s->base64.offset, found);
+    return suggestion ? suggestion : base64_reason(&s->base64, found);
 }
 
 /* The reason where base64 text ended inside a group. Hexadecimal text may end there too, and gets its hint. */
 static const char *base64_end_fault(scan *s)
 {
-    const scan_lift *lift = lift_of(s);
-    if (habit_is_hex(s->room.base + lift->offset, lift->bytes)) return habit_hex;
+    const scan_extract *extract = extract_of(s);
+    if (suggestion_is_hex(s->room.base + extract->offset, extract->bytes)) return suggestion_hex;
     if (s->base64.ended) return "a second '=' is missing";
     if (s->base64.held == 1) return "a character or more is missing";
     return "'=' at the end fills it to a multiple of four";
@@ -326,7 +326,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     /* Groups that an earlier piece began may give three bytes more than this piece's characters alone. */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
-    out = s->room.base + lift_of(s)->offset + lift_of(s)->bytes;
+    out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
     for (;;) {
         p += base64_decode_until(&s->base64, (const char *)p, (size_t)(end - p), out + total, &written);
         total += written;
@@ -336,9 +336,10 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
         p += 2;
     }
     *text = p;
-    if ((status = lifted(s, total)) != ATTN_OK) return status;
+    if ((status = extracted(s, total)) != ATTN_OK) return status;
     if (p < end && *p != '"' && *p != '\\')
-        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at + (uint64_t)(p - begin), base64_fault(s, (char)*p));
+        extract_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at + (uint64_t)(p - begin),
+                      base64_fault(s, (char)*p));
     return ATTN_OK;
 }
 
@@ -346,11 +347,11 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
-    if (s->sink == LIFTED) {
+    if (s->sink == EXTRACTED) {
         const unsigned char *text = &c;
         if (code < 0x80 && code != '"' && code != '\\') return base64_text(s, &text, text + 1, at);
-        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at,
-                   code < 0x80 ? base64_fault(s, (char)code) : base64_reason(&s->base64, '\\'));
+        extract_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at,
+                      code < 0x80 ? base64_fault(s, (char)code) : base64_reason(&s->base64, '\\'));
         return ATTN_OK;
     }
     if (code < 0x80) word_add(s, &c, 1);
@@ -371,15 +372,15 @@ static attn_status string_end(scan *s, uint64_t at)
         s->state = COLON;
         return ATTN_OK;
     }
-    if (s->sink == LIFTED) {
-        if (!base64_finish(&s->base64)) lift_fault(s, SCAN_BASE64_ENDS, s->base64.offset, at, base64_end_fault(s));
-        lift_end(s);
+    if (s->sink == EXTRACTED) {
+        if (!base64_finish(&s->base64)) extract_fault(s, SCAN_BASE64_ENDS, s->base64.offset, at, base64_end_fault(s));
+        extract_end(s);
     } else if (s->name == NAME_DTYPE && s->word_length < WORD_BYTES) {
         proto_dtype dtype;
         s->word[s->word_length] = '\0';
         if (proto_dtype_parse(s->word, &dtype)) s->frames[s->depth - 1].dtype = (int)dtype.as;
     }
-    s->sink = s->mute_depth ? NOWHERE : SKELETON;
+    s->sink = s->mute_depth ? NOWHERE : REST;
     s->state = AFTER;
     return ATTN_OK;
 }
@@ -391,7 +392,7 @@ static attn_status string_begin(scan *s, bool is_name)
     s->state = STRING;
     if (!is_name && s->name == NAME_DATA && !s->mute_depth) {
         s->base64 = (base64_decoder){ 0 };
-        return lift_begin(s, SCAN_BASE64);
+        return extract_begin(s, SCAN_BASE64);
     }
     return is_name ? emit_char(s, '"') : emit(s, (const char[]){ '"', SCAN_STRING }, 2);
 }
@@ -401,7 +402,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
 {
     const unsigned char *const begin = *text, *p = begin;
     attn_status status = ATTN_OK;
-    if (s->sink == LIFTED) {
+    if (s->sink == EXTRACTED) {
         status = base64_text(s, &p, end, at);
     } else if (!s->utf8_left) {
         size_t run = text_plain_run((const char *)p, (const char *)end);
@@ -505,7 +506,7 @@ static attn_status push(scan *s, bool object, uint64_t at)
     if (s->depth >= depth)
         return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
                          depth);
-    s->frames[s->depth++] = (struct frame){ .object = object, .lift = NO_LIFT, .dtype = NO_DTYPE };
+    s->frames[s->depth++] = (struct frame){ .object = object, .extract = NO_EXTRACT, .dtype = NO_DTYPE };
     s->name = NAME_OTHER; /* elements have none */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
     return ATTN_OK;
@@ -519,25 +520,25 @@ static attn_status pop(scan *s, char c)
     if (status != ATTN_OK) return status;
     if (s->mute_depth > s->depth) {
         s->mute_depth = 0;
-        s->sink = SKELETON;
+        s->sink = REST;
     }
     s->name = NAME_OTHER; /* the next element of an array has no name */
     s->state = s->depth ? AFTER : DONE;
-    if (frame.object && frame.lift != NO_LIFT && frame.lift == s->numbers_lift && frame.lift == s->lift_count - 1 &&
-        frame.dtype != NO_DTYPE) {
-        scan_lift *lift = lift_of(s);
-        double *values = (double *)(void *)(s->room.base + lift->offset);
+    if (frame.object && frame.extract != NO_EXTRACT && frame.extract == s->numbers_extract &&
+        frame.extract == s->extract_count - 1 && frame.dtype != NO_DTYPE) {
+        scan_extract *extract = extract_of(s);
+        double *values = (double *)(void *)(s->room.base + extract->offset);
         uint64_t element;
-        if (lift->kind != SCAN_ARRAY || lift->typed || lift->fault != SCAN_FINE) return ATTN_OK;
-        lift->typed = true;
-        lift->dtype = (attn_dtype)frame.dtype;
-        if (numbers_convert(&s->numbers, values, (numbers_type)lift->dtype, values, &element)) {
-            lift->bytes = (size_t)lift->elements * attn_dtype_bytes(lift->dtype);
-            lift_end(s);
+        if (extract->kind != SCAN_ARRAY || extract->typed || extract->fault != SCAN_FINE) return ATTN_OK;
+        extract->typed = true;
+        extract->dtype = (attn_dtype)frame.dtype;
+        if (numbers_convert(&s->numbers, values, (numbers_type)extract->dtype, values, &element)) {
+            extract->bytes = (size_t)extract->elements * attn_dtype_bytes(extract->dtype);
+            extract_end(s);
         } else {
-            s->used = lift->offset;
-            lift_fault(s, SCAN_ARRAY_ELEMENT, element, 0, s->numbers.error);
-            s->sink = SKELETON;
+            s->used = extract->offset;
+            extract_fault(s, SCAN_ARRAY_ELEMENT, element, 0, s->numbers.error);
+            s->sink = REST;
         }
     }
     return ATTN_OK;
@@ -550,14 +551,14 @@ enum { ARRAY_BLOCK = 1 << 15 }; /* characters given to numbers_read() at once: b
 static attn_status array_begin(scan *s, uint64_t at)
 {
     const int dtype = s->frames[s->depth - 1].dtype;
-    attn_status status = lift_begin(s, SCAN_ARRAY);
+    attn_status status = extract_begin(s, SCAN_ARRAY);
     if (status != ATTN_OK) return status;
-    scan_lift *lift = lift_of(s);
-    lift->typed = dtype != NO_DTYPE;
-    if (lift->typed) lift->dtype = (attn_dtype)dtype;
-    numbers_begin(&s->numbers, lift->typed ? (numbers_type)dtype : NUMBERS_UNTYPED);
+    scan_extract *extract = extract_of(s);
+    extract->typed = dtype != NO_DTYPE;
+    if (extract->typed) extract->dtype = (attn_dtype)dtype;
+    numbers_begin(&s->numbers, extract->typed ? (numbers_type)dtype : NUMBERS_UNTYPED);
     s->numbers.bare_words = s->kserve;
-    s->numbers_lift = s->lift_count - 1;
+    s->numbers_extract = s->extract_count - 1;
     s->numbers_begin = at;
     s->state = ARRAY;
     return ATTN_OK;
@@ -574,7 +575,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     size_t length;
     const numbers_place place = numbers_stopped(&s->numbers, token, &length);
     const int levels = s->numbers.depth;
-    lift_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
+    extract_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
     s->mute_depth = s->depth + 1;
     at -= length; /* the token may begin in an earlier piece */
     for (int level = 0; level < levels; level++) {
@@ -591,24 +592,24 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
     const size_t bytes = numbers_bytes(s->numbers.type);
     const unsigned char *const begin = *text;
-    scan_lift *lift = lift_of(s);
+    scan_extract *extract = extract_of(s);
     numbers_status result;
     size_t taken, written;
     attn_status status = reserve(s, (count / 2 + 1) * bytes);
     if (status != ATTN_OK) return status;
-    result = numbers_read(&s->numbers, (const char *)begin, count, s->room.base + lift->offset + lift->bytes,
+    result = numbers_read(&s->numbers, (const char *)begin, count, s->room.base + extract->offset + extract->bytes,
                           count / 2 + 1, &taken, &written);
-    if ((status = lifted(s, written * bytes)) != ATTN_OK) return status;
+    if ((status = extracted(s, written * bytes)) != ATTN_OK) return status;
     *text = begin + taken;
     switch (result) {
     case NUMBERS_FULL: /* impossible: there is room for all elements that the text can hold */
     case NUMBERS_MORE: return ATTN_OK;
     case NUMBERS_DONE:
-        lift->elements = (int64_t)s->numbers.elements;
-        lift->rank = s->numbers.rank;
-        memcpy(lift->shape, s->numbers.shape, sizeof lift->shape);
-        lift_end(s);
-        s->sink = SKELETON;
+        extract->elements = (int64_t)s->numbers.elements;
+        extract->rank = s->numbers.rank;
+        memcpy(extract->shape, s->numbers.shape, sizeof extract->shape);
+        extract_end(s);
+        s->sink = REST;
         s->state = AFTER;
         return ATTN_OK;
     default: return array_fault(s, at + taken);
@@ -620,7 +621,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
 static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
 {
     attn_status status;
-    if (s->sink == SKELETON && ++s->values > s->limits.values)
+    if (s->sink == REST && ++s->values > s->limits.values)
         return attn_fail(
             &s->error, ATTN_TOO_LARGE, "", "more than %d values outside tensor data%s", s->limits.values,
             s->plain
@@ -629,7 +630,7 @@ static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
     switch (c) {
     case '{':
     case '[':
-        if (c == '[' && s->name == NAME_DATA && s->sink == SKELETON) return array_begin(s, at);
+        if (c == '[' && s->name == NAME_DATA && s->sink == REST) return array_begin(s, at);
         status = emit_char(s, (char)c);
         return status == ATTN_OK ? push(s, c == '{', at) : status;
     case '"': return string_begin(s, false);
@@ -730,7 +731,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
             } else if (c == '"') {
                 if (++s->frames[s->depth - 1].members > s->limits.members)
                     return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: an object of more than %d members (%s)",
-                                     (unsigned long long)here, s->limits.members, habit_typed_array);
+                                     (unsigned long long)here, s->limits.members, suggestion_typed_array);
                 status = string_begin(s, true);
             } else {
                 return unexpected(s, here, expected_in(s), c);
@@ -772,8 +773,8 @@ scan *scan_new(const proto_limits *limits, const proto_memory *memory)
     if (!s) return NULL;
     s->limits = *limits;
     s->room.memory = *memory;
-    s->skeleton = text_growing(limits->skeleton_bytes);
-    s->numbers_lift = NO_LIFT;
+    s->rest = text_growing(limits->rest_bytes);
+    s->numbers_extract = NO_EXTRACT;
     return s;
 }
 
@@ -801,8 +802,8 @@ struct scan_room *scan_room(scan *s)
 void scan_free(scan *s)
 {
     if (!s) return;
-    text_free(&s->skeleton);
-    free(s->lifts);
+    text_free(&s->rest);
+    free(s->extracts);
     free(s);
 }
 
@@ -815,7 +816,7 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         assert(status == s->error.status); /* it has it */
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
         assert(status != ATTN_OK || /* invariant 3 */
-               (s->values <= s->limits.values && s->skeleton.used <= s->limits.skeleton_bytes));
+               (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
         (void)status;
     }
     if (s->error.status != ATTN_OK && err) *err = s->error;
@@ -843,15 +844,15 @@ attn_status scan_finish(scan *s, attn_error *err)
     return s->error.status;
 }
 
-const char *scan_skeleton(const scan *s, size_t *length)
+const char *scan_rest(const scan *s, size_t *length)
 {
-    *length = s->skeleton.used;
-    return s->skeleton.at;
+    *length = s->rest.used;
+    return s->rest.at;
 }
 
 size_t scan_held_bytes(const scan *s)
 {
-    return s->skeleton.size + (size_t)s->lift_capacity * sizeof *s->lifts;
+    return s->rest.size + (size_t)s->extract_capacity * sizeof *s->extracts;
 }
 
 int scan_values(const scan *s)
@@ -859,10 +860,10 @@ int scan_values(const scan *s)
     return s->values;
 }
 
-const scan_lift *scan_lifts(const scan *s, int *count)
+const scan_extract *scan_extracts(const scan *s, int *count)
 {
-    *count = s->lift_count;
-    return s->lifts;
+    *count = s->extract_count;
+    return s->extracts;
 }
 
 void *scan_memory(const scan *s, size_t *bytes)

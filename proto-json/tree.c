@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "habits.h"
+#include "suggestions.h"
 #include "scan.h"
 
 /* ---- Memory of cJSON's trees ------------------------------------------------------------------------------------- */
@@ -82,7 +82,7 @@ void tree_forget(struct tree_memory *memory)
 
 /* ---- Skeletons --------------------------------------------------------------------------------------------------- */
 
-/* A skeleton is JSON without white space that a scanner has checked, and its strings carry a type letter.
+/* A rest is JSON without white space that a scanner has checked, and its strings carry a type letter.
  * cJSON's own parser is therefore not used; it takes ten or more instructions for a character. Each take_
  * function moves *at behind the text it reads. It returns NULL where there is no memory; the tree_memory
  * frees what was made before. */
@@ -221,12 +221,12 @@ static cJSON *take_member(cJSON *in, const char **at)
     return value;
 }
 
-cJSON *tree_parse(const char *skeleton, size_t bytes)
+cJSON *tree_parse(const char *rest, size_t bytes)
 {
     assert(entered);
     cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* containers, the innermost last */
     int depth = 0;
-    const char *at = skeleton;
+    const char *at = rest;
     do {
         cJSON *const value = take_member(depth ? open[depth - 1] : NULL, &at);
         if (value == NULL) return NULL;
@@ -240,7 +240,7 @@ cJSON *tree_parse(const char *skeleton, size_t bytes)
         for (; depth && *at != ','; depth--) at++; /* closing brackets */
         if (depth) at++;
     } while (depth);
-    assert(at == skeleton + bytes);
+    assert(at == rest + bytes);
     (void)bytes;
     return root;
 }
@@ -299,8 +299,8 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     const size_t length = strlen(text);
-    const size_t most = length + length / 3; /* size of its skeleton, where `"",` becomes `"s",` */
-    if (most < limits->skeleton_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
+    const size_t most = length + length / 3; /* size of its rest, where `"",` becomes `"s",` */
+    if (most < limits->rest_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
     proto_limits left = *limits;
     attn_error err = { 0 };
@@ -311,8 +311,8 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
     if (status == ATTN_OK) status = scan_finish(s, &err);
     if (status == ATTN_OK) {
         size_t bytes;
-        const char *const skeleton = scan_skeleton(s, &bytes);
-        *value = tree_parse(skeleton, bytes);
+        const char *const rest = scan_rest(s, &bytes);
+        *value = tree_parse(rest, bytes);
         if (!*value) status = ATTN_NO_MEMORY;
         *values += scan_values(s);
     }
@@ -365,13 +365,13 @@ bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t 
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
 
-const char *tree_cure(const char *place, const struct text_nearest *best, char cure[TREE_CURE_BYTES])
+const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES])
 {
-    const char *const habit = habit_of(place, best->unknown);
-    if (habit) snprintf(cure, TREE_CURE_BYTES, "; %s", habit);
-    else if (best->name) snprintf(cure, TREE_CURE_BYTES, ", did you mean '%s'?", best->name);
-    else *cure = '\0';
-    return cure;
+    const char *const found = suggestion_of(place, best->unknown);
+    if (found) snprintf(suggestion, TREE_SUGGESTION_BYTES, "; %s", found);
+    else if (best->name) snprintf(suggestion, TREE_SUGGESTION_BYTES, ", did you mean '%s'?", best->name);
+    else *suggestion = '\0';
+    return suggestion;
 }
 
 enum { POINTER_BYTES = sizeof(tree_member) - 2 };
@@ -393,17 +393,18 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
                          attn_error *err)
 {
     tree_member member;
-    char cure[TREE_CURE_BYTES];
+    char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
     const bool near = best->name && best->distance < 2; /* names that differ more may be alike by chance */
-    const char *const topic = near || habit_of(place, best->unknown) ? NULL : habit_topic(place, best->unknown);
+    const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
+                                                                          : suggestion_topic(place, best->unknown);
     if (topic)
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, best->unknown),
                          "%s%sunknown member '%.*s%s'; %s%s", outer ? outer : "", outer ? ": " : "", length,
                          best->unknown, best->unknown[length] ? "..." : "", topic, listed);
     return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, best->unknown), "%s%sunknown member '%.*s%s'%s",
                      outer ? outer : "", outer ? ": " : "", length, best->unknown, best->unknown[length] ? "..." : "",
-                     *tree_cure(place, best, cure) ? cure : listed);
+                     *tree_suggestion(place, best, suggestion) ? suggestion : listed);
 }
 
 bool tree_repeated(const cJSON *object, const cJSON *member)

@@ -1,6 +1,6 @@
 /* tree.h: cJSON trees of what clients sent: their memory, their values, and the messages about a value or a
- * name that cannot stand there. A tree is made from a skeleton (scan.h). In it cJSON_String is a client's
- * string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of a lifted value. */
+ * name that cannot stand there. A tree is made from a rest (scan.h). In it cJSON_String is a client's
+ * string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of an extracted value. */
 #ifndef TREE_H
 #define TREE_H
 
@@ -23,9 +23,9 @@ void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
 void tree_forget(struct tree_memory *memory); /* frees all trees made in the memory, which is empty then */
 
-/* Parses a skeleton of `bytes` characters into a tree. A memory must be entered. NULL: out of memory, the
+/* Parses a rest of `bytes` characters into a tree. A memory must be entered. NULL: out of memory, the
  * only failure. */
-cJSON *tree_parse(const char *skeleton, size_t bytes);
+cJSON *tree_parse(const char *rest, size_t bytes);
 /* Parses JSON that stands in a client's string into a tree. *value stays NULL where the string is not JSON.
  * *values counts the values read so far, against limits->values. TOO_LARGE: that limit or another one is
  * exceeded. A memory must be entered. */
@@ -48,10 +48,10 @@ const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
 
-/* Writes a hint about an unknown word, to append to a message: what to write instead, from habits.c or the
+/* Writes a hint about an unknown word, to append to a message: what to write instead, from suggestions.c or the
  * most similar name. "": there is none. */
-enum { TREE_CURE_BYTES = 160 };
-const char *tree_cure(const char *place, const struct text_nearest *best, char cure[TREE_CURE_BYTES]);
+enum { TREE_SUGGESTION_BYTES = 160 };
+const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
 /* Writes a pointer (RFC 6901) of one or two steps into a problem, with ~ and / in names escaped. It is cut
  * between characters. Returns `out`. */
@@ -60,7 +60,7 @@ const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
 enum { TREE_NAME_BYTES = 48 }; /* longest part of a client's name in a message */
 
-/* The error for a name that `outer` (NULL: the body) does not have. `place` is as in habits.h. `listed` names
+/* The error for a name that `outer` (NULL: the body) does not have. `place` is as in suggestions.h. `listed` names
  * the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);

@@ -18,7 +18,7 @@
 #include "server/base/limits.h"
 #include "server/caches/caches.h"
 #include "server/work/contexts.h"
-#include "server/http/front.h"
+#include "server/http/frontend.h"
 #include "server/device/devices.h"
 #include "server/healthcheck.h"
 #include "server/base/heartbeat.h"
@@ -132,7 +132,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     struct server server = {
         .config = config, .limits = PROTO_LIMITS_DEFAULT, .started_ms = clock_ms(), .everybody = CALLER_EVERYBODY
     };
-    struct front front;
+    struct frontend frontend;
     struct staging_source staging;
     attn_error err = { 0 };
     int status = EXIT_UNAVAILABLE;
@@ -140,7 +140,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     char why[512] = "", text[LISTENER_URL_BYTES];
 
     server.limits.tensor_bytes = config->staging_bytes;
-    front_init(&front, &server, listeners, count);
+    frontend_init(&frontend, &server, listeners, count);
     queue_init(&server.queue, config->max_receiving, config->queue_depth, config->max_batch,
                config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
@@ -161,7 +161,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         attn_fail(&err, ATTN_INVALID, NULL, "%s", why);
         goto out;
     }
-    if (front_open(&front, &err) != ATTN_OK) {
+    if (frontend_open(&frontend, &err) != ATTN_OK) {
         if (config->tls_cert && err.status == ATTN_INVALID) status = EXIT_CONFIG;
         goto out;
     }
@@ -180,7 +180,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
     if (server.regions && server.pinned)
         regions_pin_for(server.regions, devices_copier(server.devices), config->staging_bytes);
-    if (front_start(&front, &err) != ATTN_OK) goto out;
+    if (frontend_start(&frontend, &err) != ATTN_OK) goto out;
     if (config->staging_bytes > config->memory_bytes)
         log_event(
             LOG_WARN, NULL, "beyond_memory",
@@ -202,11 +202,11 @@ static int serve(const struct config *config, struct listener *listeners, int co
         log_event(LOG_WARN, NULL, "few_open_files",
                   "limit=%lld connections=%d text=\"the limit on open files (ulimit -n) allows no more connections\"",
                   (long long)config->open_files, config->max_connections);
-    const struct loop_front for_loop = front_for_loop(&front);
+    const struct loop_frontend for_loop = frontend_for_loop(&frontend);
     status = loop_run(server.loop, &for_loop);
 out:
     if (err.text[0]) complain_of_start(&err);
-    front_close(&front);
+    frontend_close(&frontend);
     if (server.devices) stopped = devices_stop(server.devices, MAIN_STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
@@ -221,7 +221,7 @@ out:
     regions_free(server.regions);
     devices_close(server.devices);
     tokens_close(server.tokens);
-    front_clear(&front);
+    frontend_clear(&frontend);
     return status;
 }
 

@@ -16,20 +16,20 @@ struct caller *caller_new(void)
 }
 
 /* CALLER_EVERYBODY has no reference count, because all threads would change that count in every request. */
-bool caller_is_everybody(const struct caller *caller)
+bool caller_is_anonymous(const struct caller *caller)
 {
     return atomic_load_explicit(&caller->references, memory_order_relaxed) == 0;
 }
 
 struct caller *caller_hold(struct caller *caller)
 {
-    if (caller && !caller_is_everybody(caller)) atomic_fetch_add_explicit(&caller->references, 1, memory_order_relaxed);
+    if (caller && !caller_is_anonymous(caller)) atomic_fetch_add_explicit(&caller->references, 1, memory_order_relaxed);
     return caller;
 }
 
 void caller_release(struct caller *caller)
 {
-    if (caller == NULL || caller_is_everybody(caller)) return;
+    if (caller == NULL || caller_is_anonymous(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
     /* The last reference is gone, so nothing may be left on this account. */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);

@@ -44,7 +44,7 @@ void caller_release(struct caller *caller); /* NULL is fine */
         .percent = 100   \
     }
 
-bool caller_is_everybody(const struct caller *caller);
+bool caller_is_anonymous(const struct caller *caller);
 
 /* How much of `bound` the caller may use, at least 1. A NULL caller may use all of it. */
 int64_t caller_share(const struct caller *caller, int64_t bound);

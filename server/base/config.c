@@ -30,7 +30,7 @@
 
 #include "kernels/machine.h"
 #include "text/text.h"
-#include "server/base/config_habits.h"
+#include "server/base/config_suggestions.h"
 #include "server/base/limits.h"
 #include "server/base/peer.h"
 
@@ -144,7 +144,7 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     static const struct {
         const char *begins;          /* beginning of the value, which is removed */
         const char *before, *behind; /* texts that are put around the rest */
-    } cures[] = {
+    } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* for 9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
         { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* for 0.0.0.0 */
@@ -155,12 +155,12 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
     bool found = address_ok(address); /* for ::1:8080 */
-    for (size_t i = 0; i < ARRAY_SIZE(cures) && !found; i++) {
-        const size_t cut = strlen(cures[i].begins);
-        if (strncmp(value, cures[i].begins, cut) != 0 || (cut == 0 && strncmp(value, "unix:", 5) == 0)) continue;
+    for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
+        const size_t cut = strlen(suggestions[i].begins);
+        if (strncmp(value, suggestions[i].begins, cut) != 0 || (cut == 0 && strncmp(value, "unix:", 5) == 0)) continue;
         const size_t length = strlen(value + cut), slash = length > 0 && value[cut + length - 1] == '/';
-        snprintf(address, sizeof address, "%s%.*s%s", cures[i].before, (int)(length - slash), value + cut,
-                 cures[i].behind);
+        snprintf(address, sizeof address, "%s%.*s%s", suggestions[i].before, (int)(length - slash), value + cut,
+                 suggestions[i].behind);
         found = address_ok(address);
     }
     if (found) snprintf(hint, CONFIG_HINT_BYTES, "; write %.120s", address);
@@ -383,14 +383,15 @@ static void put_option(const char *name, const char *value, bool variable, const
  * servers call by this name, or the option whose name is most similar. */
 static void suggest(const char *name, bool variable, char *text, size_t capacity)
 {
-    const struct config_habit *const habit = config_habit(name);
+    const struct config_suggestion *const suggestion = config_suggestion(name);
     /* A name that differs in more than half of its letters is no help. */
     struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 };
     for (size_t i = 0; i < config_option_count; i++)
         text_consider(&nearest, variable ? config_options[i].env + strlen(CONFIG_PREFIX) : config_options[i].flag);
     *text = '\0';
-    if (habit != NULL && habit->instead != NULL) snprintf(text, capacity, "; %s", habit->instead);
-    else if (habit != NULL) put_option(habit->flag, habit->value, variable, "; write ", "", text, capacity);
+    if (suggestion != NULL && suggestion->instead != NULL) snprintf(text, capacity, "; %s", suggestion->instead);
+    else if (suggestion != NULL)
+        put_option(suggestion->flag, suggestion->value, variable, "; write ", "", text, capacity);
     else if (nearest.name != NULL) put_option(nearest.name, "", variable, "; did you mean ", "?", text, capacity);
 }
 
@@ -400,8 +401,8 @@ static enum config_result refuse_unknown(struct reading *r, const char *arg)
     char name[64], hint[192];
     snprintf(name, sizeof name, "%.*s", (int)length, arg + dashes);
     if (dashes == 0) { /* `name` is a program's command, or a value without its option */
-        const struct config_habit *const habit = config_habit(name);
-        const char *const instead = habit != NULL ? habit->instead : NULL;
+        const struct config_suggestion *const suggestion = config_suggestion(name);
+        const char *const instead = suggestion != NULL ? suggestion->instead : NULL;
         return refuse(r->message, r->capacity,
                       "unexpected argument '%s'%s%s (options begin with --, attnd --help lists them)", name,
                       instead ? "; " : "", instead ? instead : "");

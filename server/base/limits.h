@@ -37,15 +37,15 @@ enum {
     LISTEN_USER_TIMEOUT_MS = 30000, /* after this long without acknowledgement of sent bytes the client has vanished */
     REFUSAL_RETRY_AFTER_S = 1, /* a refused client may try again after this, since other connections end all the time */
 
-    FRONT_HEAD_MS = 10000, /* time for a request's head to arrive, unless --body-timeout-ms is less */
+    FRONTEND_HEAD_MS = 10000, /* time for a request's head to arrive, unless --body-timeout-ms is less */
     /* Idle time between two requests: more than the 60 s for which balancers keep a connection. */
-    FRONT_IDLE_MS = 75000,
+    FRONTEND_IDLE_MS = 75000,
     /* While draining: after this long without a request on any connection, idle connections are closed. Until then a
      * balancer may still use its open connections for its next requests. */
-    FRONT_SILENT_MS = 500,
-    FRONT_STALLED_MS = 2000, /* while draining: time after which a request that makes no progress is cut */
+    FRONTEND_SILENT_MS = 500,
+    FRONTEND_STALLED_MS = 2000, /* while draining: time after which a request that makes no progress is cut */
     /* A sweep over 10000 connections takes 2 ms: with more connections, sweeps are rarer. */
-    FRONT_SWEEP_CONNECTIONS = 2000,
+    FRONTEND_SWEEP_CONNECTIONS = 2000,
     /* Rate of a body or answer that goes on longer than --body-timeout-ms (see its help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
@@ -80,7 +80,7 @@ enum {
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections that attnd_connection_bytes counts; tensors are staging memory instead. An open connection
      * has HTTP_CONNECTION_BYTES, and records of libmicrohttpd and attnd. TLS took 28 KiB with GnuTLS 3.7.9. A running
-     * request has a record, a decoder and an unpacker (72 KiB). It also has the beginning of its text, or a body that
+     * request has a record, a parser and an unpacker (72 KiB). It also has the beginning of its text, or a body that
      * was kept, or a block of its answer. */
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
@@ -254,7 +254,7 @@ enum {
     INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few numbers it has */
 };
 
-/* How a thread polls while it waits for a device (base/naps.h). */
+/* How a thread polls while it waits for a device (base/polling_sleep.h). */
 enum {
     NAP_NS = 50000,    /* length of one sleep; the kernel adds as much, and a core does not sleep deeply in that time */
     NAPS_NS = 2000000, /* a thread polls for this long; after a longer wait a late end does not matter */

@@ -439,7 +439,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch)
 {
     batch->adopted = true;
-    devices_submit(devices, batch, batch->parts[0]->late->device);
+    devices_submit(devices, batch, batch->parts[0]->handed_over->device);
 }
 
 void devices_collect(struct devices *devices, struct batch *batch)

@@ -9,7 +9,7 @@
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
  * stream, which takes less time than a hand-over to another thread. The same holds if all tensors lie in a client's
  * region of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the transaction
- * (steps.h), and the moves before the kernel also copy its tables (memory.c).
+ * (transaction.h), and the moves before the kernel also copy its tables (memory.c).
  *
  * A GPU is used only while it has no batches. Behind a batch the thread would wait for all of it, and many threads that
  * launch block each other in the driver. Busy GPUs get batches instead, with equal problems merged (merge.c). A cache
@@ -37,7 +37,7 @@
 #include "server/base/metrics.h"
 #include "server/regions/regions.h"
 #include "server/work/request.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 /* Opens the next inline slot. With several GPUs the slots are assigned to them in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
@@ -110,7 +110,8 @@ static bool fits_inline(const struct job *job)
 {
     if (job->shared && job->shared->pinned_bytes > 0) return false; /* pinned memory must be copied */
     if (job->wants_verify || job->wants_measure || job->wants_save || job->saved || job->call->count != 1) return false;
-    if (job->step) return job_problem(job, 0) && is_on_device(job) && step_bytes(job) <= INLINE_STEP_BYTES;
+    if (job->transaction)
+        return job_problem(job, 0) && is_on_device(job) && transaction_bytes(job) <= INLINE_STEP_BYTES;
     return job->kind != 0 || is_on_device(job);
 }
 
@@ -126,7 +127,7 @@ static bool fits_processor(const struct job *job)
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
-    if (job->step) return atomic_load(&device->requests) == 0 && request_count(REQUEST_QUEUED) == 0;
+    if (job->transaction) return atomic_load(&device->requests) == 0 && request_count(REQUEST_QUEUED) == 0;
     return atomic_load(&device->requests) <= atomic_load(&device->inline_requests);
 }
 
@@ -162,12 +163,12 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
 }
 
 /* Begins the job's cache transaction and makes *placed its problem with device addresses. False: the job cannot run
- * here; step_has_begun() tells whether the transaction has begun anyway. */
+ * here; transaction_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
     attn_error ignored; /* the loop meets the same error and reports it */
     bool wait = false;
-    if (!is_free_for(inline_slot->device, job) || step_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
+    if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
         memory_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
         return false;
     *placed = *job_problem(job, 0);
@@ -182,10 +183,10 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     const struct device *const device = inline_slot->device;
     attn_device *const handle = inline_slot->handle;
     struct slot *const slot = &inline_slot->slot;
-    const attn_problem *const problem = job->step ? placed : &job->call->items[0].problem;
+    const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     attn_error ignored; /* the loop meets the same error and reports it */
     size_t bytes;
-    return (!job->step || take_step(inline_slot, job, placed)) &&
+    return (!job->transaction || take_step(inline_slot, job, placed)) &&
            attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&
            (device->info.unified || fits_gpu(device, job, plan)) &&
            attn_workspace(handle, plan, 1, &bytes, &ignored) == ATTN_OK &&
@@ -205,9 +206,9 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
                            attn_error *err)
 {
     struct slot *slot = &inline_slot->slot;
-    const int64_t until_ns = clock_ns() + (job->step ? INLINE_STEP_WAIT_NS : INLINE_WAIT_NS);
+    const int64_t until_ns = clock_ns() + (job->transaction ? INLINE_STEP_WAIT_NS : INLINE_WAIT_NS);
     attn_error other;
-    attn_status status = job->step ? memory_move_in(slot, job, err) : ATTN_OK;
+    attn_status status = job->transaction ? memory_move_in(slot, job, err) : ATTN_OK;
     *done = true;
     if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;
@@ -255,7 +256,7 @@ static enum inline_outcome run(struct devices *devices, struct inline_slot *inli
     const int64_t took_ns = work_clock_ns(device) - began_ns;
     count_on_device(device, -1);
     if (!done) {
-        job->part.late = inline_slot;
+        job->part.handed_over = inline_slot;
         return INLINE_LATE;
     }
     if (!device->info.unified) batch.launch_us = (double)(inline_slot->slot.launched_ns - began_ns) / 1e3;
@@ -278,23 +279,23 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
     give_inline_slot_back(inline_slot); /* the job may need more memory than an inline slot can wait for */
-    return step_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
+    return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }
 
 void inline_settle(struct job *job)
 {
     attn_error ignored;
     for (struct job_part *part = &job->part; part; part = part->next) {
-        if (part->late == NULL) continue;
-        (void)attn_stream_wait(part->late->slot.stream, &ignored);
-        give_inline_slot_back(part->late);
-        part->late = NULL;
+        if (part->handed_over == NULL) continue;
+        (void)attn_stream_wait(part->handed_over->slot.stream, &ignored);
+        give_inline_slot_back(part->handed_over);
+        part->handed_over = NULL;
     }
 }
 
 void inline_adopt(struct slot *slot, struct job_part *part)
 {
-    struct inline_slot *inline_slot = part->late;
+    struct inline_slot *inline_slot = part->handed_over;
     struct slot idle = *slot;
     *slot = inline_slot->slot;
     slot->batch = idle.batch;
@@ -303,7 +304,7 @@ void inline_adopt(struct slot *slot, struct job_part *part)
     slot->count = slot->launched = 1;
     idle.batch = NULL;
     inline_slot->slot = idle;
-    part->late = NULL;
+    part->handed_over = NULL;
     give_inline_slot_back(inline_slot);
 }
 

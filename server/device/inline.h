@@ -6,13 +6,13 @@
 #include "server/device/devices.h"
 
 /* The outcome of inline_run(), which sets fields of the job, and tells the caller what to do next. A cache transaction
- * that has begun must be ended with step_end(), whatever the outcome. */
+ * that has begun must be ended with transaction_end(), whatever the outcome. */
 enum inline_outcome {
     INLINE_NOT,   /* Nothing happened. Queue the job. */
     INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. Queue the job. */
     INLINE_DONE,  /* The job is over: its part has run, or has an error. Its times and metrics are noted. */
-    INLINE_LATE,  /* The job still runs, in job->part.late. Post it to the loop, which calls devices_submit_late(). If
-                   * that is impossible, call inline_settle(). */
+    INLINE_LATE,  /* The job still runs, in job->part.handed_over. Post it to the loop, which calls
+                   * devices_submit_late(). If that is impossible, call inline_settle(). */
     INLINE_LOST,  /* The device job->part.device was lost. Queue the job; the same error there tells the loop. */
 };
 

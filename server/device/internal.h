@@ -34,7 +34,7 @@ struct slot {
     attn_plan *plans;          /* plans of the problems */
     int room, count, launched; /* room for problems and plans; number in this batch; number on the stream */
     double queued_s;           /* estimated seconds of its kernels on the stream; 0: none are known to be there */
-    bool waits;                /* its next kernels wait for the turn of their flow */
+    bool blocked;              /* its next kernels wait for the turn of their flow */
     int64_t piece_ns;          /* time when kernels were put on the stream last; before the first, when it began */
     int64_t step;              /* step of attn_run_some() at which the next problems continue */
     int64_t first_step;        /* step at which they begin: 0, or ATTN_EVERY_ROW */

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "server/regions/regions.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 void memory_drop_mirrors(struct device *device, struct slot *slot)
 {
@@ -181,7 +181,7 @@ attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *e
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err)
 {
     const attn_move *moves;
-    const int64_t count = step_moves(job, &moves);
+    const int64_t count = transaction_moves(job, &moves);
     if (device->info.unified) return attn_moves(slot->stream, moves, count, err);
     const attn_status status = memory_reserve_moves(slot, count, err);
     if (status != ATTN_OK) return status;
@@ -195,7 +195,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err)
 {
     const attn_move *of_step;
-    const int64_t steps = step_moves(job, &of_step);
+    const int64_t steps = transaction_moves(job, &of_step);
     int64_t count = 0;
     const attn_status status = memory_reserve_moves(slot, steps + slot->mirror_count, err);
     if (status != ATTN_OK) return status;

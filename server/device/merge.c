@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 /* Tensors that have B as first axis and do not depend on it otherwise. Dropout depends on it. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
@@ -66,7 +66,7 @@ static bool fits(const struct job *job)
     if (job->inputs_used + job->tables_used + job->outputs.bytes > MERGE_BYTES) return false;
     if (p->dropout_p != 0 || p->q.dtype == ATTN_F8E4M3 || p->prefix_keys) return false;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (p->tensor[id].rank == 0 || (job->step && is_of(TABLES | POOL, id))) continue;
+        if (p->tensor[id].rank == 0 || (job->transaction && is_of(TABLES | POOL, id))) continue;
         if (!is_of(MERGEABLE, id) || !tensor_fits(job, &p->tensor[id])) return false;
     }
     return true;
@@ -87,9 +87,9 @@ static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool
 static bool equal(const struct job *one, const struct job *other)
 {
     const attn_problem *const a = job_problem(one, 0), *const b = job_problem(other, 0);
-    if ((one->step != NULL) != (other->step != NULL)) return false;
+    if ((one->transaction != NULL) != (other->transaction != NULL)) return false;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (!same_tensor(&a->tensor[id], &b->tensor[id], id, one->step != NULL)) return false;
+        if (!same_tensor(&a->tensor[id], &b->tensor[id], id, one->transaction != NULL)) return false;
 #define X(name, id, least, most, rule, meaning) \
     if (a->name != b->name) return false;
     ATTN_SCORE_OPTION_MAP(X)
@@ -104,7 +104,7 @@ static bool equal(const struct job *one, const struct job *other)
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
-    const bool paged = batch_job(batch, leader)->step != NULL;
+    const bool paged = batch_job(batch, leader)->transaction != NULL;
     attn_problem wide = *job_problem(batch_job(batch, leader), 0);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (wide.tensor[id].rank > 0 && !(paged && is_of(POOL, id))) wide.tensor[id].shape[0] *= slot->members[leader];
@@ -156,7 +156,7 @@ void merge_find(const struct device *device, struct slot *slot)
         for (int k = j + 1; k < batch->count; k++)
             if (slot->leader[k] == k && slot->moved[k] && equal(batch_job(batch, j), batch_job(batch, k)))
                 slot->leader[k] = (int16_t)j, slot->place[k] = slot->members[j]++;
-        if (slot->members[j] == 1) slot->moved[j] = batch_job(batch, j)->step != NULL;
+        if (slot->members[j] == 1) slot->moved[j] = batch_job(batch, j)->transaction != NULL;
         else if (!same_kernel(device, slot, j)) part(slot, j);
     }
 }
@@ -168,7 +168,8 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    const uint64_t there = batch_job(slot->batch, leader)->step ? POOL : 0; /* tensors in the pool need no memory */
+    const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL
+                                                                       : 0; /* tensors in the pool need no memory */
     size_t bytes = 0;
     void *memory;
     *wide = widened(slot, leader);
@@ -205,13 +206,14 @@ static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, a
     const struct job *const job = batch_job(slot->batch, j);
     const attn_problem *const p = job_problem(job, 0), *const wide = &slot->problems[slot->problem[j]];
     const attn_move *of_step;
-    const int64_t steps = out ? 0 : step_moves(job, &of_step), rows = job->step ? p->page_table.shape[0] : 0;
+    const int64_t steps = out ? 0 : transaction_moves(job, &of_step),
+                  rows = job->transaction ? p->page_table.shape[0] : 0;
     const attn_status status = memory_reserve_moves(slot, *count + steps + ATTN_TENSOR_COUNT + rows, err);
     if (status != ATTN_OK) return status;
     for (int64_t i = 0; i < steps; i++) slot->moves[(*count)++] = of_step[i];
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *t = &p->tensor[id];
-        if (t->rank == 0 || (job->step && is_of(POOL, id))) continue;
+        if (t->rank == 0 || (job->transaction && is_of(POOL, id))) continue;
         if (lies_in(t, job->outputs.memory, job->outputs.bytes) == out)
             add_moves(slot, count, t, &wide->tensor[id], slot->place[j], out);
     }

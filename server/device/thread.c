@@ -179,7 +179,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
             others = true;
             continue;
         }
-        if (other->waits && other->piece_ns < slot->piece_ns) return true;
+        if (other->blocked && other->piece_ns < slot->piece_ns) return true;
         queued_s += other->queued_s;
     }
     return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
@@ -193,7 +193,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     const bool begins = slot->launched == 0 && slot->step == 0; /* true once per batch */
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
-    slot->waits = false;
+    slot->blocked = false;
     if (count > 0)
         status = attn_run_some(slot->stream, slot->plans + slot->launched, count, slot->workspace, &slot->step, err);
     slot->piece_ns = clock_ns();
@@ -253,8 +253,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
     (void)attn_stream_left_rows(slot->stream); /* a batch that failed may have left rows: they are not this one's */
-    slot->waits = count > 0 && waits_for_turn(device, slot);
-    if (slot->waits) return ATTN_OK; /* poll_slots() goes on */
+    slot->blocked = count > 0 && waits_for_turn(device, slot);
+    if (slot->blocked) return ATTN_OK; /* poll_slots() goes on */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -416,8 +416,8 @@ static bool poll_slots(struct device_thread *thread, bool wait)
         }
         if (status == ATTN_OK && slot->launched < slot->count) {
             attn_error late;
-            slot->waits = waits_for_turn(device, slot);
-            if (slot->waits) continue;
+            slot->blocked = waits_for_turn(device, slot);
+            if (slot->blocked) continue;
             status = launch_group(device, slot, &err);
             if (status == ATTN_OK) continue;
             if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST) {
@@ -496,7 +496,7 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
 {
     slot->batch = batch;
     slot->queued_s = 0;
-    slot->waits = false;
+    slot->blocked = false;
     batch->started_ns = clock_ns();
     if (device->held == batch) {
         device->held = NULL;

@@ -27,7 +27,7 @@
 #include "server/routes/routes.h"
 #include "server/work/contexts.h"
 #include "server/work/server.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 enum { PROBLEM_BYTES = 4096 };
 
@@ -255,7 +255,7 @@ enum MHD_Result answer_queue(struct request *request, bool close)
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);
     } else if (!request->failed) response = handler_response(request, &content_type);
-    if (response == NULL && (exchange_of(request)->done || (request->job && step_is_committed(request->job)))) {
+    if (response == NULL && (exchange_of(request)->done || (request->job && transaction_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
         return MHD_NO; /* an error would say that nothing has changed, and be asked again */
     }

@@ -1,7 +1,7 @@
 /* body.c: the body of a request.
  *
- *   body_admit    a slot in the queue, memory, a decoder: before the first byte
- *   body_piece    each piece goes through the decoder; a compressed one is unpacked before, a turn at a time
+ *   body_admit    a slot in the queue, memory, a parser: before the first byte
+ *   body_piece    each piece goes through the parser; a compressed one is unpacked before, a turn at a time
  *   body_done     the end: checked, then computed in this thread, or suspended and posted to the loop, or refused */
 #include "server/http/body.h"
 #include "server/http/exchange.h"
@@ -28,7 +28,7 @@
 #include "server/sched/loop.h"
 #include "server/work/contexts.h"
 #include "server/work/server.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 enum {
     FIRST_STEP = 64 << 10, /* staging memory leased at first where none was leased ahead */
@@ -57,9 +57,9 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* A place, memory and a decoder: everything that a body needs, before its first byte. Memory is leased ahead for what
+/* A place, memory and a parser: everything that a body needs, before its first byte. Memory is leased ahead for what
  * the inputs need and as much again as is usual for outputs (a third of the inputs), as long as not too much is leased
- * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the decoder's first
+ * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the parser's first
  * value leases the first of it. */
 void body_admit(struct request *request, const struct http_head *f)
 {
@@ -89,9 +89,9 @@ void body_admit(struct request *request, const struct http_head *f)
         (void)staging_lease_ahead(server->staging, request->caller, exchange->expected_bytes, &request->block);
     }
     const proto_memory memory = { on_grow, request };
-    request->decoder = proto_decoder_new(exchange->body->format, request->route->op, &server->limits, &memory);
-    if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
-    else if (request->model) proto_decoder_kserve(request->decoder, request->model, exchange->json_bytes);
+    request->parser = proto_parser_new(exchange->body->format, request->route->op, &server->limits, &memory);
+    if (request->parser == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a parser");
+    else if (request->model) proto_parser_kserve(request->parser, request->model, exchange->json_bytes);
 }
 
 /* ---- Pieces ------------------------------------------------------------------------------------------------------ */
@@ -106,9 +106,9 @@ static void refuse_body(struct request *request, const attn_error *why)
 
 static attn_status decode(struct request *request, const char *bytes, size_t count, attn_error *err)
 {
-    attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
+    attn_status status = proto_parser_feed(request->parser, bytes, count, err);
     request->decoded_bytes += count;
-    if (status == ATTN_OK) status = request_count_bytes(request, proto_decoder_held_bytes(request->decoder), err);
+    if (status == ATTN_OK) status = request_count_bytes(request, proto_parser_held_bytes(request->parser), err);
     if (request->block && request->decoded_bytes > request->block->bytes / 2)
         staging_arrived(request->server->staging, request->block);
     return status;
@@ -217,8 +217,8 @@ static void write_shared(struct request *request)
  * Steps that came meanwhile may have found it there. */
 static void end_step(struct request *request)
 {
-    if (request->job == NULL || request->job->step == NULL) return;
-    step_end(request->job, !request->failed);
+    if (request->job == NULL || request->job->transaction == NULL) return;
+    transaction_end(request->job, !request->failed);
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
@@ -233,7 +233,7 @@ static void join_flow(struct request *request)
     request->flow = flow_hold(flow);
 }
 
-/* Nothing of the body is to come any more: its decoder and unpacker have all of it. False: the request has failed. */
+/* Nothing of the body is to come any more: its parser and unpacker have all of it. False: the request has failed. */
 static bool end_body(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -332,7 +332,7 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        break; /* to be queued: steps.h knows whether its step began, and job->part.device is the lost one */
+        break; /* to be queued: transaction.h knows whether its step began, and job->part.device is the lost one */
     }
     return hand_over(request, false);
 }

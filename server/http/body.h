@@ -8,7 +8,7 @@
 #include "server/http/http_head.h"
 #include "server/http/exchange.h"
 
-/* Reserves what the body needs before its first byte: a slot, memory and a decoder. Memory is leased ahead for what the
+/* Reserves what the body needs before its first byte: a slot, memory and a parser. Memory is leased ahead for what the
  * inputs need, and for outputs of a third of the inputs, as long as not too much is leased so (staging.h). Large blocks
  * reserve addresses; pages come with the first touch. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);

@@ -49,7 +49,7 @@ void connections_init(struct connections *connections)
     atomic_init(&connections->totals.count, 0);
     atomic_init(&connections->totals.bytes, 0);
     atomic_init(&connections->used_ms, 0);
-    linger_init(&connections->linger);
+    lingering_close_init(&connections->linger);
 }
 
 void connections_clear(struct connections *connections)
@@ -57,7 +57,7 @@ void connections_clear(struct connections *connections)
     while (connections->first) connections_remove(connections, connections->first);
     assert(atomic_load(&connections->totals.count) == 0 && atomic_load(&connections->totals.bytes) == 0);
     free(connections->by_fd);
-    linger_clear(&connections->linger);
+    lingering_close_clear(&connections->linger);
     pthread_mutex_destroy(&connections->lock);
 }
 
@@ -258,11 +258,11 @@ static bool has_left(struct connection *connection, int phase)
  * there are none: a balancer that has some would send one in the very moment,
  * and not know whether it may send it again. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
-                         const struct connection_patience *patience)
+                         const struct connection_drain_limits *drain_limits)
 {
-    const bool stalled = now_ms - connection->seen_ms >= patience->stalled_ms;
-    const bool quiet = now_ms - since_ms >= patience->silent_ms &&
-                       now_ms - patience->quiet_since_ms >= patience->silent_ms;
+    const bool stalled = now_ms - connection->seen_ms >= drain_limits->stalled_ms;
+    const bool quiet = now_ms - since_ms >= drain_limits->silent_ms &&
+                       now_ms - drain_limits->quiet_since_ms >= drain_limits->silent_ms;
     switch (phase) {
     case CONNECTION_OPENED: return quiet && (stalled || is_silent(connection, CONNECTION_OPENED));
     case CONNECTION_IDLE: return quiet && is_silent(connection, CONNECTION_IDLE);
@@ -285,7 +285,7 @@ static bool is_overdue(const struct connection *connection, int phase, int64_t s
 }
 
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
-                      const struct connection_patience *patience)
+                      const struct connection_drain_limits *drain_limits)
 {
     int cut = 0;
     pthread_mutex_lock(&connections->lock);
@@ -300,7 +300,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
             continue;
         }
         const bool expired = is_overdue(connection, phase, since, bytes, moved, now_ms, limits);
-        const bool blocks = patience && !moved && blocks_drain(connection, phase, since, now_ms, patience);
+        const bool blocks = drain_limits && !moved && blocks_drain(connection, phase, since, now_ms, drain_limits);
         const bool sending = phase == CONNECTION_OPENED || phase == CONNECTION_HEAD || phase == CONNECTION_BODY;
         if (!moved && has_left(connection, phase)) {
             shutdown(connection->fd, SHUT_RDWR); /* an edge: the web server sees the end now */

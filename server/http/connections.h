@@ -16,7 +16,7 @@
 
 #include "proto-json/proto.h"
 #include "server/base/peer.h"
-#include "server/http/linger.h"
+#include "server/http/lingering_close.h"
 #include "server/work/server.h"
 
 /* id, label in logs. What the connection is doing in each:
@@ -129,16 +129,16 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
                         const struct connection_limits *limits);
 
 /* Shorter limits that apply while the server drains. */
-struct connection_patience {
+struct connection_drain_limits {
     int64_t silent_ms;      /* OPENED, IDLE: neither this nor any other connection sent anything for this time */
     int64_t stalled_ms;     /* HEAD, BODY, SEND: no byte moved for this time */
     int64_t quiet_since_ms; /* time since which no connection has sent anything */
 };
 
-/* Cuts connections that are too slow and, with `patience` (may be NULL), those that delay the end of draining. A plain
- * connection that was sending is answered 408 first. Returns the number of connections that were cut. */
+/* Cuts connections that are too slow and, with `drain_limits` (may be NULL), those that delay the end of draining. A
+ * plain connection that was sending is answered 408 first. Returns the number of connections that were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
-                      const struct connection_patience *patience);
+                      const struct connection_drain_limits *drain_limits);
 /* Cuts one of the connections that `tally` counts, to make room for another: the one that has been idle for longest. A
  * connection is idle between two requests, and while its head is not complete. With `tokens` there is an order. Idle
  * connections that never showed a token go first. Second go those of them that have sent a refused body, or not fetched

@@ -17,7 +17,7 @@ struct route_body;
  * call after a resume is the same as the one at the end of the body. */
 enum exchange_step {
     STEP_HEAD,    /* the headers have arrived, nothing has been looked at */
-    STEP_DECODE,  /* the body goes to the decoder */
+    STEP_DECODE,  /* the body goes to the parser */
     STEP_DISCARD, /* the body is read and dropped: refused, or a route that wants none */
     STEP_WAIT,    /* suspended: the next call means that there is an answer */
     STEP_ANSWER,  /* the answer has been queued */

@@ -8,7 +8,7 @@
 /* Pages of other origins: sets the exchange's cors and preflight. Call it before head_rules_check(). */
 void head_rules_origin(struct request *request, const struct http_head *head);
 
-/* Finds the route, the caller and the body's decoder; or fails the request with what came,
+/* Finds the route, the caller and the body's parser; or fails the request with what came,
  * what is wanted and a hint. */
 void head_rules_check(struct request *request, const struct http_head *head);
 

@@ -1,4 +1,4 @@
-/* http_head.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front
+/* http_head.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in frontend
  * may read differently (two lengths, a length and chunks, a space before the colon): request smuggling. What is
  * doubtful is refused here with 400 and the connection is closed, before anything else looks at the request. No
  * sockets: a head is fed header by header.

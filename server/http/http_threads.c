@@ -9,7 +9,7 @@
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
-#include "server/base/naps.h"
+#include "server/base/polling_sleep.h"
 
 enum {
     PERIOD_MS = 200,   /* between two looks */
@@ -195,7 +195,7 @@ static bool keeps_awake(void)
 
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms)
 {
-    if (timeout_ms != 0 && keeps_awake()) naps_until(epfd, awaited.until_ns);
+    if (timeout_ms != 0 && keeps_awake()) polling_sleep_until(epfd, awaited.until_ns);
     const int count = timeout_ms != 0 && awaited.expected_ns > 0 ? expect(epfd, events, most) : 0;
     return count == 0 ? epoll_pwait(epfd, events, most, timeout_ms, NULL) : count;
 }

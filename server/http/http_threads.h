@@ -68,7 +68,8 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
 /* By an HTTP thread: one more of its requests is with the loop, or one less; *all: how many are, of all threads. While
- * one is that went there a moment ago, and few are, the thread's core is kept awake for its end (base/naps.h). */
+ * one is that went there a moment ago, and few are, the thread's core is kept awake for its end
+ * (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
 /* Call this on an HTTP thread before it sends an answer while no other request waits. The client may send its next
  * request at once, and http_threads_wait() polls for it for HTTP_EXPECT_NS instead of sleeping. */

@@ -198,7 +198,7 @@ static void refuse(struct http_server *http, int fd)
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     if (http->plain) {
         refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL, NULL);
-        linger_on(&http->server->connections->linger, fd, LINGER_DROP);
+        lingering_close_on(&http->server->connections->linger, fd, LINGER_DROP);
     }
     close(fd);
 }

@@ -2,7 +2,7 @@
  *
  *   on_uri          the request line: a request is born
  *   on_request      STEP_HEAD      framing, route, limits, token, admission        (nothing of the body is kept before)
- *                   STEP_DECODE    each piece of the body goes through the decoder; a compressed one is unpacked
+ *                   STEP_DECODE    each piece of the body goes through the parser; a compressed one is unpacked
  *                                  before, a turn at a time
  *                   STEP_DISCARD   refused: the body is read and dropped, so that the client can read the answer
  *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
@@ -108,7 +108,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     head_rules_check(request, &f);
     if (request->route && request->route->bodies && !exchange->preflight) request_count_in(request);
     if (!request->failed && exchange->body) body_admit(request, &f);
-    exchange->step = request->decoder && !request->failed ? STEP_DECODE : STEP_DISCARD;
+    exchange->step = request->parser && !request->failed ? STEP_DECODE : STEP_DISCARD;
     if (request->failed) {
         exchange_drop_body(request);
         const bool over = f.has_length && f.length > (uint64_t)request->server->config->max_body_bytes;
@@ -276,10 +276,10 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
             complete(connection->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
         if (connection) {
-            linger_on(&server->connections->linger, connection->fd,
-                      atomic_load(&connection->phase) == CONNECTION_CUT ? LINGER_CUT
-                      : connection->sending                             ? LINGER_DROP
-                                                                        : LINGER_DELIVER);
+            lingering_close_on(&server->connections->linger, connection->fd,
+                               atomic_load(&connection->phase) == CONNECTION_CUT ? LINGER_CUT
+                               : connection->sending                             ? LINGER_DROP
+                                                                                 : LINGER_DELIVER);
             connections_remove(server->connections, connection);
         }
         *socket_context = NULL;

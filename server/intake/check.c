@@ -21,9 +21,9 @@ enum { ALIGNMENT = 64 }; /* alignment of tensors in memory, in bytes */
 
 bool check_takes_long(const struct request *request)
 {
-    const bool back = proto_operations[proto_decoder_op(request->decoder)].op == ATTN_OP_BACKWARD;
+    const bool back = proto_operations[proto_parser_op(request->parser)].op == ATTN_OP_BACKWARD;
     return request->decoded_bytes > (back ? CHECK_LONG_LSE_BYTES : CHECK_LONG_BODY_BYTES) ||
-           proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES ||
+           proto_parser_skeleton_bytes(request->parser) > CHECK_LONG_SKELETON_BYTES ||
            (request->shared && request->shared->input_bytes > REGIONS_AT_ONCE_BYTES);
 }
 
@@ -34,7 +34,7 @@ bool check_shared(struct request *request)
     proto_shared *list;
     int count;
     attn_error err = { 0 };
-    attn_status status = proto_decoder_shared(request->decoder, &list, &count, &err);
+    attn_status status = proto_parser_shared(request->parser, &list, &count, &err);
     if (status == ATTN_OK && count == 0) return true;
     if (status == ATTN_OK && server->regions == NULL) {
         char pointer[sizeof err.member];
@@ -58,8 +58,8 @@ bool check_shared(struct request *request)
 }
 
 /* Leases one block for all inputs that are read, and a third more for outputs (as body_admit() does). A warm block
- * already has its pages, while the decoder's block would grow by new pages. If there is no such block, that one grows.
- * It is done only if these inputs are larger than the decoder's block: then the decoder requests more memory than it
+ * already has its pages, while the parser's block would grow by new pages. If there is no such block, that one grows.
+ * It is done only if these inputs are larger than the parser's block: then the parser requests more memory than it
  * has, and is told the new address. */
 static void lease_at_once(struct request *request)
 {
@@ -94,10 +94,10 @@ static attn_status read_shared(struct request *request, int64_t until_ns, bool *
         int count;
         if (request->block) staging_arrived(request->server->staging, request->block);
         lease_at_once(request);
-        attn_status status = proto_decoder_shared(request->decoder, &list, &count, err);
+        attn_status status = proto_parser_shared(request->parser, &list, &count, err);
         for (int i = 0; status == ATTN_OK && i < count; i++)
             list[i].device = uses->list[i].in_place ? uses->list[i].in_place : uses->list[i].pinned;
-        if (status == ATTN_OK) status = proto_decoder_shared_room(request->decoder, err);
+        if (status == ATTN_OK) status = proto_parser_shared_room(request->parser, err);
         if (status != ATTN_OK) return status;
         region_uses_place(uses, list);
         for (int i = 0; i < uses->count; i++) assert(is_within(request->block, &uses->list[i]));
@@ -132,20 +132,20 @@ static bool name_cache(const struct request *request, proto_item *item)
     return true;
 }
 
-/* Makes a job that can run from the decoder's result. */
+/* Makes a job that can run from the parser's result. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
     struct server *server = request->server;
     proto_call *call = NULL;
-    attn_status status = proto_decoder_finish(request->decoder, &call, err);
+    attn_status status = proto_parser_finish(request->parser, &call, err);
     if (status != ATTN_OK) {
-        const proto_sequence *const sequence = proto_decoder_sequence(request->decoder);
+        const proto_sequence *const sequence = proto_parser_sequence(request->parser);
         if (sequence && sequence->start && *sequence->id)
             caches_end_sequence(server->caches, request->caller, sequence->id);
         return status;
     }
-    proto_decoder_free(request->decoder);
-    request->decoder = NULL;
+    proto_parser_free(request->parser);
+    request->parser = NULL;
     if ((status = proto_call_answer_as(call, request->answer_as, err)) != ATTN_OK) {
         proto_call_free(call);
         return status;

@@ -9,7 +9,7 @@
 
 #include "server/work/request.h"
 
-/* The result of a check. The check changes only the request's decoder, memory (also shared memory) and job, because
+/* The result of a check. The check changes only the request's parser, memory (also shared memory) and job, because
  * the loop may refuse the request while another thread checks it. */
 struct check_result {
     bool failed; /* the members below say why */

@@ -23,7 +23,7 @@
 #include "server/caches/caches.h"
 #include "server/work/contexts.h"
 #include "server/regions/regions.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* of attn_move */ };
@@ -155,7 +155,7 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     if (uses->home >= 0 && uses->home != job->part.device)
         return attn_fail(err, ATTN_INVALID, NULL,
                          "the caches are in the memory of another device than the regions of shared memory");
-    return region_uses_bind(uses, &item->problem, job->step ? MOVE_ALIGNMENT : 1, err);
+    return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
 /* Outputs that need no staging memory, because they lie in a client's memory. */
@@ -206,13 +206,13 @@ static void place_outputs(proto_item *item, uint64_t elsewhere, char **at)
 
 static bool is_better_alone(const struct job *job)
 {
-    return job->wide && job->flops > PREPARE_ALONE_FLOPS &&
+    return job->memory_bound && job->flops > PREPARE_ALONE_FLOPS &&
            (job->shared || job->inputs_used + job->outputs.bytes > MERGE_BYTES);
 }
 
 static job_kind kind_of(const struct job *job)
 {
-    const double most = job->wide ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
+    const double most = job->memory_bound ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
     if (job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
     if (is_better_alone(job)) return 0;
     if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
@@ -220,7 +220,7 @@ static job_kind kind_of(const struct job *job)
     const attn_dims d = attn_dims_of(p);
     if (d.H > 0xfff || d.Hk > 0xfff) return 0;
     return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 |
-           (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->step != NULL) << 50;
+           (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->transaction != NULL) << 50;
 }
 
 /* Scratch memory of all problems that will run, as a device reserves it. */
@@ -290,7 +290,7 @@ static int64_t priority_of(const proto_call *call)
  * memory, or copied by a GPU from a client's pages. */
 static uint64_t readable_of(const struct job *job)
 {
-    if (job->step || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
+    if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
     return ATTN_EVERYTHING;
 }
 
@@ -326,7 +326,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
-        if (error->status == ATTN_OK && operation->takes_caches) error->status = step_prepare(job, error);
+        if (error->status == ATTN_OK && operation->takes_caches) error->status = transaction_prepare(job, error);
         if (error->status == ATTN_OK) bind_regions(job, item, error);
         if (error->status == ATTN_OK && operation->op == ATTN_OP_FORWARD) draw_seed(item, error);
         attn_plan plan; /* tests that a kernel exists; the device that runs the problem makes its own plan */
@@ -379,7 +379,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* the first call succeeded */
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
-    job->wide = job->step && !largest->unified;
+    job->memory_bound = job->transaction && !largest->unified;
     job->kind = kind_of(job);
     job->priority = priority_of(call);
     job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;

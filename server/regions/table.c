@@ -217,7 +217,7 @@ static proto_error check_room(const struct regions *regions, const struct region
                   "this token has %d regions of %lld bytes, its share is %lld of %lld; unregister what is not used",
                   caller->regions, (long long)caller->region_bytes, (long long)caller_share(caller, REGIONS_MAX_COUNT),
                   (long long)most_bytes);
-        return caller_is_everybody(caller) ? PROTO_E_STORAGE_FULL : PROTO_E_QUOTA;
+        return caller_is_anonymous(caller) ? PROTO_E_STORAGE_FULL : PROTO_E_QUOTA;
     }
     if (regions->count == REGIONS_MAX_COUNT || region->bytes > REGIONS_MAX_BYTES - regions->bytes) {
         attn_fail(why, ATTN_BUSY, NULL, "there are %d regions of %lld bytes, and room for %d of %lld", regions->count,

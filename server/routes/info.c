@@ -169,7 +169,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
         { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* but for arrays of numbers */
-        { "json_skeleton_bytes", (int64_t)l->skeleton_bytes },
+        { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
         { "json_members", l->members },
         { "json_values", l->values },

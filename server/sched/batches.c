@@ -24,7 +24,7 @@
 #include "server/intake/prepare.h"
 #include "server/work/contexts.h"
 #include "server/regions/regions.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 /* ---- Cache transactions ------------------------------------------------------------------------------------------ */
 
@@ -32,15 +32,15 @@ void batches_enqueue(struct loop *loop, struct job *job)
 {
     queue_push(&loop->server->queue, job, clock_ns());
     loop->queue_changed = true;
-    loop->steps_arrived |= job->waits;
+    loop->transactions_arrived |= job->blocked;
 }
 
 /* Ends a job's cache transaction. Without commit, for a request that failed, the caches are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
-    if (job->step == NULL) return;
-    step_end(job, commit);
-    loop->queue_changed = loop->steps_changed = true;
+    if (job->transaction == NULL) return;
+    transaction_end(job, commit);
+    loop->queue_changed = loop->transactions_changed = true;
 }
 
 /* Begins the cache transactions that can begin, from the oldest on; their jobs may then leave. If no transaction has
@@ -48,21 +48,21 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
 static void begin_steps(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
-    const bool all = loop->steps_changed;
-    loop->steps_changed = loop->steps_arrived = false;
+    const bool all = loop->transactions_changed;
+    loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
     else if (loop->scan_cut) return; /* older jobs have not been examined yet */
     else
-        for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->looked;)
+        for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
             job = job->in_queue.previous;
     for (int64_t rows = 0; job && rows < QUEUE_STEP_ROWS; job = next) {
         attn_error err = { 0 };
         bool wait = false;
         next = job->in_queue.next;
-        job->looked = true;
-        if (!job->waits) continue;
+        job->scanned = true;
+        if (!job->blocked) continue;
         rows += job->call->items[0].cache_count;
-        if (step_begin(job, loop->scan, &wait, &err) == ATTN_OK) continue;
+        if (transaction_begin(job, loop->scan, &wait, &err) == ATTN_OK) continue;
         struct request *request = job->request;
         request_fail_status(request, &err);
         waiting_detach(loop, request);
@@ -106,7 +106,7 @@ void batches_dispatch(struct loop *loop)
     struct server *server = loop->server;
     struct device *device;
     uint64_t passed_over = 0;
-    if (loop->steps_changed || loop->steps_arrived) begin_steps(loop);
+    if (loop->transactions_changed || loop->transactions_arrived) begin_steps(loop);
     while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
         struct asked asked = { .device = device, .now_ns = clock_ns(), .wait_ns = INT64_MAX };

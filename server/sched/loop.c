@@ -26,7 +26,7 @@
 #include "server/caches/caches.h"
 #include "server/work/contexts.h"
 #include "server/intake/prepare.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 #include "server/device/devices.h"
 #include "server/device/inline.h"
 #include "server/intake/check.h"
@@ -34,7 +34,7 @@
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
-#include "server/base/naps.h"
+#include "server/base/polling_sleep.h"
 
 /* ---- The turn ---------------------------------------------------------------------------------------------------- */
 
@@ -50,7 +50,7 @@ static void on_prepare(uv_prepare_t *prepare)
         return;
     const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
-    naps_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
+    polling_sleep_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
 
 static void on_check(uv_check_t *check)
@@ -115,7 +115,7 @@ static void on_checked(struct piece *piece)
         return;
     }
     if (request->job) contexts_finish_job(request->job, false);
-    request_drop_body(request); /* releases its slot, and what a failed decoder still holds */
+    request_drop_body(request); /* releases its slot, and what a failed parser still holds */
     waiting_hand_back(loop, request);
 }
 
@@ -147,8 +147,8 @@ static bool take_late(struct loop *loop, struct request *request)
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
     if (batch == NULL) { /* no memory for a batch: the job's memory is free only when the device is done */
         inline_settle(job);
-        step_end(job, false);
-        loop->queue_changed = loop->steps_changed = true;
+        transaction_end(job, false);
+        loop->queue_changed = loop->transactions_changed = true;
         waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
         return false;
     }
@@ -173,7 +173,7 @@ static void request_arrived(struct loop *loop, struct request *request)
         check(loop, request);
         return;
     }
-    if (request->job->part.late) {
+    if (request->job->part.handed_over) {
         if (!take_late(loop, request)) return;
     } else batches_enqueue(loop, request->job);
     if (loop->stage == STOPPING) {
@@ -209,7 +209,7 @@ static void on_step_ended(uv_async_t *async)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
     struct loop *loop = async->loop->data;
-    loop->queue_changed = loop->steps_changed = true;
+    loop->queue_changed = loop->transactions_changed = true;
 }
 
 void loop_note_step_end(struct loop *loop)
@@ -238,7 +238,7 @@ static void on_sweep(uv_timer_t *timer)
     struct server *server = loop->server;
     const int64_t now_ms = clock_ms();
 
-    loop->front.sweep(loop->front.context, now_ms, loop->stage != SERVING);
+    loop->frontend.sweep(loop->frontend.context, now_ms, loop->stage != SERVING);
     if (!server->pinned) staging_trim(server->staging, now_ms, STAGING_WARM_MS);
     contexts_expire(server->contexts, now_ms);
     caches_expire(server->caches, now_ms);
@@ -254,7 +254,7 @@ static void on_signalled(uv_async_t *async)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
     struct loop *loop = async->loop->data;
-    if (atomic_exchange(&loop->reloads, 0) > 0) loop->front.reload(loop->front.context);
+    if (atomic_exchange(&loop->reloads, 0) > 0) loop->frontend.reload(loop->frontend.context);
     for (int stops = atomic_exchange(&loop->stops, 0); stops > 0; stops--) {
         log_event(LOG_INFO, NULL, "signal", "stage=%s", loop->stage == SERVING ? "serving" : "draining");
         if (loop->stage == SERVING) {
@@ -400,10 +400,10 @@ void loop_unwatch(struct loop_watch *watch)
 
 /* ---- Run, close -------------------------------------------------------------------------------------------------- */
 
-int loop_run(struct loop *loop, const struct loop_front *front)
+int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
-    loop->front = *front;
+    loop->frontend = *frontend;
     /* The timer starts here and not in loop_open(). If the server's start fails, the loop is closed and turns once
      * more, and then there are no devices and no staging memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");

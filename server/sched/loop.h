@@ -24,9 +24,9 @@ attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *cont
  * watches that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The functions of server/http that the loop calls (server/http/front.c has them), all on the loop's thread. `context`
+/* The functions of server/http/frontend.c that the loop calls, all on the loop's thread. `context`
  * is passed to those that have it as a parameter. */
-struct loop_front {
+struct loop_frontend {
     void *context;
     void (*resume)(struct request *request); /* resumes its connection; the HTTP thread owns the request from now on */
     int (*connections)(void *context);       /* open connections, and sources of more while draining */
@@ -39,7 +39,7 @@ struct loop_front {
 
 /* Serves until a signal ends it. Returns the exit status: 0 after a drain, 70 when the last device failed. Afterwards
  * no connection is suspended, and the web servers can be closed. */
-int loop_run(struct loop *loop, const struct loop_front *front);
+int loop_run(struct loop *loop, const struct loop_frontend *frontend);
 
 /* SIGTERM or SIGINT: stop; a second time: stop without waiting. SIGHUP: read the tokens again. Any thread may call it
  * after loop_open(); a signal that comes before loop_run() is handled then. */

@@ -37,18 +37,18 @@ struct loop {
     struct request *oldest, *newest; /* all requests whose connections are suspended */
     struct request *unwatched;       /* the oldest request without a watch; all behind it have none either */
     bool queue_changed;
-    bool steps_changed; /* a cache transaction has ended, or a waiting one is gone */
-    bool steps_arrived; /* a job with a cache transaction has arrived and was not examined yet */
-    bool scan_cut;      /* the last scan did not reach the end of the queue */
-    uint64_t scan;      /* number of the last scan of all waiting transactions */
+    bool transactions_changed; /* a cache transaction has ended, or a waiting one is gone */
+    bool transactions_arrived; /* a job with a cache transaction has arrived and was not examined yet */
+    bool scan_cut;             /* the last scan did not reach the end of the queue */
+    uint64_t scan;             /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
     /* Until then the loop polls for the end of the last batch on a device other than
-     * this machine's CPU (base/naps.h). */
+     * this machine's CPU (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
-    struct loop_front front;
+    struct loop_frontend frontend;
     struct loop_watch *watches; /* list of all watches of loop_watch() */
     enum loop_stage stage;
     int64_t stage_since_ms;

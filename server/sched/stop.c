@@ -20,7 +20,7 @@ static void enter_stage(struct loop *loop, enum loop_stage stage)
 
 int stop_open_connections(const struct loop *loop)
 {
-    return loop->front.connections(loop->front.context);
+    return loop->frontend.connections(loop->frontend.context);
 }
 
 void stop_drain(struct loop *loop)
@@ -28,7 +28,7 @@ void stop_drain(struct loop *loop)
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
     /* This comes first: once answers close their connections, clients open new ones, which must be refused. */
-    loop->front.drain(loop->front.context);
+    loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
     atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
@@ -40,7 +40,7 @@ void stop_waiting(struct loop *loop)
     if (loop->stage == STOPPING) return;
     if (loop->stage == SERVING) stop_drain(loop);
     enter_stage(loop, STOPPING);
-    loop->front.close_metrics(loop->front.context);
+    loop->frontend.close_metrics(loop->frontend.context);
     atomic_store(&loop->server->stopping, true);
     int cut = 0;
     for (struct request *request = loop->oldest, *next; request; request = next, cut++) {

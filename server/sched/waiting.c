@@ -25,7 +25,7 @@
 #include "server/intake/prepare.h"
 #include "server/work/contexts.h"
 #include "server/regions/regions.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 struct hangup_watch {
     uv_poll_t poll;
@@ -85,7 +85,7 @@ void waiting_hand_back(struct loop *loop, struct request *request)
     list_remove(loop, request);
     watch_stop(request);
     assert(request->watch == NULL && request->deadline.place == 0 && !request->held);
-    loop->front.resume(request);
+    loop->frontend.resume(request);
 }
 
 bool waiting_is_used_in_place(const struct job *job)
@@ -133,8 +133,8 @@ void waiting_detach(struct loop *loop, struct request *request)
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
-        loop->steps_changed |= job->step != NULL;
-        step_end(job, false); /* a running job's transaction ends when the device is done */
+        loop->transactions_changed |= job->transaction != NULL;
+        transaction_end(job, false); /* a running job's transaction ends when the device is done */
     }
     if (job->finishing)
         job->finishing->cancelled = true; /* the thread may read contexts' names; on_finished() ends them */

@@ -6,7 +6,7 @@
 
 #include "server/base/caller.h"
 #include "server/base/flow.h"
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 #include "server/regions/regions.h"
 
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
@@ -94,7 +94,7 @@ void job_release(struct job *job)
     assert(job->parts_out == 0 && job->finishing == NULL && job->in_queue.next == NULL &&
            job->in_queue.previous == NULL);
     for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);
-    step_free(job);
+    transaction_free(job);
     region_uses_free(job->shared);
     job_release_memory(job);
     flow_release(job->flow);

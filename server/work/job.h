@@ -25,7 +25,7 @@ struct flow;
 struct inline_slot;
 struct caches;
 struct contexts;
-struct job_step;
+struct job_transaction;
 struct region_uses;
 struct request;
 
@@ -55,9 +55,9 @@ struct job_part {
     int device; /* number of the only device that can compute it; -1: any device can */
 
     /* Only the loop's thread uses these. */
-    struct batch *batch;      /* the batch it runs in, while a request waits for the job; NULL: none */
-    bool left;                /* the part left in a batch, and never leaves again */
-    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs (INLINE_LATE) */
+    struct batch *batch;             /* the batch it runs in, while a request waits for the job; NULL: none */
+    bool left;                       /* the part left in a batch, and never leaves again */
+    struct inline_slot *handed_over; /* an HTTP thread put it on a device, where it still runs (INLINE_LATE) */
 
     /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when
      * the batch is back. */
@@ -68,7 +68,7 @@ struct job_part {
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: what the decoder filled, and outputs in its rest; `spare`: outputs that did not fit there. */
+    /* `inputs`: what the parser filled, and outputs in its rest; `spare`: outputs that did not fit there. */
     struct staging_block *inputs, *spare;
     proto_call *call;
     proto_result *results; /* an array of call->count */
@@ -94,13 +94,13 @@ struct job {
     bool wants_verify, wants_save;
     /* The length of its numbers as text is measured beforehand, in pieces, because there are many. */
     bool wants_measure;
-    bool holds_contexts;          /* the job took or reserved contexts: contexts_finish_job() must be called */
-    struct caches *caches;        /* the table of the caches it names */
-    struct job_step *step;        /* cache transaction (steps.h); NULL: none */
-    struct staging_block *tables; /* page tables of the transaction, while it is running */
-    size_t tables_used;           /* bytes used of `tables` */
-    bool wide;                    /* bound by a GPU's memory and not by its arithmetic: many fit in a batch */
-    int context_count;            /* contexts that hold this job; changed by contexts.c under its lock */
+    bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */
+    struct caches *caches;               /* the table of the caches it names */
+    struct job_transaction *transaction; /* cache transaction (transaction.h); NULL: none */
+    struct staging_block *tables;        /* page tables of the transaction, while it is running */
+    size_t tables_used;                  /* bytes used of `tables` */
+    bool memory_bound;                   /* bound by a GPU's memory and not by its arithmetic: many fit in a batch */
+    int context_count;                   /* contexts that hold this job; changed by contexts.c under its lock */
 
     /* Only the loop's thread uses these, down to given_up. */
     struct request *request;            /* NULL: its client no longer waits */
@@ -108,8 +108,8 @@ struct job {
     int parts_out;                      /* parts that are in batches and not yet back */
     struct job_links in_queue, in_flow; /* links in the list of all waiting jobs, and in that of its flow */
     int64_t queued_ns;
-    bool waits;    /* its cache transaction cannot begin yet: the job must not leave the queue */
-    bool looked;   /* the loop has tried to begin its transaction */
+    bool blocked;  /* its cache transaction cannot begin yet: the job must not leave the queue */
+    bool scanned;  /* the loop has tried to begin its transaction */
     bool given_up; /* the job's request is held only until its batch ends */
 
     int batch_jobs; /* jobs in the batch it runs in; 0: it runs alone on an HTTP thread */

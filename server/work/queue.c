@@ -62,7 +62,7 @@ static attn_status refuse(const struct queue *queue, enum caller_place place, in
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err)
 {
     const int limit = queue->places[place].limit, share = (int)caller_share(caller, limit);
-    if (caller_is_everybody(caller)) caller = NULL;
+    if (caller_is_anonymous(caller)) caller = NULL;
     if (caller && !count_up(&caller->places[place], share)) return refuse(queue, place, share, err);
     if (count_up(&queue->places[place].count, limit)) return ATTN_OK;
     if (caller) atomic_fetch_sub_explicit(&caller->places[place], 1, memory_order_relaxed);
@@ -73,7 +73,7 @@ void queue_leave(struct queue *queue, enum caller_place place, struct caller *ca
 {
     const int count = atomic_fetch_sub_explicit(&queue->places[place].count, 1, memory_order_relaxed);
     assert(count > 0);
-    if (caller_is_everybody(caller)) return;
+    if (caller_is_anonymous(caller)) return;
     const int own = atomic_fetch_sub_explicit(&caller->places[place], 1, memory_order_relaxed);
     assert(own > 0);
     (void)count, (void)own;
@@ -82,7 +82,7 @@ void queue_leave(struct queue *queue, enum caller_place place, struct caller *ca
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller, attn_error *err)
 {
     const int limit = queue->places[place].limit, share = (int)caller_share(caller, limit);
-    if (!caller_is_everybody(caller) && atomic_load_explicit(&caller->places[place], memory_order_relaxed) >= share)
+    if (!caller_is_anonymous(caller) && atomic_load_explicit(&caller->places[place], memory_order_relaxed) >= share)
         return refuse(queue, place, share, err);
     if (atomic_load_explicit(&queue->places[place].count, memory_order_relaxed) >= limit)
         return refuse(queue, place, limit, err);
@@ -174,11 +174,11 @@ static void move_forward(struct queue *queue, struct job *job)
     for (struct job *other = job->in_queue.previous, *earlier; other && looks < QUEUE_SCAN_MAX;
          other = earlier, looks++) {
         earlier = other->in_queue.previous;
-        if (other->caller != job->caller || other->step) continue;
+        if (other->caller != job->caller || other->transaction) continue;
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        other->looked = false; /* the scan for jobs not yet examined goes from the end and must not stop at this one */
+        other->scanned = false; /* the scan for jobs not yet examined goes from the end and must not stop at this one */
     }
 }
 
@@ -253,7 +253,7 @@ void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
     put_before(&own, job, NULL);
     queue_flow_joins(queue, flow, now_ns);
     if (flow->waiting++ == 0) list_flow(queue, flow);
-    if (job->step == NULL) move_forward(queue, job);
+    if (job->transaction == NULL) move_forward(queue, job);
     queue->count++;
     queue->bytes += (int64_t)job->tensor_bytes;
     publish(queue);
@@ -277,12 +277,12 @@ void queue_remove(struct queue *queue, struct job *job)
 
 static bool may_leave(struct job *job, int device)
 {
-    return !job->waits && job_part_for(job, device) != NULL;
+    return !job->blocked && job_part_for(job, device) != NULL;
 }
 
 static double most_flops(const struct job *leader)
 {
-    return leader->wide ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
+    return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
 /* Returns the flow's first job that may leave, or NULL if there is none among the first `most`. */

@@ -131,8 +131,8 @@ attn_status request_count_bytes(struct request *request, size_t bytes, attn_erro
 
 void request_drop_body(struct request *request)
 {
-    proto_decoder_free(request->decoder);
-    request->decoder = NULL;
+    proto_parser_free(request->parser);
+    request->parser = NULL;
     if (request->block) staging_release(request->server->staging, request->block);
     request->block = NULL;
     if (request->counted_bytes > 0)

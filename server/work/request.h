@@ -115,13 +115,13 @@ struct request {
     /* While it is received, only the HTTP thread uses these. */
     const proto_model *model;      /* the model in its path; NULL: none */
     const proto_format *answer_as; /* the format of its answer */
-    proto_decoder *decoder;
-    struct staging_block *block; /* staging memory that the decoder writes to */
+    proto_parser *parser;
+    struct staging_block *block; /* staging memory that the parser writes to */
     size_t counted_bytes;        /* bytes of its text or answer that are counted as staging memory */
     struct region_uses *shared;  /* shared memory that the body refers to, until the job takes it over; NULL: none */
     char *text;                  /* the body of a route that keeps it (malloc) */
     size_t text_bytes;
-    uint64_t decoded_bytes;    /* bytes of the unpacked body that went to the decoder */
+    uint64_t decoded_bytes;    /* bytes of the unpacked body that went to the parser */
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
     int place; /* the slot (enum caller_place) it has in the queue; CALLER_PLACES: none; kept by request.c */
 
@@ -170,7 +170,7 @@ attn_status request_enter(struct request *request, enum caller_place place, attn
  * caller. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
-/* Releases what receiving needed and the request still holds: decoder, slot, staging and shared memory. */
+/* Releases what receiving needed and the request still holds: parser, slot, staging and shared memory. */
 void request_drop_body(struct request *request);
 
 /* Makes an id of 16 hexadecimal digits. It is unlikely that two are equal, in this process or elsewhere. */

@@ -55,7 +55,7 @@ struct server {
     struct connections *connections;
     const struct connection_totals *open_connections; /* sums over `connections` */
     struct loop *loop;
-    /* Versions of libmicrohttpd and libuv, set by front_init() and loop_open(). */
+    /* Versions of libmicrohttpd and libuv, set by frontend_init() and loop_open(). */
     const char *web_library, *loop_library;
 };
 

@@ -658,14 +658,14 @@ static void time_codec(const struct options *o)
             for (int r = 0; r < rounds; r++) {
                 const proto_limits limits = PROTO_LIMITS_DEFAULT;
                 const proto_memory memory = { .grow = grow, .context = &arena };
-                proto_decoder *decoder = proto_decoder_new(&proto_json, ATTN_OP_FORWARD, &limits, &memory);
+                proto_parser *decoder = proto_parser_new(&proto_json, ATTN_OP_FORWARD, &limits, &memory);
                 proto_call *call = NULL;
                 if (!decoder) die("out of memory", NULL);
                 for (size_t at = 0; at < length; at += PIECE)
-                    must(proto_decoder_feed(decoder, body + at, length - at < PIECE ? length - at : PIECE, &err));
-                must(proto_decoder_finish(decoder, &call, &err));
+                    must(proto_parser_feed(decoder, body + at, length - at < PIECE ? length - at : PIECE, &err));
+                must(proto_parser_finish(decoder, &call, &err));
                 proto_call_free(call);
-                proto_decoder_free(decoder);
+                proto_parser_free(decoder);
             }
             if (rep >= 0) seconds[rep] = (now() - began) / rounds;
         }

@@ -74,7 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const attn_op op = data[0] & 1 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
     seed = 1u + data[1];
     if (data[0] & 2) {
-        limits.skeleton_bytes = 400;
+        limits.rest_bytes = 400;
         limits.depth = 6;
         limits.members = 8;
         limits.values = 60;

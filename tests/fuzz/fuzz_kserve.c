@@ -116,7 +116,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const proto_model *const model = &models[data[0] & 3];
     seed = 1u + data[1];
     if (data[0] & 4) {
-        limits.skeleton_bytes = 700;
+        limits.rest_bytes = 700;
         limits.depth = 6;
         limits.members = 8;
         limits.values = 60;

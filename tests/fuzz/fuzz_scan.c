@@ -5,9 +5,9 @@
  *   bit 1  memory that ends early
  *
  * Three things must hold:
- *   1. The body in pieces gives what the whole body gives: status, text, skeleton, lifted values, their bytes.
- *   2. A body that the scanner takes is JSON for cJSON too, which is laxer; and so is the skeleton.
- *   3. The tree of the skeleton is the tree of the body: same members, same strings, numbers as text; a lifted value
+ *   1. The body in pieces gives what the whole body gives: status, text, rest, extracted values, their bytes.
+ *   2. A body that the scanner takes is JSON for cJSON too, which is laxer; and so is the rest.
+ *   3. The tree of the rest is the tree of the body: same members, same strings, numbers as text; an extracted value
  *      where a string or an array was, and each of them once, in order. */
 #include <math.h>
 #include <stdint.h>
@@ -79,13 +79,13 @@ static void same(const struct outcome *a, const struct outcome *b)
         must(a->err.status == a->status && !strcmp(a->err.text, b->err.text) && !strcmp(a->err.member, b->err.member));
         return;
     }
-    const char *skeletons[2] = { scan_skeleton(a->s, &lengths[0]), scan_skeleton(b->s, &lengths[1]) };
-    const scan_lift *lifts[2] = { scan_lifts(a->s, &counts[0]), scan_lifts(b->s, &counts[1]) };
+    const char *rests[2] = { scan_rest(a->s, &lengths[0]), scan_rest(b->s, &lengths[1]) };
+    const scan_extract *extracts[2] = { scan_extracts(a->s, &counts[0]), scan_extracts(b->s, &counts[1]) };
     const uint8_t *memories[2] = { scan_memory(a->s, &used[0]), scan_memory(b->s, &used[1]) };
-    must(lengths[0] == lengths[1] && !strcmp(skeletons[0], skeletons[1]) && strlen(skeletons[0]) == lengths[0]);
+    must(lengths[0] == lengths[1] && !strcmp(rests[0], rests[1]) && strlen(rests[0]) == lengths[0]);
     must(counts[0] == counts[1] && used[0] == used[1]);
     for (int i = 0; i < counts[0]; i++) {
-        const scan_lift *x = &lifts[0][i], *y = &lifts[1][i];
+        const scan_extract *x = &extracts[0][i], *y = &extracts[1][i];
         must(x->kind == y->kind && x->typed == y->typed && x->dtype == y->dtype && x->offset == y->offset &&
              x->bytes == y->bytes);
         must(x->elements == y->elements && x->rank == y->rank && !memcmp(x->shape, y->shape, sizeof x->shape));
@@ -103,28 +103,27 @@ static bool same_number(const char *text, double value)
 }
 
 /* Walks both trees side by side, without recursion: at every step the two nodes correspond. */
-static void same_tree(const cJSON *body, const cJSON *skeleton, const scan_lift *lifts, int lift_count)
+static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {
-        const cJSON *body, *skeleton;
+        const cJSON *body, *rest;
     } stack[PROTO_MAX_DEPTH + 1];
-    int depth = 0, lifted = 0;
-    stack[0].body = body, stack[0].skeleton = skeleton;
+    int depth = 0, extracted = 0;
+    stack[0].body = body, stack[0].rest = rest;
     while (depth >= 0) {
-        const cJSON *b = stack[depth].body, *s = stack[depth].skeleton;
+        const cJSON *b = stack[depth].body, *s = stack[depth].rest;
         must(!b == !s);
         if (!b) {
-            if (--depth >= 0)
-                stack[depth].body = stack[depth].body->next, stack[depth].skeleton = stack[depth].skeleton->next;
+            if (--depth >= 0) stack[depth].body = stack[depth].body->next, stack[depth].rest = stack[depth].rest->next;
             if (depth == 0) break;
             continue;
         }
         must(!b->string == !s->string && (!b->string || !strcmp(b->string, s->string)));
         if (cJSON_IsNumber(s)) {
             must(b->string && !strcmp(b->string, "data") && (cJSON_IsString(b) || cJSON_IsArray(b)));
-            must(s->valuedouble == lifted && lifted < lift_count);
-            must(lifts[lifted].kind == (cJSON_IsString(b) ? SCAN_BASE64 : SCAN_ARRAY));
-            lifted++;
+            must(s->valuedouble == extracted && extracted < extract_count);
+            must(extracts[extracted].kind == (cJSON_IsString(b) ? SCAN_BASE64 : SCAN_ARRAY));
+            extracted++;
         } else if (cJSON_IsNumber(b)) {
             must(cJSON_IsString(s) && s->valuestring[0] == SCAN_NUMBER &&
                  same_number(s->valuestring + 1, b->valuedouble));
@@ -135,14 +134,14 @@ static void same_tree(const cJSON *body, const cJSON *skeleton, const scan_lift 
             if (b->child || s->child) {
                 must(depth < PROTO_MAX_DEPTH);
                 depth++;
-                stack[depth].body = b->child, stack[depth].skeleton = s->child;
+                stack[depth].body = b->child, stack[depth].rest = s->child;
                 continue;
             }
         }
         if (depth == 0) break;
-        stack[depth].body = b->next, stack[depth].skeleton = s->next;
+        stack[depth].body = b->next, stack[depth].rest = s->next;
     }
-    must(lifted == lift_count);
+    must(extracted == extract_count);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -152,7 +151,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t room = 0;
     if (size < 2) return 0;
     if (data[0] & 1) {
-        limits.skeleton_bytes = 64;
+        limits.rest_bytes = 64;
         limits.depth = 4;
         limits.members = 3;
         limits.values = 12;
@@ -167,16 +166,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t length;
         int count;
         char *text = malloc(size - 2 + 1);
-        const char *skeleton = scan_skeleton(whole.s, &length);
-        const scan_lift *lifts = scan_lifts(whole.s, &count);
+        const char *rest = scan_rest(whole.s, &length);
+        const scan_extract *extracts = scan_extracts(whole.s, &count);
         cJSON *a, *b;
         must(text != NULL);
         memcpy(text, data + 2, size - 2);
         text[size - 2] = '\0';
         a = cJSON_ParseWithLengthOpts(text, size - 2 + 1, NULL, true);
-        b = cJSON_ParseWithLengthOpts(skeleton, length + 1, NULL, true);
+        b = cJSON_ParseWithLengthOpts(rest, length + 1, NULL, true);
         must(a != NULL && b != NULL);
-        same_tree(a, b, lifts, count);
+        same_tree(a, b, extracts, count);
         cJSON_Delete(a);
         cJSON_Delete(b);
         free(text);

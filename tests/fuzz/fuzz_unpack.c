@@ -3,7 +3,7 @@
  * An input is two bytes of choices, one byte that seeds the pieces, and the body:
  *   byte 0, bit 0     deflate, not gzip
  *           bit 1     the body is the compressed one; else it is compressed here,
- *                     so that what it says gets to the decoder
+ *                     so that what it says gets to the parser
  *           bit 2     small limits: 300 bytes unpacked
  *           bits 3,4  the format: JSON, safetensors, KServe, KServe whose JSON is said to have as many bytes as byte 1
  *           bit 5     one byte of what was compressed here is changed: the seed says where, and to what
@@ -32,16 +32,16 @@ enum { WINDOW = 15, GZIP = 16, SMALL_LIMIT = 300, LIMIT = 1 << 20, MORE_BYTES = 
 
 static const proto_format *const formats[] = { &proto_json, &proto_safetensors, &proto_kserve, &proto_kserve };
 
-static proto_decoder *decoder_of(uint8_t choices, uint8_t json_bytes, struct moving_memory *to)
+static proto_parser *decoder_of(uint8_t choices, uint8_t json_bytes, struct moving_memory *to)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, to };
     const int format = choices >> 3 & 3;
-    proto_decoder *const decoder = proto_decoder_new(formats[format], ATTN_OP_FORWARD, &limits, &memory);
-    must(decoder != NULL);
-    if (format >= 2) proto_decoder_kserve(decoder, &model, format == 3 ? json_bytes : -1);
-    return decoder;
+    proto_parser *const parser = proto_parser_new(formats[format], ATTN_OP_FORWARD, &limits, &memory);
+    must(parser != NULL);
+    if (format >= 2) proto_parser_kserve(parser, &model, format == 3 ? json_bytes : -1);
+    return parser;
 }
 
 static char *pack(uint8_t choices, uint8_t how, const uint8_t *bytes, size_t count, size_t *size)
@@ -71,7 +71,7 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
 {
     const uint64_t limit = choices & 4 ? SMALL_LIMIT : LIMIT;
     struct unpacker *const u = unpack_new(choices & 1 ? UNPACK_DEFLATE : UNPACK_GZIP, limit);
-    proto_decoder *const decoder = decoder_of(choices, json_bytes, &d->memory);
+    proto_parser *const parser = decoder_of(choices, json_bytes, &d->memory);
     uint64_t unpacked = 0;
     must(u != NULL);
     d->status = ATTN_OK;
@@ -87,7 +87,7 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
             must(given <= UNPACK_PIECE_BYTES && (d->status == ATTN_OK || given == 0));
             must((size_t)(bytes - copy) + left == part);
             unpacked += given;
-            if (given > 0) d->status = proto_decoder_feed(decoder, piece, given, &d->err);
+            if (given > 0) d->status = proto_parser_feed(parser, piece, given, &d->err);
         } while (d->status == ATTN_OK && given > 0);
         must(d->status != ATTN_OK || left == 0);
         free(copy);
@@ -96,8 +96,8 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
     }
     must(unpacked <= limit);
     if (d->status == ATTN_OK) d->status = unpack_finish(u, &d->err);
-    if (d->status == ATTN_OK) d->status = proto_decoder_finish(decoder, &d->call, &d->err);
-    proto_decoder_free(decoder);
+    if (d->status == ATTN_OK) d->status = proto_parser_finish(parser, &d->call, &d->err);
+    proto_parser_free(parser);
     unpack_free(u);
 }
 

@@ -248,13 +248,13 @@ __global__ void __launch_bounds__(128)
     poison(S);
     multiply<T, X::BN, X::D / 16>(S, k_major<64>{ Q }, k_major<X::BN>{ K });
     wgmma_wait<0>();
-    pin(S);
+    opaque(S);
     write_accumulators<X::BN>(S_out, S);
     to_operand<T, X::BN>(P, S);
     begin_sums(O);
     multiply_add<T, X::DV, X::BN / 16>(O, P, mn_major<X::BN>{ V });
     wgmma_wait<0>();
-    pin(O);
+    opaque(O);
     write_accumulators<X::DV>(O_out, O);
 }
 
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(128)
     poison(dQ);
     multiply_down<T, D, 4>(dQ, k_major_low<64>(smem_addr(sm.dS)), mn_major_low<64>(smem_addr(sm.K)));
     wgmma_wait<0>();
-    pin(dQ);
+    opaque(dQ);
 #pragma unroll
     for (int i = 0; i < D / 2; i++) sm.sums[row_of(i) * D + column_of(i)] = dQ[i] + sm.more[row_of(i)];
     fence_proxy_async_shared();
@@ -422,13 +422,13 @@ __global__ void __launch_bounds__(128)
     poison(S);
     multiply<e4m3, X::BN, X::D / 32>(S, k_major_described<64>(Q), k_major_described<X::BN>(K));
     wgmma_wait<0>();
-    pin(S);
+    opaque(S);
     write_accumulators<X::BN>(S_out, S);
     to_operand_8<X::BN>(P, S);
     begin_sums(O);
     multiply_add<e4m3, X::D, X::BN / 32>(O, P, k_major_described<X::D>(V));
     wgmma_wait<0>();
-    pin(O);
+    opaque(O);
     write_accumulators<X::D>(O_out, O);
 }
 
@@ -594,7 +594,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         }
 #pragma unroll
         for (int b = 0; b < X::BLOCKS; b++) {
-            pin(sums[b]);
+            opaque(sums[b]);
             write_accumulators<N>(out + (me.w * X::BLOCKS + b) * 64 * N, sums[b]);
         }
         me.end_turns();

@@ -154,7 +154,7 @@ struct cuda_kernel {
     int least_compute, most_compute; /* major * 10 + minor */
     /* Can the kernel compute this problem, whose features and dtypes the row accepts? False where
      * sizes, strides or the chip's shared memory prevent it. Sets plan->workspace_bytes, the memory
-     * that launch() may overwrite, and may set plan->form. Depends on the problem and the chip
+     * that launch() may overwrite, and may set plan->variant. Depends on the problem and the chip
      * alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues the kernels of one planned problem, whose pointers are device memory. Never waits. */

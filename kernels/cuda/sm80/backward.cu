@@ -485,7 +485,7 @@ cudaError_t launch_wide(const cuda_chip *chip, cuda_args a, const scratch &w, cu
 }
 
 template <typename T, int D, bool SCORE_MODS>
-cudaError_t launch_form(const cuda_chip *chip, cuda_args a, const scratch &w, cudaStream_t stream)
+cudaError_t launch_variant(const cuda_chip *chip, cuda_args a, const scratch &w, cudaStream_t stream)
 {
     dim3 grid = tile_grid(a.g, BM);
     cudaError_t code = cudaSuccess;
@@ -510,11 +510,14 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
 {
     switch (backward_class(a.g.dims)) {
     case 64:
-        return options ? launch_form<T, 64, true>(chip, a, w, stream) : launch_form<T, 64, false>(chip, a, w, stream);
+        return options ? launch_variant<T, 64, true>(chip, a, w, stream)
+                       : launch_variant<T, 64, false>(chip, a, w, stream);
     case 128:
-        return options ? launch_form<T, 128, true>(chip, a, w, stream) : launch_form<T, 128, false>(chip, a, w, stream);
+        return options ? launch_variant<T, 128, true>(chip, a, w, stream)
+                       : launch_variant<T, 128, false>(chip, a, w, stream);
     default:
-        return options ? launch_form<T, 256, true>(chip, a, w, stream) : launch_form<T, 256, false>(chip, a, w, stream);
+        return options ? launch_variant<T, 256, true>(chip, a, w, stream)
+                       : launch_variant<T, 256, false>(chip, a, w, stream);
     }
 }
 

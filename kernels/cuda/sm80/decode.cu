@@ -380,8 +380,8 @@ cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const launch_plan 
 }
 
 template <typename T, int D, bool PAGED>
-cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const launch_plan &y, const attn_plan *of,
-                        cudaStream_t stream)
+cudaError_t launch_variant(const cuda_chip *chip, const cuda_args &a, const launch_plan &y, const attn_plan *of,
+                           cudaStream_t stream)
 {
     const bool float8 = decode_has_float8_form(of);
     if constexpr (has_few_form(D))
@@ -398,9 +398,9 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                        cudaStream_t stream)
 {
     const int D = class_of(a.g.dims);
-    if (D == 64) return launch_form<T, 64, PAGED>(chip, a, y, of, stream);
-    return D == 128 ? launch_form<T, 128, PAGED>(chip, a, y, of, stream)
-                    : launch_form<T, 256, PAGED>(chip, a, y, of, stream);
+    if (D == 64) return launch_variant<T, 64, PAGED>(chip, a, y, of, stream);
+    return D == 128 ? launch_variant<T, 128, PAGED>(chip, a, y, of, stream)
+                    : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
 /* Does decode_few() compute this problem? Its grid limits blocks per key/value head and batch rows,

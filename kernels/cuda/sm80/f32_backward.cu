@@ -443,8 +443,8 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const backward_plane
 }
 
 template <int D, bool SCORE_MODS>
-cudaError_t launch_form(const cuda_chip *chip, cuda_args a, const backward_planes &planes, const saved &s, float *sums,
-                        cudaStream_t stream)
+cudaError_t launch_variant(const cuda_chip *chip, cuda_args a, const backward_planes &planes, const saved &s,
+                           float *sums, cudaStream_t stream)
 {
     const int BM = tile<D, SCORE_MODS>::BM;
     const bool dq = a.g.view[ATTN_T_dq].data != nullptr;
@@ -472,8 +472,8 @@ template <int D>
 cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                          float *sums, bool options, cudaStream_t stream)
 {
-    return options ? launch_form<D, true>(chip, a, planes, s, sums, stream)
-                   : launch_form<D, false>(chip, a, planes, s, sums, stream);
+    return options ? launch_variant<D, true>(chip, a, planes, s, sums, stream)
+                   : launch_variant<D, false>(chip, a, planes, s, sums, stream);
 }
 
 /* Most shared memory of a block of a problem's kernels. */

@@ -357,7 +357,7 @@ again:
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 template <int D, bool SCORE_MODS>
-cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
+cudaError_t launch_variant(const cuda_chip *chip, const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
 {
     return launch_tiles<shape<D, SCORE_MODS>, f32_forward_tiles<D, SCORE_MODS>>(chip, a, sizeof(shared<D, SCORE_MODS>),
                                                                                 stream, planes);
@@ -367,7 +367,8 @@ template <int D>
 cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const forward_planes &planes, bool options,
                          cudaStream_t stream)
 {
-    return options ? launch_form<D, true>(chip, a, planes, stream) : launch_form<D, false>(chip, a, planes, stream);
+    return options ? launch_variant<D, true>(chip, a, planes, stream)
+                   : launch_variant<D, false>(chip, a, planes, stream);
 }
 
 template <int D> size_t shared_bytes(bool options)

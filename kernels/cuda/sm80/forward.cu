@@ -249,7 +249,7 @@ again:
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 template <typename T, int D, bool SCORE_MODS, bool PAGED>
-cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, cudaStream_t stream)
+cudaError_t launch_variant(const cuda_chip *chip, const cuda_args &a, cudaStream_t stream)
 {
     return launch_tiles<shape<D, SCORE_MODS>, forward_tiles<T, D, SCORE_MODS, PAGED>>(
         chip, a, sizeof(shared<D, SCORE_MODS>), stream, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
@@ -259,10 +259,10 @@ template <typename T, int D>
 cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
 {
     if (has_pages(plan))
-        return has_options(plan) ? launch_form<T, D, true, true>(chip, a, stream)
-                                 : launch_form<T, D, false, true>(chip, a, stream);
-    return has_options(plan) ? launch_form<T, D, true, false>(chip, a, stream)
-                             : launch_form<T, D, false, false>(chip, a, stream);
+        return has_options(plan) ? launch_variant<T, D, true, true>(chip, a, stream)
+                                 : launch_variant<T, D, false, true>(chip, a, stream);
+    return has_options(plan) ? launch_variant<T, D, true, false>(chip, a, stream)
+                             : launch_variant<T, D, false, false>(chip, a, stream);
 }
 
 template <typename T>

@@ -1,5 +1,5 @@
 /* codec.h: what the tests and fuzz targets of proto-json/ share: a memory that moves, feeding in pieces, and a text
- * of everything that a decoder produced, so that two runs can be compared with strcmp(). */
+ * of everything that a parser produced, so that two runs can be compared with strcmp(). */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -52,12 +52,12 @@ struct decoded {
 };
 
 /* Each input in shared memory has bytes that its name and its place there give it. */
-static inline void fill_shared(struct decoded *d, proto_decoder *decoder)
+static inline void fill_shared(struct decoded *d, proto_parser *parser)
 {
     proto_shared *shared;
     int count;
-    d->status = proto_decoder_shared(decoder, &shared, &count, &d->err);
-    if (d->status == ATTN_OK) d->status = proto_decoder_shared_room(decoder, &d->err);
+    d->status = proto_parser_shared(parser, &shared, &count, &d->err);
+    if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; i < count && d->status == ATTN_OK && !shared[i].output; i++)
         for (int64_t b = 0; b < shared[i].bytes; b++)
             ((uint8_t *)shared[i].to)[b] = b % 2 ? 0x3c : (uint8_t)(shared[i].region[0] + shared[i].offset + b);
@@ -95,26 +95,26 @@ static inline size_t some_bytes(void *context, size_t left)
 }
 
 /* Feeds the body in pieces: piece_of(context, left) says how large the next one is. Every piece is a copy of its
- * own size, so that reading past its end is an error the sanitizer sees. Frees the decoder. */
-static inline void feed_in_pieces(struct decoded *d, proto_decoder *decoder, const void *body, size_t bytes,
+ * own size, so that reading past its end is an error the sanitizer sees. Frees the parser. */
+static inline void feed_in_pieces(struct decoded *d, proto_parser *parser, const void *body, size_t bytes,
                                   size_t (*piece_of)(void *context, size_t left), void *context)
 {
     const char *p = body;
-    if (!decoder) abort();
+    if (!parser) abort();
     d->status = ATTN_OK;
     while (bytes && d->status == ATTN_OK) {
         size_t piece = piece_of ? piece_of(context, bytes) : bytes;
         char *copy = malloc(piece ? piece : 1);
         if (!copy) abort();
         memcpy(copy, p, piece);
-        d->status = proto_decoder_feed(decoder, copy, piece, &d->err);
+        d->status = proto_parser_feed(parser, copy, piece, &d->err);
         free(copy);
         p += piece;
         bytes -= piece;
     }
-    if (d->status == ATTN_OK && d->has_regions) fill_shared(d, decoder);
-    if (d->status == ATTN_OK) d->status = proto_decoder_finish(decoder, &d->call, &d->err);
-    proto_decoder_free(decoder);
+    if (d->status == ATTN_OK && d->has_regions) fill_shared(d, parser);
+    if (d->status == ATTN_OK) d->status = proto_parser_finish(parser, &d->call, &d->err);
+    proto_parser_free(parser);
 }
 
 static inline void decode_in_pieces(struct decoded *d, const proto_format *format, attn_op op,
@@ -123,7 +123,7 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
 {
     const proto_limits standard = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, &d->memory };
-    feed_in_pieces(d, proto_decoder_new(format, op, limits ? limits : &standard, &memory), body, bytes, piece_of,
+    feed_in_pieces(d, proto_parser_new(format, op, limits ? limits : &standard, &memory), body, bytes, piece_of,
                    context);
 }
 
@@ -134,9 +134,9 @@ static inline void decode_kserve(struct decoded *d, const proto_model *model, in
 {
     const proto_limits standard = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, &d->memory };
-    proto_decoder *decoder = proto_decoder_new(&proto_kserve, model->op, limits ? limits : &standard, &memory);
-    if (decoder) proto_decoder_kserve(decoder, model, json_bytes);
-    feed_in_pieces(d, decoder, body, bytes, piece_of, context);
+    proto_parser *parser = proto_parser_new(&proto_kserve, model->op, limits ? limits : &standard, &memory);
+    if (parser) proto_parser_kserve(parser, model, json_bytes);
+    feed_in_pieces(d, parser, body, bytes, piece_of, context);
 }
 
 static inline void decode_whole(struct decoded *d, attn_op op, const char *body)
@@ -179,7 +179,7 @@ static inline char *decoded_text(const struct decoded *d)
                 if (data < (unsigned char *)d->memory.base ||
                     (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
                     (size_t)(data - (unsigned char *)d->memory.base) % 64)
-                    abort(); /* outside what the decoder says it uses, or not aligned */
+                    abort(); /* outside what the parser says it uses, or not aligned */
                 fprintf(f, ":");
                 for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
             }

@@ -280,7 +280,7 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* What an encoder wrote, a decoder reads back to the bit, in both encodings: every float16 there is. */
+/* What an encoder wrote, a parser reads back to the bit, in both encodings: every float16 there is. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };

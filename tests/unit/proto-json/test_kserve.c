@@ -99,18 +99,18 @@ static void decode_shared(struct decoded *d, const struct infer *infer, proto_sh
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, &d->memory };
     const struct body body = body_of(infer, NULL);
-    proto_decoder *const decoder = proto_decoder_new(&proto_kserve, body.model->op, &limits, &memory);
-    proto_decoder_kserve(decoder, body.model, body.json_bytes);
-    d->status = proto_decoder_feed(decoder, body.bytes, body.count, &d->err);
-    if (d->status == ATTN_OK) d->status = proto_decoder_shared(decoder, list, count, &d->err);
-    if (d->status == ATTN_OK) d->status = proto_decoder_shared_room(decoder, &d->err);
+    proto_parser *const parser = proto_parser_new(&proto_kserve, body.model->op, &limits, &memory);
+    proto_parser_kserve(parser, body.model, body.json_bytes);
+    d->status = proto_parser_feed(parser, body.bytes, body.count, &d->err);
+    if (d->status == ATTN_OK) d->status = proto_parser_shared(parser, list, count, &d->err);
+    if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
         static const size_t at[] = { 0, 8, 14 }; /* of q, k and v in `numbers` */
         copy[i] = (*list)[i];
         if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
     }
-    if (d->status == ATTN_OK) d->status = proto_decoder_finish(decoder, &d->call, &d->err);
-    proto_decoder_free(decoder);
+    if (d->status == ATTN_OK) d->status = proto_parser_finish(parser, &d->call, &d->err);
+    proto_parser_free(parser);
     free((void *)body.bytes);
 }
 
@@ -247,18 +247,18 @@ static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **sta
     const proto_memory memory = { moving_grow, &d.memory };
     proto_shared *list;
     int count;
-    proto_decoder *const decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &limits, &memory);
-    proto_decoder_kserve(decoder, &forward, (int64_t)strlen(body));
-    assert_int_equal(proto_decoder_feed(decoder, body, strlen(body), &d.err), ATTN_OK);
-    assert_int_equal(proto_decoder_feed(decoder, numbers, 18, &d.err), ATTN_OK);
-    assert_int_equal(proto_decoder_shared(decoder, &list, &count, &d.err), ATTN_OK);
+    proto_parser *const parser = proto_parser_new(&proto_kserve, ATTN_OP_FORWARD, &limits, &memory);
+    proto_parser_kserve(parser, &forward, (int64_t)strlen(body));
+    assert_int_equal(proto_parser_feed(parser, body, strlen(body), &d.err), ATTN_OK);
+    assert_int_equal(proto_parser_feed(parser, numbers, 18, &d.err), ATTN_OK);
+    assert_int_equal(proto_parser_shared(parser, &list, &count, &d.err), ATTN_OK);
     assert_int_equal(count, 1);
-    assert_int_equal(proto_decoder_shared_room(decoder, &d.err), ATTN_TOO_LARGE);
+    assert_int_equal(proto_parser_shared_room(parser, &d.err), ATTN_TOO_LARGE);
     assert_string_equal(d.err.text, "the test's memory ends at 8192 bytes");
     d.memory.limit = 2000000;
-    assert_int_equal(proto_decoder_shared_room(decoder, &d.err), ATTN_OK);
+    assert_int_equal(proto_parser_shared_room(parser, &d.err), ATTN_OK);
     memset(list[0].to, 0, (size_t)list[0].bytes);
-    proto_decoder_free(decoder);
+    proto_parser_free(parser);
     decoded_clear(&d);
 }
 
@@ -377,17 +377,17 @@ static void test_inputs_on_a_device_stay_there(void **state)
         const proto_memory memory = { moving_grow, &d.memory };
         proto_shared *list;
         int count;
-        proto_decoder *const decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &limits, &memory);
-        proto_decoder_kserve(decoder, &forward, (int64_t)strlen(bodies[i]));
-        assert_int_equal(proto_decoder_feed(decoder, bodies[i], strlen(bodies[i]), &d.err), ATTN_OK);
-        assert_int_equal(proto_decoder_feed(decoder, numbers + 8, 12, &d.err), ATTN_OK);
-        assert_int_equal(proto_decoder_shared(decoder, &list, &count, &d.err), ATTN_OK);
+        proto_parser *const parser = proto_parser_new(&proto_kserve, ATTN_OP_FORWARD, &limits, &memory);
+        proto_parser_kserve(parser, &forward, (int64_t)strlen(bodies[i]));
+        assert_int_equal(proto_parser_feed(parser, bodies[i], strlen(bodies[i]), &d.err), ATTN_OK);
+        assert_int_equal(proto_parser_feed(parser, numbers + 8, 12, &d.err), ATTN_OK);
+        assert_int_equal(proto_parser_shared(parser, &list, &count, &d.err), ATTN_OK);
         assert_int_equal(count, 2);
         list[0].device = nowhere;
         list[1].device = nowhere + 64;
-        assert_int_equal(proto_decoder_shared_room(decoder, &d.err), ATTN_OK);
+        assert_int_equal(proto_parser_shared_room(parser, &d.err), ATTN_OK);
         assert_true(list[0].to == NULL && list[1].to == NULL);
-        d.status = proto_decoder_finish(decoder, &d.call, &d.err);
+        d.status = proto_parser_finish(parser, &d.call, &d.err);
         if (i == 0) {
             assert_int_equal(d.status, ATTN_OK);
             const attn_problem *const p = &d.call->items[0].problem;
@@ -398,7 +398,7 @@ static void test_inputs_on_a_device_stay_there(void **state)
             assert_int_equal(d.status, ATTN_INVALID);
             assert_string_equal(d.err.text, "v: data has 8 bytes, shape [1, 3, 1, 1] of float16 needs 6");
         }
-        proto_decoder_free(decoder);
+        proto_parser_free(parser);
         decoded_clear(&d);
     }
 }

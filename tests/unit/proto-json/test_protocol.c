@@ -58,14 +58,14 @@ static char *file_of(const char *text, size_t *bytes)
     while (line[-1] != '\n') line--;
     const size_t header = (size_t)(line - text);
     char *const file = calloc(1, 8 + header + BASE64_DECODED_MAX((size_t)(end - line)));
-    base64_decoder decoder = { 0 };
+    base64_decoder parser = { 0 };
     size_t written;
     assert_non_null(file);
     for (int i = 0; i < 8; i++) file[i] = (char)(header >> 8 * i);
     memcpy(file + 8, text, header);
-    assert_int_equal(base64_decode_until(&decoder, line, (size_t)(end - line), (uint8_t *)file + 8 + header, &written),
+    assert_int_equal(base64_decode_until(&parser, line, (size_t)(end - line), (uint8_t *)file + 8 + header, &written),
                      end - line);
-    assert_true(base64_finish(&decoder));
+    assert_true(base64_finish(&parser));
     *bytes = 8 + header + written;
     return file;
 }

@@ -505,7 +505,7 @@ static void test_limits(void **state)
     limits.tensor_bytes = 133;
     check_refusals(tensors, ARRAY_SIZE(tensors), &limits, ATTN_TOO_LARGE);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.skeleton_bytes = 182;
+    limits.rest_bytes = 182;
     check_refusals(&header, 1, &limits, ATTN_TOO_LARGE);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
     limits.depth = 3;
@@ -548,11 +548,11 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     const proto_memory memory = { moving_grow, &d.memory };
-    proto_decoder *decoder = proto_decoder_new(&proto_safetensors, FORWARD, &limits, &memory);
-    assert_int_equal(proto_decoder_feed(decoder, body, sizeof header - 1 + 8 + 100, &err), ATTN_OK);
+    proto_parser *parser = proto_parser_new(&proto_safetensors, FORWARD, &limits, &memory);
+    assert_int_equal(proto_parser_feed(parser, body, sizeof header - 1 + 8 + 100, &err), ATTN_OK);
     assert_int_equal(d.memory.bytes, PROTO_MEMORY_STEP);
-    assert_int_equal(proto_decoder_skeleton_bytes(decoder), sizeof header - 1 + 8);
-    proto_decoder_free(decoder);
+    assert_int_equal(proto_parser_skeleton_bytes(parser), sizeof header - 1 + 8);
+    proto_parser_free(parser);
     decoded_clear(&d);
     free(body);
 }

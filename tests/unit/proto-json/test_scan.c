@@ -1,4 +1,4 @@
-/* test_scan.c: what is JSON and what is not, to the byte; what the skeleton looks like; that splitting changes
+/* test_scan.c: what is JSON and what is not, to the byte; what the rest looks like; that splitting changes
  * nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -67,7 +67,7 @@ static void scan_bytes(struct scanned *r, const char *body, size_t bytes)
     scan_end(r);
 }
 
-/* All of a result as text, to be freed: status, error, skeleton, lifted values with their bytes. */
+/* All of a result as text, to be freed: status, error, rest, extracted values with their bytes. */
 static char *scanned_text(const struct scanned *r)
 {
     char *text = NULL;
@@ -78,13 +78,13 @@ static char *scanned_text(const struct scanned *r)
     if (r->status != ATTN_OK) {
         fprintf(f, "%s [%s] %s", attn_status_name(r->err.status), r->err.member, r->err.text);
     } else {
-        const char *skeleton = scan_skeleton(r->s, &length);
-        const scan_lift *lifts = scan_lifts(r->s, &count);
+        const char *rest = scan_rest(r->s, &length);
+        const scan_extract *extracts = scan_extracts(r->s, &count);
         const unsigned char *memory = scan_memory(r->s, &used);
-        assert_int_equal(strlen(skeleton), length);
-        fprintf(f, "%s", skeleton);
+        assert_int_equal(strlen(rest), length);
+        fprintf(f, "%s", rest);
         for (int i = 0; i < count; i++) {
-            const scan_lift *l = &lifts[i];
+            const scan_extract *l = &extracts[i];
             fprintf(f, "\n%d ", i);
             switch (l->fault) {
             case SCAN_FINE: break;
@@ -232,7 +232,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
         { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
-        /* the same inside values that are lifted, and behind a fault in them */
+        /* the same inside values that are extracted, and behind a fault in them */
         { "{\"data\":\"AA\nAA\"}",
           "not JSON at byte 11: control character 0x0a inside a string (a line break in base64? "
           "`base64 -w0` writes none)" },
@@ -345,7 +345,7 @@ enum { LARGE_ARRAY = 1 << 20 };
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* J3: an array of 32 MiB needs the room of its elements and no more; nothing of it reaches the skeleton. */
+/* J3: an array of 32 MiB needs the room of its elements and no more; nothing of it reaches the rest. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };
@@ -356,8 +356,8 @@ static void test_a_large_array_costs_its_elements(void **state)
     (void)state;
     scan_split(&r, NULL, body, strlen(body), times / 16, times / 16 * 20);
     assert_int_equal(r.status, ATTN_OK);
-    assert_string_equal(scan_skeleton(r.s, &length), "{\"dtype\":\"sfloat16\",\"data\":0}");
-    assert_int_equal(scan_lifts(r.s, &count)[0].elements, times + 1);
+    assert_string_equal(scan_rest(r.s, &length), "{\"dtype\":\"sfloat16\",\"data\":0}");
+    assert_int_equal(scan_extracts(r.s, &count)[0].elements, times + 1);
     scan_memory(r.s, &used);
     assert_int_equal(used, 2 * (times + 1));
     assert_true(r.memory.bytes <= used + (1 << 18));
@@ -365,7 +365,7 @@ static void test_a_large_array_costs_its_elements(void **state)
     scanned_clear(&r);
 }
 
-/* ---- The skeleton, and what is lifted ---------------------------------------------------------------------------- */
+/* ---- The rest, and what is extracted ---------------------------------------------------------------------------- */
 
 static void test_the_skeleton_keeps_everything_but_data(void **state)
 {

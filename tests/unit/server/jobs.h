@@ -214,9 +214,9 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
     request_count_in(request);
     assert_int_equal(request_enter(request, CALLER_RECEIVING, &err), ATTN_OK);
     request->answer_as = &proto_json;
-    request->decoder = proto_decoder_new(&proto_json, op, &server->limits, &memory);
+    request->parser = proto_parser_new(&proto_json, op, &server->limits, &memory);
     request->decoded_bytes = strlen(body);
-    if (proto_decoder_feed(request->decoder, body, strlen(body), &err) != ATTN_OK) fail_msg("%s", err.text);
+    if (proto_parser_feed(request->parser, body, strlen(body), &err) != ATTN_OK) fail_msg("%s", err.text);
     free(body);
     request->times.received_ns = clock_ns();
     return request;
@@ -231,7 +231,7 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     proto_call *call = NULL;
     request_set_role(ROLE_HTTP);
     struct request *request = received(server, op, body);
-    if (proto_decoder_finish(request->decoder, &call, &err) != ATTN_OK) fail_msg("%s: %s", err.member, err.text);
+    if (proto_parser_finish(request->parser, &call, &err) != ATTN_OK) fail_msg("%s: %s", err.member, err.text);
     struct job *job = job_new(server->staging, server->contexts, request->caller, request->block, call);
     request->block = NULL;
     request_free(request);

@@ -16,7 +16,7 @@
 
 #include "kernels/machine.h"
 #include "server/base/config.h"
-#include "server/base/config_habits.h"
+#include "server/base/config_suggestions.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -327,25 +327,25 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
     }
 }
 
-static void test_a_habit_names_an_option_that_exists(void **state)
+static void test_a_suggestion_names_an_option_that_exists(void **state)
 {
     (void)state;
-    for (const struct config_habit *habit = config_habits; habit->names != NULL; habit++) {
+    for (const struct config_suggestion *suggestion = config_suggestions; suggestion->names != NULL; suggestion++) {
         struct config c;
         char message[512], names[512], *rest = NULL;
-        assert_true((size_t)snprintf(names, sizeof names, "%s", habit->names) < sizeof names);
+        assert_true((size_t)snprintf(names, sizeof names, "%s", suggestion->names) < sizeof names);
         for (char *name = strtok_r(names, " ", &rest); name != NULL; name = strtok_r(NULL, " ", &rest))
-            if (config_habit(name) != habit) fail_msg("'%s' stands in two rows", name);
-        if (habit->instead != NULL) continue;
+            if (config_suggestion(name) != suggestion) fail_msg("'%s' stands in two rows", name);
+        if (suggestion->instead != NULL) continue;
         char flag[64];
-        snprintf(flag, sizeof flag, "--%s", habit->flag);
+        snprintf(flag, sizeof flag, "--%s", suggestion->flag);
         (void)read_text(&c, flag, message);
-        if (strstr(message, "is not an option") != NULL) fail_msg("%s: %s", habit->names, message);
+        if (strstr(message, "is not an option") != NULL) fail_msg("%s: %s", suggestion->names, message);
     }
-    assert_ptr_equal(config_habit("HTTP_Port"), config_habit("port"));
-    assert_null(config_habit(""));
-    assert_null(config_habit("por"));
-    assert_null(config_habit("port p"));
+    assert_ptr_equal(config_suggestion("HTTP_Port"), config_suggestion("port"));
+    assert_null(config_suggestion(""));
+    assert_null(config_suggestion("por"));
+    assert_null(config_suggestion("port p"));
 }
 
 static void test_a_refusal_names_the_variable_that_holds_the_value(void **state)
@@ -501,7 +501,7 @@ int main(void)
         TEST(test_every_refusal_names_option_value_and_rule),
         TEST(test_a_file_that_cannot_be_read_is_no_wrong_option),
         TEST(test_a_variable_that_is_no_option_is_refused_like_one),
-        TEST(test_a_habit_names_an_option_that_exists),
+        TEST(test_a_suggestion_names_an_option_that_exists),
         TEST(test_a_refusal_names_the_variable_that_holds_the_value),
         TEST(test_help_comes_first),
         TEST(test_a_default_body_limit_follows_a_smaller_staging_memory),

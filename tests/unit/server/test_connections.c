@@ -210,26 +210,26 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
 static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void **state)
 {
     (void)state;
-    static const struct connection_patience patience = { .silent_ms = 500, .stalled_ms = 2000 };
+    static const struct connection_drain_limits drain_limits = { .silent_ms = 500, .stalled_ms = 2000 };
     struct pair p;
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
     for (int i = 1; i < 50; i++) { /* a byte per second would be too slow in the end, but it moves */
         connection_progress(p.connection, (uint64_t)i);
-        assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &patience), 0);
+        assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &drain_limits), 0);
     }
     now += 49 * 500;
-    assert_int_equal(connections_sweep(&p.connections, now + 1900, &limits, &patience), 0);
-    assert_int_equal(connections_sweep(&p.connections, now + 2000, &limits, &patience), 1);
+    assert_int_equal(connections_sweep(&p.connections, now + 1900, &limits, &drain_limits), 0);
+    assert_int_equal(connections_sweep(&p.connections, now + 2000, &limits, &drain_limits), 1);
     close_pair(&p);
 
     open_pair(&p, true);
     assert_true(connection_enter(p.connection, CONNECTION_IDLE));
     now = clock_ms();
-    assert_int_equal(connections_sweep(&p.connections, now, &limits, &patience), 0);
-    assert_int_equal(connections_sweep(&p.connections, now + 400, &limits, &patience), 0);
-    assert_int_equal(connections_sweep(&p.connections, now + 600, &limits, &patience), 1);
+    assert_int_equal(connections_sweep(&p.connections, now, &limits, &drain_limits), 0);
+    assert_int_equal(connections_sweep(&p.connections, now + 400, &limits, &drain_limits), 0);
+    assert_int_equal(connections_sweep(&p.connections, now + 600, &limits, &drain_limits), 1);
     close_pair(&p);
 }
 
@@ -239,17 +239,18 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
     (void)state;
     static const enum connection_phase silent[] = { CONNECTION_OPENED, CONNECTION_IDLE };
     for (size_t i = 0; i < sizeof silent / sizeof *silent; i++) {
-        struct connection_patience patience = { .silent_ms = 500, .stalled_ms = 2000 };
+        struct connection_drain_limits drain_limits = { .silent_ms = 500, .stalled_ms = 2000 };
         struct pair p;
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
         for (int ms = 0; ms <= 5000; ms += 400) { /* it has been idle for long, and others have requests */
-            patience.quiet_since_ms = now + ms;
-            assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &patience), 0);
-            assert_int_equal(connections_sweep(&p.connections, now + ms + 399, &limits, &patience), 0);
+            drain_limits.quiet_since_ms = now + ms;
+            assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);
+            assert_int_equal(connections_sweep(&p.connections, now + ms + 399, &limits, &drain_limits), 0);
         }
-        assert_int_equal(connections_sweep(&p.connections, patience.quiet_since_ms + 500, &limits, &patience), 1);
+        assert_int_equal(connections_sweep(&p.connections, drain_limits.quiet_since_ms + 500, &limits, &drain_limits),
+                         1);
         close_pair(&p);
     }
 }

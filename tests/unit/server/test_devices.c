@@ -826,7 +826,7 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     struct job *job = ready_forward(&b, 5);
     assert_false(inline_near(b.server.devices));
     assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
-    assert_null(job->part.late);
+    assert_null(job->part.handed_over);
     job_release(job);
     close_bench(&b);
 }
@@ -852,7 +852,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     assert_int_equal(inline_run(b.server.devices, job), INLINE_DONE);
     assert_computed(job, 0);
     assert_int_equal(inline_run(b.server.devices, large), INLINE_NOT);
-    assert_null(large->part.late);
+    assert_null(large->part.handed_over);
     job_release(job);
     job_release(large);
     close_bench(&b);
@@ -939,7 +939,7 @@ static void test_no_thread_waits_behind_a_batch(void **state)
     struct batch *batch = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     struct job *job = ready_forward(&b, 5);
     assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
-    assert_null(job->part.late);
+    assert_null(job->part.handed_over);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     forget(batch);
@@ -956,7 +956,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5), *other = ready_forward(&b, 6);
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
-    assert_non_null(late->part.late);
+    assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
     assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE); /* there is another inline slot */
     assert_computed(other, 0);
@@ -995,7 +995,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
     assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT); /* it is not used any more */
-    assert_null(job->part.late);
+    assert_null(job->part.handed_over);
     job_release(job);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
@@ -1019,11 +1019,11 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     open_readers(&b, 1, "hold=GATE@1", &gate);
     struct job *late = ready_forward(&b, 5);
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
-    assert_non_null(late->part.late);
+    assert_non_null(late->part.handed_over);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
     assert_int_not_equal(access(gate.path, F_OK), 0); /* it did not come back before */
-    assert_null(late->part.late);
+    assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
     inline_settle(late); /* of one that is not late: nothing */

@@ -266,12 +266,12 @@ static attn_status decode(const proto_format *format, proto_op op, const cJSON *
 {
     struct memory m = { 0 };
     proto_memory memory = { on_grow, &m };
-    proto_decoder *d = proto_decoder_new(format, op, &limits, &memory);
+    proto_parser *d = proto_parser_new(format, op, &limits, &memory);
     char *text = cJSON_PrintUnformatted(body);
     proto_call *call = NULL;
-    attn_status status = proto_decoder_feed(d, text, strlen(text), err);
+    attn_status status = proto_parser_feed(d, text, strlen(text), err);
     *problems = 0;
-    if (status == ATTN_OK) status = proto_decoder_finish(d, &call, err);
+    if (status == ATTN_OK) status = proto_parser_finish(d, &call, err);
     for (int i = 0; call != NULL && i < call->count; i++) {
         if (call->items[i].error.status != ATTN_OK) {
             *err = call->items[i].error;
@@ -279,7 +279,7 @@ static attn_status decode(const proto_format *format, proto_op op, const cJSON *
         } else ++*problems;
     }
     proto_call_free(call);
-    proto_decoder_free(d);
+    proto_parser_free(d);
     free(text);
     free(m.base);
     return status;

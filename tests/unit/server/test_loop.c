@@ -125,8 +125,9 @@ static int open_scene(void **state)
 static void *run_loop(void *context)
 {
     struct scene *s = context;
-    const struct loop_front front = { s, on_resume, on_connections, on_sweep, on_reload, on_drain, on_close_metrics };
-    s->exit_status = loop_run(s->server.loop, &front);
+    const struct loop_frontend frontend = { s,         on_resume, on_connections,  on_sweep,
+                                            on_reload, on_drain,  on_close_metrics };
+    s->exit_status = loop_run(s->server.loop, &frontend);
     return NULL;
 }
 
@@ -695,7 +696,7 @@ static struct request *received_from_region(struct scene *s, int rows)
     attn_error err = { 0 };
     struct request *request = received(&s->server, ATTN_OP_FORWARD, forward_body(1, 1, ""));
     const proto_memory memory = { grow_extent, request };
-    proto_decoder_free(request->decoder);
+    proto_parser_free(request->parser);
     text_put_string(&t, "{\"inputs\":[");
     for (int i = 0; i < 3; i++)
         text_printf(&t,
@@ -703,11 +704,11 @@ static struct request *received_from_region(struct scene *s, int rows)
                     "\"shared_memory_region\":\"r\",\"shared_memory_byte_size\":%d}}",
                     i ? "," : "", "qkv"[i], i ? 1 : rows, (i ? 1 : rows) * 256);
     text_put_string(&t, "]}");
-    request->decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &s->server.limits, &memory);
-    proto_decoder_kserve(request->decoder, &model, -1);
+    request->parser = proto_parser_new(&proto_kserve, ATTN_OP_FORWARD, &s->server.limits, &memory);
+    proto_parser_kserve(request->parser, &model, -1);
     request->answer_as = &proto_kserve;
     request->decoded_bytes = t.used;
-    assert_int_equal(proto_decoder_feed(request->decoder, text, t.used, &err), ATTN_OK);
+    assert_int_equal(proto_parser_feed(request->parser, text, t.used, &err), ATTN_OK);
     if (!check_shared(request)) fail_msg("%s", request->why.text);
     return request;
 }

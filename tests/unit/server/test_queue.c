@@ -194,7 +194,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    struct job_step *const some = (struct job_step *)callers; /* only whether there is one is asked */
+    struct job_transaction *const some = (struct job_transaction *)callers; /* only whether there is one is asked */
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct queue q;
@@ -205,7 +205,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         for (const char *at = cases[c].come; *at; at += strcspn(at, " "), at += *at == ' ') {
             jobs[count] = make(0, 1);
             jobs[count].caller = callers[*at == 'b'];
-            jobs[count].step = *at == 'S' ? some : NULL;
+            jobs[count].transaction = *at == 'S' ? some : NULL;
             jobs[count].priority = at[1] - '0';
             queue_push(&q, &jobs[count++], 0);
         }

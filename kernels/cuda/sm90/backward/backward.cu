@@ -268,7 +268,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
     {
         differences_of<FIRST, LAST>(dP, P, values, me.lane, [&](float2 pair, int n) {
-            if (X::FORM == CAPPED) return unpack<T>(__float_as_uint(pair.y));
+            if (X::VARIANT == CAPPED) return unpack<T>(__float_as_uint(pair.y));
             return X::OPTIONS && p.mods.cap != 0 ? unpack<T>(sm.stash[X::OPTIONS ? n : 0][threadIdx.x - 128]) : pair;
         });
     }
@@ -282,8 +282,8 @@ template <typename T, class X, typename R> struct gradients {
         auto &part = *(uint32_t(*)[QUERIES / 16][4]) & P[FIRST / 16];
 #pragma unroll
         for (int i = 0; i < QUERIES / 4; i++)
-            part[i / 4][i % 4] = X::FORM == CAPPED ? __float_as_uint(S[FIRST / 2 + 2 * i])
-                                                   : pack<T>(S[FIRST / 2 + 2 * i], S[FIRST / 2 + 2 * i + 1]);
+            part[i / 4][i % 4] = X::VARIANT == CAPPED ? __float_as_uint(S[FIRST / 2 + 2 * i])
+                                                      : pack<T>(S[FIRST / 2 + 2 * i], S[FIRST / 2 + 2 * i + 1]);
         mn_major_low<BM> dO = dO_down(o.stage);
         dO.low += FIRST / 16 * 2048 >> 4;
         multiply_add<T, D, QUERIES / 16>(dV, part, dO);
@@ -341,12 +341,12 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* Turns S into P, with the options of the variant (X::FORM). */
+    /* Turns S into P, with the options of the variant (X::VARIANT). */
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
         /* A round without options is a plain one. */
-        if (X::FORM == CAPPED) capped_exponents(S, sm.values[q.stage]);
+        if (X::VARIANT == CAPPED) capped_exponents(S, sm.values[q.stage]);
         else if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
             exponents_of_options(S, sm.values[q.stage]);
         else exponents(S, sm.values[q.stage]);
@@ -379,7 +379,7 @@ template <typename T, class X, typename R> struct gradients {
         wgmma_wait<0>(); /* dV */
         me.release(sm.bars_dO, o);
         o.next();
-        pin(dP);
+        opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (!first) await_dS();
         share_dS(dS);
@@ -439,7 +439,7 @@ template <typename T, class X, typename R> struct gradients {
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
         /* Straight from registers, but where ptxas then spills 360 bytes. */
-        if constexpr (std::is_same<R, float>::value && X::FORM == CAPPED && D == 64)
+        if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
         else if constexpr (std::is_same<R, float>::value)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, me.lane);
@@ -579,8 +579,8 @@ template <typename T, class X, typename R> struct gradients {
             float dK[D / 2], dV[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dK[i] = dV[i] = 0;
-            pin(dK);
-            pin(dV);
+            opaque(dK);
+            opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
             fence_proxy_async_shared(); /* the first dQ of the next tile is made of what lies there, for nobody */
@@ -783,13 +783,13 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 
 struct shape_row {
     int D;
-    form takes;
+    variant takes;
     cudaError_t (*launch[2][2])(const backward_job &); /* bfloat16, float16; dK and dV in the same, or in float32 */
 };
 template <class X> constexpr shape_row row()
 {
     return { X::D,
-             X::FORM,
+             X::VARIANT,
              { { launch<__nv_bfloat16, X, __nv_bfloat16>, launch<__nv_bfloat16, X, float> },
                { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
@@ -832,7 +832,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     const uint64_t options = plan->features & OPTIONS;
     const auto is_float = [](const attn_tensor &t) { return t.rank && t.dtype == ATTN_F32; };
     const bool floats = is_float(plan->problem->dk) || is_float(plan->problem->dv);
-    const form takes = !options ? PLAIN : options == ATTN_OPTION_BIT(SOFTCAP) ? CAPPED : WITH_OPTIONS;
+    const variant takes = !options ? PLAIN : options == ATTN_OPTION_BIT(SOFTCAP) ? CAPPED : WITH_OPTIONS;
     const shape_row *x = shapes;
     while (x->D != backward_class(d) || x->takes != takes) x++;
     code = in_shares(chip, tile_seconds(chip, plan), [&](const cuda_chip *part) {

@@ -165,7 +165,7 @@ template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;
     uint32_t low[1] = { x.low };
-    pin(low);
+    opaque(low);
     y.low = low[0];
     return y;
 }

@@ -12,13 +12,13 @@ namespace {
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
 /* The variants of the kernel, by the options they compute. */
-enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
+enum variant { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
 
 /* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of
  * dS. */
-template <int D_, int BM_, form FORM_> struct shape {
-    static const form FORM = FORM_;
-    static const bool OPTIONS = FORM == WITH_OPTIONS;
+template <int D_, int BM_, variant VARIANT_> struct shape {
+    static const variant VARIANT = VARIANT_;
+    static const bool OPTIONS = VARIANT == WITH_OPTIONS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
@@ -26,11 +26,11 @@ template <int D_, int BM_, form FORM_> struct shape {
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* channels of a consumer's part of dQ, which has 64 queries */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
     static const bool TURNS =
-        FORM == CAPPED || (D == 64 && !OPTIONS); /* with the exponentials: as many as at 128 for half the products */
+        VARIANT == CAPPED || (D == 64 && !OPTIONS); /* with the exponentials: as many as at 128 for half the products */
     /* D = 64 has 32 registers less to spare: dV in two halves of the queries, and dP is not issued before dK has
      * retired. */
-    static const int DV_PARTS = D == 64 && FORM != CAPPED ? 2 : 1;
-    static const bool S_BEFORE_DK = D != 64 && FORM == PLAIN;
+    static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
+    static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     static const bool PASSES = BM == 64 && !OPTIONS; /* a tile of queries may be hidden from half of the keys */
 };
 

@@ -840,7 +840,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
         return false; /* tiles are counted in 32 bits, and units of V^T */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
-    plan->form = x;
+    plan->variant = x;
     plan->workspace_bytes = (size_t)layout_of(d, x->wide).bytes;
     return tma_walkable(g.view[ATTN_T_q], d.B, d.H, d.Sq, d.D, 16) &&
            tma_walkable(g.view[ATTN_T_k], d.B, d.Hk, d.Sk, d.D, 16) &&
@@ -849,7 +849,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
-    const shape_row *const x = (const shape_row *)plan->form;
+    const shape_row *const x = (const shape_row *)plan->variant;
     f8_job job;
     job.chip = chip, job.stream = stream, job.memory = (char *)memory;
     job.given = cuda_args_of(chip, plan);

@@ -60,17 +60,17 @@ namespace {
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-enum form { PLAIN, WINDOWED /* for masks that hide first keys */, WITH_OPTIONS };
+enum variant { PLAIN, WINDOWED /* for masks that hide first keys */, WITH_OPTIONS };
 
 /* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys per
  * tile; stages of the ring; its variant (form); registers of a producer's and of a consumer's
  * thread (C + 1 warpgroups share 65536). */
-template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN> struct shape {
+template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
-    static const bool SCORE_MODS = FORM == WITH_OPTIONS;
+    static const bool SCORE_MODS = VARIANT == WITH_OPTIONS;
     /* With a window, one consumer may see the first tiles of keys while another does not and skips
      * them. */
-    static const bool PASSES_FIRST = FORM == WINDOWED;
+    static const bool PASSES_FIRST = VARIANT == WINDOWED;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* O has room in shared memory, beside Q, K and V. */
@@ -99,7 +99,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN>
 /* The number of work tiles kept: a consumer may fetch the next tile while it still reads the
  * current one, and the scheduler may publish another meanwhile. The newest is also kept at a fixed
  * address, shared::work: ptxas then treats it as warp-uniform, which it does not for an indexed
- * one. See attention::voted. */
+ * one. See attention::warp_uniform. */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
@@ -381,7 +381,7 @@ template <typename T, class X> struct attention {
     /* Returns x, which is the same in all lanes, by a vote. The vote makes x warp-uniform for
      * ptxas. Without it ptxas would keep descriptors in registers of each thread, because code
      * follows the loop over work. */
-    static DEVICE bool voted(bool x) { return __any_sync(0xffffffff, x); }
+    static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
     /* The next tile of work, or an order, known before the current tile is done. */
     struct next_work {
@@ -395,9 +395,9 @@ template <typename T, class X> struct attention {
     {
         next_work next;
         me.take([&](const work_tile &x, const warpgroup_tile &y) {
-            next = { recent.stage, x.i0, x.last - y.last_visible, voted(x.i0 >= 0 && x.first < x.last),
-                     voted(x.i0 >= 0 && x.first < y.last_visible) };
-            return voted(next.loads);
+            next = { recent.stage, x.i0, x.last - y.last_visible, warp_uniform(x.i0 >= 0 && x.first < x.last),
+                     warp_uniform(x.i0 >= 0 && x.first < y.last_visible) };
+            return warp_uniform(next.loads);
         });
         recent.next();
         return next;
@@ -480,16 +480,16 @@ template <typename T, class X> struct attention {
      * meanwhile: Q and K if some are loaded; if not, nothing is before this work is given back. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
-        if (voted(work.sees)) {
+        if (warp_uniform(work.sees)) {
             await_first(work.passed);
             me.await_turn();
-        } else if (voted(work.loads)) {
+        } else if (warp_uniform(work.loads)) {
             me.look_for_Q();
             me.await_K();
         }
-        forget(S);
+        undefine(S);
         multiply<T, BN, X::D / 16>(S, operand.Q, K());
-        if (voted(work.sees)) me.next_turn();
+        if (warp_uniform(work.sees)) me.next_turn();
     }
 
     /* Computes P of that tile, or of its first N keys. all: the tile's scores, if they were begun
@@ -638,7 +638,7 @@ template <typename T, class X> struct attention {
         if (lane() == 0) bulk_wait_read<0>();
         __syncwarp();
         stage_rows<T, DV>(O, staging, lane(), place_in_chunks);
-        if (voted(p.ends_of_queries && count < 16)) {
+        if (warp_uniform(p.ends_of_queries && count < 16)) {
             __syncwarp();
             store_staged<T, DV>(rows, p.to.out_row, count, p.to.Dv, staging, lane());
         } else {
@@ -662,9 +662,9 @@ template <typename T, class X> struct attention {
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
-        while (voted(!work.sees)) {
-            if (voted(work.order == STOP)) return false;
-            if (voted(work.order == REPORT)) {
+        while (warp_uniform(!work.sees)) {
+            if (warp_uniform(work.order == STOP)) return false;
+            if (warp_uniform(work.order == REPORT)) {
                 await_copies();
                 if (lane() == 0) mbarrier_arrive(smem_addr(&sm.idle));
             } else {
@@ -676,7 +676,7 @@ template <typename T, class X> struct attention {
                 for (int i = 0; i < DV / 2; i++) O[i] = 0;
                 finish(O, end_softmax(state, t), t);
             }
-            if (voted(!work.loads)) me.release_work();
+            if (warp_uniform(!work.loads)) me.release_work();
             work = take();
         }
         return true;
@@ -713,7 +713,7 @@ template <typename T, class X> struct attention {
             if (!X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
             finish(O, end, tile_of(now));
             if (!X::BEGINS_EARLY) work = take();
-            if (voted(work.sees)) continue;
+            if (warp_uniform(work.sees)) continue;
             if (X::BEGINS_EARLY) retire<0>(S);
             if (!pass_unseen(work)) return;
             if (X::BEGINS_EARLY) begin(S, work);
@@ -731,7 +731,7 @@ template <typename T, class X> struct attention {
 
 /* Repairs, row by row, rows that see a value that is not finite, in the tiles that this warp
  * flagged. A function of its own: inlined, it would cost the loop over keys its uniform registers,
- * see attention::voted. Flags and tiles were written before the work scheduler announced the end,
+ * see attention::warp_uniform. Flags and tiles were written before the work scheduler announced the end,
  * which every lane has waited for. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {

@@ -156,7 +156,7 @@ template <int STEPS, class MEMORY> struct transposer {
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101); /* NaN carries */
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    pin(v), pin(w); /* otherwise the compiler would keep eight sums */
+                    opaque(v), opaque(w); /* otherwise the compiler would keep eight sums */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }

@@ -134,7 +134,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
         /* Without this, ptxas moves the last load behind the other stores and waits for their
          * registers. */
-        pin(*(uint32_t(*)[D / 4]) words);
+        opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
         for (int n = 0; n < D / 16; n++, to += STEP * stride)
             if (n * STEP < rows_left) store_16(to, words[n]);
@@ -228,7 +228,7 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
         uint4 words[4];
 #pragma unroll
         for (int n = 0; n < 4; n++) words[n] = *(const uint4 *)at(i + n * 4, piece);
-        pin(*(uint32_t(*)[16])words);
+        opaque(*(uint32_t(*)[16])words);
 #pragma unroll
         for (int n = 0; n < 4; n++, to += 4 * stride)
             if (n * 4 < rows_left) store_16(to, words[n]);

@@ -90,7 +90,7 @@ DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const
 template <int LEFT, int N> DEVICE void retire(float (&d)[N])
 {
     wgmma_wait<LEFT>();
-    pin(d);
+    opaque(d);
 }
 
 /* ---- P as the next product's operand ----------------------------------------------------------------------------- */

@@ -303,12 +303,12 @@ DEVICE void compute_before_wait(float x)
 
 /* Makes these words opaque: the compiler cannot read accumulators before the wait, nor use how the
  * words were computed. */
-template <int N> DEVICE void pin(float (&d)[N])
+template <int N> DEVICE void opaque(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-template <int N> DEVICE void pin(uint32_t (&d)[N])
+template <int N> DEVICE void opaque(uint32_t (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
@@ -316,7 +316,7 @@ template <int N> DEVICE void pin(uint32_t (&d)[N])
 
 /* Declares d's contents dead. Otherwise d would stay in registers until a product that begins anew,
  * because that product formally reads d (times 0). */
-template <int N> DEVICE void forget(float (&d)[N])
+template <int N> DEVICE void undefine(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));

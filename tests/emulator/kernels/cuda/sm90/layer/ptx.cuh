@@ -207,8 +207,8 @@ template <int N> DEVICE void wgmma_wait()
     emu::wgmma_wait(N);
 }
 
-template <typename T, int N> DEVICE void pin(T (&)[N]) {}
-template <int N> DEVICE void forget(float (&d)[N])
+template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
+template <int N> DEVICE void undefine(float (&d)[N])
 {
     for (float &x : d) x = NAN; /* whoever reads one finds out */
 }

@@ -1,5 +1,6 @@
-/* linger.c: see linger.h. A socket is in the table exactly as long as the table's descriptor of it is open. */
-#include "server/http/linger.h"
+/* lingering_close.c: see lingering_close.h. A socket is in the table exactly as long as the table's
+ * descriptor of it is open. */
+#include "server/http/lingering_close.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,15 +16,15 @@
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 
-void linger_init(struct lingering *linger)
+void lingering_close_init(struct lingering *linger)
 {
     pthread_mutex_init(&linger->lock, NULL);
     linger->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     linger->count = 0;
-    linger_limit(linger, LINGER_MOST, 0, 0);
+    lingering_close_limit(linger, LINGER_MOST, 0, 0);
 }
 
-void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms)
+void lingering_close_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms)
 {
     struct rlimit files;
     const bool limited = getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur <= INT_MAX;
@@ -63,7 +64,7 @@ static void close_at(struct lingering *linger, int i)
     memmove(&linger->sockets[i], &linger->sockets[i + 1], (size_t)(linger->count - i) * sizeof linger->sockets[0]);
 }
 
-void linger_clear(struct lingering *linger)
+void lingering_close_clear(struct lingering *linger)
 {
     while (linger->count > 0) {
         int64_t left = 0;
@@ -84,7 +85,7 @@ static void reset_on_close(int fd)
 
 /* May it be closed, now that it is prepared for that? A cut one reads as ended whatever its client does: of that only
  * the delivery counts. */
-static bool may_close(int fd, enum linger_why why, int pieces, int64_t *left_bytes)
+static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
     if (why == LINGER_CUT && delivered) reset_on_close(fd);
@@ -92,7 +93,7 @@ static bool may_close(int fd, enum linger_why why, int pieces, int64_t *left_byt
     return delivered || (!open && why != LINGER_CUT);
 }
 
-void linger_on(struct lingering *linger, int fd, enum linger_why why)
+void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_why why)
 {
     int64_t left_bytes = linger->drop_bytes;
     if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
@@ -123,7 +124,7 @@ static bool look_at(struct lingering *linger, int i, int of)
                      &linger->sockets[i].left_bytes);
 }
 
-void linger_drop(struct lingering *linger)
+void lingering_close_drop(struct lingering *linger)
 {
     struct epoll_event events[LINGER_EVENTS];
     pthread_mutex_lock(&linger->lock);
@@ -137,7 +138,7 @@ void linger_drop(struct lingering *linger)
     pthread_mutex_unlock(&linger->lock);
 }
 
-void linger_sweep(struct lingering *linger, int64_t now_ms)
+void lingering_close_sweep(struct lingering *linger, int64_t now_ms)
 {
     pthread_mutex_lock(&linger->lock);
     for (int i = linger->count - 1; i >= 0; i--)

@@ -1,5 +1,5 @@
-/* config_habits.c: see config_habits.h. */
-#include "server/base/config_habits.h"
+/* config_suggestions.c: see config_suggestions.h. */
+#include "server/base/config_suggestions.h"
 
 #include <ctype.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { NAME_BYTES = 64 }; /* a longer name is cut, and matches none */
 
-const struct config_habit config_habits[] = {
+const struct config_suggestion config_suggestions[] = {
     { "port p http-port", "listen", "127.0.0.1:PORT", NULL },
     { "host h hostname http-address", "listen", "ADDR:8080", NULL },
     { "bind bind-address b l address addr", "listen", "ADDR:PORT", NULL },
@@ -58,14 +58,14 @@ const struct config_habit config_habits[] = {
     { NULL, NULL, NULL, NULL },
 };
 
-const struct config_habit *config_habit(const char *name)
+const struct config_suggestion *config_suggestion(const char *name)
 {
     char dashed[NAME_BYTES];
     size_t i;
     for (i = 0; name[i] != '\0' && i < NAME_BYTES - 1; i++) dashed[i] = (char)(name[i] == '_' ? '-' : name[i]);
     dashed[i] = '\0';
-    for (const struct config_habit *habit = config_habits; habit->names != NULL; habit++)
-        if (text_is_among(habit->names, dashed)) return habit;
+    for (const struct config_suggestion *suggestion = config_suggestions; suggestion->names != NULL; suggestion++)
+        if (text_is_among(suggestion->names, dashed)) return suggestion;
     return NULL;
 }
 

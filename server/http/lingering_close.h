@@ -1,4 +1,5 @@
-/* linger.h: sockets whose last answer is still on its way when their connection ends, or whose client still sends.
+/* lingering_close.h: sockets whose last answer is still on its way when their connection ends, or whose
+ * client still sends.
  *
  * The problem: a socket that is closed answers whatever its client sends afterwards, or has sent and nobody has read,
  * with a reset, and the system then throws away what it had not yet delivered: the end of the last answer. A client may
@@ -13,8 +14,8 @@
  * (LINGER_DROP), the delivery of its answer does not end the wait. What arrives is dropped until the client closes its
  * side, or for --discard-ms, or until --discard-bytes have come. The loop drops bytes as fast as they come. No thread
  * and no connection's place waits for them. */
-#ifndef LINGER_H
-#define LINGER_H
+#ifndef LINGERING_CLOSE_H
+#define LINGERING_CLOSE_H
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -22,7 +23,7 @@
 
 #include "server/base/limits.h"
 
-enum linger_why {
+enum lingering_close_why {
     LINGER_DELIVER, /* the end of the answer is to be delivered */
     LINGER_DROP,    /* as DELIVER, and what the client still sends is to be dropped */
     LINGER_CUT,     /* as DELIVER, but the socket was shut down for reading too: see reset_on_close() */
@@ -37,24 +38,24 @@ struct lingering {
     int count;
     struct {
         int fd;
-        enum linger_why why;
+        enum lingering_close_why why;
         int64_t until_ms;
         int64_t left_bytes; /* number of bytes that may still be dropped before the socket is closed */
     } sockets[LINGER_MOST]; /* in order of arrival */
 };
 
-void linger_init(struct lingering *linger);
+void lingering_close_init(struct lingering *linger);
 /* Sets the limits. Without this call they are LINGER_MOST sockets, and only bytes that are there are dropped. */
-void linger_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
+void lingering_close_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
 /* Closes all sockets that still linger. */
-void linger_clear(struct lingering *linger);
+void lingering_close_clear(struct lingering *linger);
 
 /* Call this from any thread, when all is written to `fd` and before its owner closes it. It drops what is unread. Where
  * something is undelivered, or may still come, it keeps the socket, by a descriptor of its own, until it is time. */
-void linger_on(struct lingering *linger, int fd, enum linger_why why);
+void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_why why);
 /* Drops the bytes that have arrived. The loop calls this when epoll_fd is readable. */
-void linger_drop(struct lingering *linger);
+void lingering_close_drop(struct lingering *linger);
 /* Closes the sockets whose time is over. The loop calls this periodically. */
-void linger_sweep(struct lingering *linger, int64_t now_ms);
+void lingering_close_sweep(struct lingering *linger, int64_t now_ms);
 
 #endif

@@ -1,5 +1,5 @@
-/* habits.c: see habits.h. */
-#include "habits.h"
+/* suggestions.c: see suggestions.h. */
+#include "suggestions.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -96,7 +96,7 @@
     "tensor_layout qkv_layout qkv_format tensor_format input_layout data_layout kv_layout kv_cache_layout axes " \
     "axis_order dim_order"
 
-const struct habit habits[] = {
+const struct suggestion suggestions[] = {
     /* torch.nn.functional.scaled_dot_product_attention and its relatives */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
     { OPS, "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
@@ -106,7 +106,7 @@ const struct habit habits[] = {
     { SCORES, "is_causal use_causal_mask",
       "write 'causal'; where Sq and Sk differ PyTorch and JAX mean \"alignment\": \"top_left\"" },
     { SCORES, "causal_mask", "write \"causal\": true" },
-    { SCORES, "is_decoder autoregressive decoder unidirectional mask_future use_causal causal_attention",
+    { SCORES, "is_decoder autoregressive parser unidirectional mask_future use_causal causal_attention",
       "write 'causal'" },
     { SCORES, "bidirectional non_causal full_attention", "leave it out, or write 'causal', which is the opposite" },
     { SCORES, "cross cross_attention cross_attn is_cross is_cross_attention attn_type attention_type",
@@ -311,92 +311,97 @@ const struct habit habits[] = {
     /* other servers */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
-    { OPS " " HABIT_CACHE, "token api_key auth authorization bearer access_token password",
+    { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
       "it goes into the header Authorization: Bearer <token>" },
-    { OPS " " HABIT_CACHE, "user user_id client client_id tenant", "leave it out, the bearer token says who asks" },
-    { OPS " " HABIT_CACHE, "version api_version schema_version", "leave it out, the path says it: /v1" },
+    { OPS " " SUGGESTION_CACHE, "user user_id client client_id tenant",
+      "leave it out, the bearer token says who asks" },
+    { OPS " " SUGGESTION_CACHE, "version api_version schema_version", "leave it out, the path says it: /v1" },
     { OPS, "compression content_encoding", "leave it out; a compressed body has the header Content-Encoding: gzip" },
     { SCORES, "stream streaming async callback webhook", "leave it out, an answer comes whole" },
     { SCORES, "inputs parameters params options config tensors args kwargs payload body",
       "'q', 'k', 'v' and the options stand in the body itself" },
     { BOTH, "instances problems batches items examples", "several problems are \"requests\": [{...}, {...}]" },
     { "decode", "instances problems batches items examples", "several are rows of 'q', each with one of 'caches'" },
-    { OPS " " HABIT_CACHE, "model messages prompt text input_ids token_ids tokens max_tokens max_new_tokens",
+    { OPS " " SUGGESTION_CACHE, "model messages prompt text input_ids token_ids tokens max_tokens max_new_tokens",
       "this server computes attention of tensors, it has no models" },
     /* a cache */
-    { HABIT_CACHE, "id name cache_id sequence_id session_id session request_id",
+    { SUGGESTION_CACHE, "id name cache_id sequence_id session_id session request_id",
       "leave it out, the answer has the id" },
-    { HABIT_CACHE,
+    { SUGGESTION_CACHE,
       "heads num_heads n_heads nheads head_num num_attention_heads num_kv_heads num_heads_kv num_heads_k "
       "num_key_value_heads n_kv_heads n_kv_head num_kv_head kv_head_num nheads_k hk h",
       "write 'kv_heads', the heads of keys and values; q may have a multiple of them" },
-    { HABIT_CACHE, "head_size d_head dim_head d dk dim qk_head_dim head_dim_k head_dim_qk", "write 'head_dim'" },
-    { HABIT_CACHE, "head_size_v v_head_dim v_head_size head_dim_vo dv", "write 'head_dim_v'" },
-    { HABIT_CACHE, "kv_lora_rank qk_rope_head_dim",
+    { SUGGESTION_CACHE, "head_size d_head dim_head d dk dim qk_head_dim head_dim_k head_dim_qk", "write 'head_dim'" },
+    { SUGGESTION_CACHE, "head_size_v v_head_dim v_head_size head_dim_vo dv", "write 'head_dim_v'" },
+    { SUGGESTION_CACHE, "kv_lora_rank qk_rope_head_dim",
       "write 'latent': head_dim is kv_lora_rank + qk_rope_head_dim, head_dim_v is kv_lora_rank" },
-    { HABIT_CACHE, "layers num_layers n_layers num_hidden_layers layer layer_id layer_idx",
+    { SUGGESTION_CACHE, "layers num_layers n_layers num_hidden_layers layer layer_id layer_idx",
       "leave it out, a cache is of one layer; make one for each" },
-    { HABIT_CACHE,
+    { SUGGESTION_CACHE,
       "causal scale softmax_scale window window_size sliding_window attention_window softcap alibi_slopes sinks",
       "send it with each step, POST /v1/attention/decode" },
-    { HABIT_CACHE, "layout kv_layout", "leave it out, keys and values are [S, Hk, D]" },
-    { HABIT_CACHE, "block_size page_len tokens_per_block", "write 'page_size', 64 or 128" },
-    { HABIT_CACHE, "data_type torch_dtype kv_dtype cache_dtype kv_cache_dtype k_dtype v_dtype datatype type precision",
+    { SUGGESTION_CACHE, "layout kv_layout", "leave it out, keys and values are [S, Hk, D]" },
+    { SUGGESTION_CACHE, "block_size page_len tokens_per_block", "write 'page_size', 64 or 128" },
+    { SUGGESTION_CACHE,
+      "data_type torch_dtype kv_dtype cache_dtype kv_cache_dtype k_dtype v_dtype datatype type precision",
       "write 'dtype'" },
-    { HABIT_CACHE, "descale_k k_descale", "write 'k_scale'" },
-    { HABIT_CACHE, "descale_v v_descale", "write 'v_scale'" },
-    { HABIT_CACHE, "ttl ttl_ms timeout timeout_s timeout_ms expires_in_s expires lifetime max_age idle_timeout",
+    { SUGGESTION_CACHE, "descale_k k_descale", "write 'k_scale'" },
+    { SUGGESTION_CACHE, "descale_v v_descale", "write 'v_scale'" },
+    { SUGGESTION_CACHE, "ttl ttl_ms timeout timeout_s timeout_ms expires_in_s expires lifetime max_age idle_timeout",
       "write 'ttl_s', in seconds" },
-    { HABIT_CACHE, "mla is_mla use_mla", "write 'latent'" },
-    { HABIT_CACHE, "batch batch_size", "leave it out, a cache is one sequence; make one for each" },
-    { HABIT_CACHE,
+    { SUGGESTION_CACHE, "mla is_mla use_mla", "write 'latent'" },
+    { SUGGESTION_CACHE, "batch batch_size", "leave it out, a cache is one sequence; make one for each" },
+    { SUGGESTION_CACHE,
       "length seq_len seqlen max_seq_len max_seqlen max_len max_length capacity size num_blocks num_pages max_pages",
       "leave it out, a cache grows with what is appended" },
-    { HABIT_CACHE, "shape", "write 'kv_heads' and 'head_dim'" },
-    { HABIT_CACHE, "k v key value keys values", "leave it out, POST /v1/caches/{id}/append appends keys and values" },
-    { HABIT_CACHE, "device backend gpu", THE_SERVER },
-    { HABIT_LENGTH, "n len size count position positions pos num_tokens tokens seq_len seqlen new_length keep to end",
+    { SUGGESTION_CACHE, "shape", "write 'kv_heads' and 'head_dim'" },
+    { SUGGESTION_CACHE, "k v key value keys values",
+      "leave it out, POST /v1/caches/{id}/append appends keys and values" },
+    { SUGGESTION_CACHE, "device backend gpu", THE_SERVER },
+    { SUGGESTION_LENGTH,
+      "n len size count position positions pos num_tokens tokens seq_len seqlen new_length keep to end",
       "write 'length', the positions that stay" },
 
-    { HABIT_KSERVE, "instances signature_name predictions", "this is version 2: tensors stand in 'inputs'" },
-    { HABIT_KSERVE, "params options config", "write 'parameters'" },
-    { HABIT_KSERVE, "request_id", "write 'id'" },
-    { HABIT_KSERVE, "model version name", "leave it out, the path says it" },
+    { SUGGESTION_KSERVE, "instances signature_name predictions", "this is version 2: tensors stand in 'inputs'" },
+    { SUGGESTION_KSERVE, "params options config", "write 'parameters'" },
+    { SUGGESTION_KSERVE, "request_id", "write 'id'" },
+    { SUGGESTION_KSERVE, "model version name", "leave it out, the path says it" },
 
-    { HABIT_INPUT, "dtype data_type type", "write 'datatype'" },
-    { HABIT_INPUT, "dims dimensions size sizes", "write 'shape'" },
-    { HABIT_INPUT, "contents content values value array b64 base64 bytes fp32_contents",
+    { SUGGESTION_INPUT, "dtype data_type type", "write 'datatype'" },
+    { SUGGESTION_INPUT, "dims dimensions size sizes", "write 'shape'" },
+    { SUGGESTION_INPUT, "contents content values value array b64 base64 bytes fp32_contents",
       "write numbers into 'data', or 'binary_data_size' into the parameters of the input, its bytes behind the JSON" },
-    { HABIT_INPUT, "binary_data_size shared_memory_region shared_memory_offset shared_memory_byte_size",
+    { SUGGESTION_INPUT, "binary_data_size shared_memory_region shared_memory_offset shared_memory_byte_size",
       "write it into the parameters of the input" },
-    { HABIT_INPUT, "fp8 binary_data", "write it into parameters" },
+    { SUGGESTION_INPUT, "fp8 binary_data", "write it into parameters" },
 
-    { HABIT_TENSOR, "datatype data_type type", "write 'dtype'" },
-    { HABIT_TENSOR, "dims dimensions size sizes", "write 'shape'" },
-    { HABIT_TENSOR, "value values array list base64 b64 bytes buffer contents content raw ndarray floats numbers",
+    { SUGGESTION_TENSOR, "datatype data_type type", "write 'dtype'" },
+    { SUGGESTION_TENSOR, "dims dimensions size sizes", "write 'shape'" },
+    { SUGGESTION_TENSOR, "value values array list base64 b64 bytes buffer contents content raw ndarray floats numbers",
       "write 'data'" },
-    { HABIT_TENSOR, "stride strides order", "leave it out, data is C-contiguous: np.ascontiguousarray(x)" },
-    { HABIT_TENSOR, "ndim rank numel length nbytes", "leave it out, shape says it" },
-    { HABIT_TENSOR, "layout", "write it beside q; it holds for all tensors" },
-    { HABIT_TENSOR, "scale scales zero_point",
+    { SUGGESTION_TENSOR, "stride strides order", "leave it out, data is C-contiguous: np.ascontiguousarray(x)" },
+    { SUGGESTION_TENSOR, "ndim rank numel length nbytes", "leave it out, shape says it" },
+    { SUGGESTION_TENSOR, "layout", "write it beside q; it holds for all tensors" },
+    { SUGGESTION_TENSOR, "scale scales zero_point",
       "the factors of float8 are tensors beside q: q_scale, k_scale, v_scale" },
-    { HABIT_TENSOR, "compression", "leave it out; the whole body may be compressed, Content-Encoding: gzip" },
-    { HABIT_TENSOR, "byteorder byte_order endian endianness", "leave it out, data is little-endian" },
-    { HABIT_TENSOR, "encoding", "leave it out, data is base64 in a string or an array of numbers" },
-    { HABIT_TENSOR, "device", "leave it out, the server decides" },
-    { HABIT_TENSOR, "requires_grad grad", "leave it out, POST /v1/attention/backward has the gradients" },
-    { HABIT_TENSOR, "name", "leave it out, the member's own name says it" },
+    { SUGGESTION_TENSOR, "compression", "leave it out; the whole body may be compressed, Content-Encoding: gzip" },
+    { SUGGESTION_TENSOR, "byteorder byte_order endian endianness", "leave it out, data is little-endian" },
+    { SUGGESTION_TENSOR, "encoding", "leave it out, data is base64 in a string or an array of numbers" },
+    { SUGGESTION_TENSOR, "device", "leave it out, the server decides" },
+    { SUGGESTION_TENSOR, "requires_grad grad", "leave it out, POST /v1/attention/backward has the gradients" },
+    { SUGGESTION_TENSOR, "name", "leave it out, the member's own name says it" },
 
-    { HABIT_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
-    { HABIT_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f", "float32" },
-    { HABIT_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
+    { SUGGESTION_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
+    { SUGGESTION_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f",
+      "float32" },
+    { SUGGESTION_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
       "bfloat16" }, /* NumPy's name for the bfloat16 of ml_dtypes is V2 */
-    { HABIT_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
-    { HABIT_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
-    { HABIT_DTYPE, "int int32array i4", "int32" },
-    { HABIT_DTYPE, "long bigint64array i8", "int64" },
-    { HABIT_DTYPE, "u1 byte uint8array", "uint8" },
-    { HABIT_DTYPE, "b1 boolean", "bool" },
+    { SUGGESTION_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
+    { SUGGESTION_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
+    { SUGGESTION_DTYPE, "int int32array i4", "int32" },
+    { SUGGESTION_DTYPE, "long bigint64array i8", "int64" },
+    { SUGGESTION_DTYPE, "u1 byte uint8array", "uint8" },
+    { SUGGESTION_DTYPE, "b1 boolean", "bool" },
 
     { "keep_mask", "float32 float16 bfloat16 float64", "what is added to the scores is 'bias'" },
     { "bias", "bool uint8", "what hides keys is 'keep_mask'" },
@@ -427,10 +432,11 @@ const struct habit habits[] = {
     { NULL, NULL, NULL },
 };
 
-const char *habit_of(const char *place, const char *word)
+const char *suggestion_of(const char *place, const char *word)
 {
-    for (const struct habit *habit = habits; habit->places; habit++)
-        if (text_is_among(habit->places, place) && text_has_word(habit->words, word)) return habit->cure;
+    for (const struct suggestion *suggestion = suggestions; suggestion->places; suggestion++)
+        if (text_is_among(suggestion->places, place) && text_has_word(suggestion->words, word))
+            return suggestion->suggestion;
     return NULL;
 }
 
@@ -438,7 +444,7 @@ const char *habit_of(const char *place, const char *word)
 
 #define NO_LAYER "this server computes attention alone, there are no layers, weights and tokens here"
 
-const struct habit habit_topics[] = {
+const struct suggestion suggestion_topics[] = {
     { SCORES, "softcap softcapping capping cap tanh", "about a cap there is 'softcap'" },
     { SCORES, "sink sinks softmax1", "about sinks there is 'sinks', a logit of each head" },
     { SCORES, "alibi slope slopes", "about ALiBi there is 'alibi_slopes'" },
@@ -508,7 +514,7 @@ const struct habit habit_topics[] = {
       "dh dk nh hq hkv tq tk lq lk",
       "the shapes of q, k and v say all sizes" },
     { OPS,
-      "layer layers encoder decoder expert experts gelu activation residual smoothing embedding embeddings src tgt "
+      "layer layers encoder parser expert experts gelu activation residual smoothing embedding embeddings src tgt "
       "source target model token tokens text beam beams sampling stop eos logits proj projection",
       NO_LAYER },
     { OPS, "id ids name tag label title description notes job run request session experiment trace agent client",
@@ -527,35 +533,35 @@ static const char *next_part(const char *at, size_t *length)
     return at;
 }
 
-const char *habit_topic(const char *place, const char *word)
+const char *suggestion_topic(const char *place, const char *word)
 {
-    for (const struct habit *topic = habit_topics; topic->places; topic++) {
+    for (const struct suggestion *topic = suggestion_topics; topic->places; topic++) {
         size_t length;
         if (!text_is_among(topic->places, place)) continue;
         for (const char *part = next_part(word, &length); length > 0; part = next_part(part + length, &length)) {
             char name[32];
             if (length >= sizeof name) continue;
             snprintf(name, sizeof name, "%.*s", (int)length, part);
-            if (text_is_among(topic->words, name)) return topic->cure;
+            if (text_is_among(topic->words, name)) return topic->suggestion;
         }
     }
     return NULL;
 }
 
-const char *habit_dtype(const char *word, char name[HABIT_DTYPE_BYTES])
+const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES])
 {
     /* torch.float16, dtype('float16'), <class 'jax.numpy.float16'>: the last word;
      * "<f4": behind NumPy's order of bytes */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;
-    snprintf(name, HABIT_DTYPE_BYTES, "%.*s", (int)(end - begin), word + begin);
-    const char *const known = habit_of(HABIT_DTYPE, name);
-    if (known) snprintf(name, HABIT_DTYPE_BYTES, "%s", known);
+    snprintf(name, SUGGESTION_DTYPE_BYTES, "%.*s", (int)(end - begin), word + begin);
+    const char *const known = suggestion_of(SUGGESTION_DTYPE, name);
+    if (known) snprintf(name, SUGGESTION_DTYPE_BYTES, "%s", known);
     return name;
 }
 
-bool habit_big_endian(const char *dtype)
+bool suggestion_big_endian(const char *dtype)
 {
     const char *const sign = strchr(dtype, '>'); /* but not the '>' of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
@@ -574,7 +580,7 @@ bool habit_big_endian(const char *dtype)
 static const struct {
     const char *begins; /* all text before it; NULL: any text */
     char found;
-    const char *cure;
+    const char *suggestion;
 } texts[] = {
     { "data", ':', "a data URI; send only what is behind the comma" },
     { "base64", ':', "a prefix; send only what is behind the colon" },
@@ -596,21 +602,21 @@ static const struct {
     { NULL, '%', "percent-encoding; send base64 as it is" },
 };
 
-const char *habit_text(const char *head, uint64_t position, char found)
+const char *suggestion_text(const char *head, uint64_t position, char found)
 {
     for (size_t i = 0; i < COUNT(texts); i++)
         if (texts[i].found == found &&
             (!texts[i].begins || (position == strlen(texts[i].begins) && !strcmp(texts[i].begins, head))))
-            return texts[i].cure;
+            return texts[i].suggestion;
     return NULL;
 }
 
-const char habit_typed_array[] =
+const char suggestion_typed_array[] =
     "of a typed array of JavaScript send Array.from(x), or Buffer.from(x.buffer).toString('base64')";
 
-const char habit_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_CALL;
+const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_CALL;
 
-bool habit_is_hex(const uint8_t *bytes, size_t count)
+bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK }; /* text of this many digits is not hexadecimal by chance */
     bool digit = false; /* base64 of zeros is all 'A', so there must also be a decimal digit */
@@ -628,7 +634,7 @@ bool habit_is_hex(const uint8_t *bytes, size_t count)
     return digit;
 }
 
-bool habit_is_base64(const uint8_t *bytes, size_t count)
+bool suggestion_is_base64(const uint8_t *bytes, size_t count)
 {
     enum { MOST = 256 };
     for (size_t i = 0; i < count && i < MOST; i++)
@@ -641,7 +647,7 @@ bool habit_is_base64(const uint8_t *bytes, size_t count)
 #define ITS_BYTES "; send the bytes of the array alone, x.tobytes()"
 
 static const struct {
-    const char *begins, *cure;
+    const char *begins, *suggestion;
 } files[] = {
     { "\x93NUMPY", "they begin like an .npy file" ITS_BYTES },
     { "PK\x03\x04", "they begin like a zip file (torch.save, numpy.savez)" ITS_BYTES },
@@ -653,11 +659,11 @@ static const struct {
     { "\x28\xb5\x2f\xfd", "they begin like zstd; send them uncompressed" },
 };
 
-const char *habit_bytes(const uint8_t *bytes, size_t count)
+const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 {
     for (size_t i = 0; i < COUNT(files); i++) {
         const size_t length = strlen(files[i].begins);
-        if (count >= length && !memcmp(bytes, files[i].begins, length)) return files[i].cure;
+        if (count >= length && !memcmp(bytes, files[i].begins, length)) return files[i].suggestion;
     }
     return NULL;
 }
@@ -672,17 +678,17 @@ const char *habit_bytes(const uint8_t *bytes, size_t count)
 /* Letters with which none of null, true, false, NaN, Infinity, None, True, False begins. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
-#define FIRST     HABIT_OTHER, 1
-#define FIRST_TWO HABIT_OTHER, 2
-#define A_VALUE   HABIT_VALUE, 0
-#define A_NAME    HABIT_NAME, 0
-#define ANYWHERE  HABIT_OTHER, 0
+#define FIRST     SUGGESTION_OTHER, 1
+#define FIRST_TWO SUGGESTION_OTHER, 2
+#define A_VALUE   SUGGESTION_VALUE, 0
+#define A_NAME    SUGGESTION_NAME, 0
+#define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    habit_place place; /* HABIT_OTHER: any */
-    int before;        /* only this near to the start of the body; 0: anywhere */
-    const char *found; /* one of these characters was found; empty: a NUL */
-    const char *cure;
+    suggestion_place place; /* SUGGESTION_OTHER: any */
+    int before;             /* only this near to the start of the body; 0: anywhere */
+    const char *found;      /* one of these characters was found; empty: a NUL */
+    const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },
     { FIRST, "\xff\xfe", UTF16 },
@@ -697,7 +703,7 @@ static const struct {
     { FIRST, "P", " (a zip file, as .npz and .pt are? Send a JSON object, or a safetensors file)" },
     { FIRST, FORM,
       " (form fields or a file's name? Send JSON: requests.post(url, json=...), curl --data-binary @FILE)" },
-    { HABIT_VALUE, 2, "o", " ([object Object]? Send JSON.stringify() of it)" },
+    { SUGGESTION_VALUE, 2, "o", " ([object Object]? Send JSON.stringify() of it)" },
     { A_VALUE, "N", " (" NOT_FINITE "; for None leave the member out)" },
     { A_VALUE, "TF", SMALL },
     { A_VALUE, "u", " (undefined is not JSON, leave the member out)" },
@@ -709,18 +715,18 @@ static const struct {
     { A_VALUE, "]},", COMMA },
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
-    { HABIT_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
+    { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
     { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* behind a minus sign too */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 
-const char *habit_character(uint64_t at, habit_place place, unsigned char found)
+const char *suggestion_character(uint64_t at, suggestion_place place, unsigned char found)
 {
     for (size_t i = 0; i < COUNT(characters); i++) {
         const bool same = found == '\0' ? *characters[i].found == '\0' : strchr(characters[i].found, found) != NULL;
-        if (same && (characters[i].place == HABIT_OTHER || characters[i].place == place) &&
+        if (same && (characters[i].place == SUGGESTION_OTHER || characters[i].place == place) &&
             (characters[i].before == 0 || at < (uint64_t)characters[i].before))
-            return characters[i].cure;
+            return characters[i].suggestion;
     }
     return "";
 }

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "server/base/clock.h"
-#include "server/base/naps.h"
+#include "server/base/polling_sleep.h"
 
 static void test_a_wait_in_naps_ends_with_an_event_or_at_its_end(void **state)
 {
@@ -19,11 +19,11 @@ static void test_a_wait_in_naps_ends_with_an_event_or_at_its_end(void **state)
     struct epoll_event event = { .events = EPOLLIN };
     assert_int_equal(epoll_ctl(set, EPOLL_CTL_ADD, events, &event), 0);
     const int64_t until_ns = clock_ns() + 3000000;
-    naps_until(set, until_ns);
+    polling_sleep_until(set, until_ns);
     assert_true(clock_ns() >= until_ns);
-    naps_until(set, clock_ns() - 1);
+    polling_sleep_until(set, clock_ns() - 1);
     assert_int_equal(write(events, &(uint64_t){ 1 }, 8), 8);
-    naps_until(set, INT64_MAX);
+    polling_sleep_until(set, INT64_MAX);
     assert_int_equal(epoll_wait(set, &event, 1, 0), 1); /* it is still there for whoever takes it */
     close(events);
     close(set);

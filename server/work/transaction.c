@@ -1,11 +1,11 @@
-/* steps.c: see steps.h.
+/* transaction.c: see transaction.h.
  *
  * The problem of a decode is a forward with page_table (kernels/attention.h). k and v are views of the pool. A page's
  * number is that of its first granule, so the stride of the page axis is one granule for pages of any size:
  *
  *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
  *   v                           = the same behind the keys of the page, with Dv; latent: the keys themselves */
-#include "server/work/steps.h"
+#include "server/work/transaction.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as many caches as a step takes");
 
-struct job_step {
+struct job_transaction {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
     int32_t *table;               /* zeros, for the check of the problem before the transaction begins */
@@ -135,7 +135,7 @@ static void point(attn_problem *p, const struct cache_step *step, int32_t *table
 
 static attn_status prepare_problem(struct job *job, attn_error *err)
 {
-    struct job_step *const own = job->step;
+    struct job_transaction *const own = job->transaction;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
     if (step->most == 0) step->most = 1; /* all caches are empty */
@@ -153,7 +153,7 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
  * not attend to an empty cache. */
 static void drop_started(struct job *job)
 {
-    char *const id = job->step->started;
+    char *const id = job->transaction->started;
     if (*id) (void)caches_delete(job->caches, job->caller, id, NULL);
     *id = '\0';
 }
@@ -190,7 +190,7 @@ static attn_status name_sequence(struct job *job, attn_error *err)
                                                id, err);
     if (status != ATTN_OK && sequence->start && err) point_at_tensor(err);
     if (status != ATTN_OK) return status;
-    if (sequence->start) memcpy(job->step->started, id, sizeof id);
+    if (sequence->start) memcpy(job->transaction->started, id, sizeof id);
     item->caches = calloc(1, sizeof *item->caches);
     if (item->caches == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     memcpy(item->caches[0], id, sizeof id);
@@ -198,12 +198,12 @@ static attn_status name_sequence(struct job *job, attn_error *err)
     return ATTN_OK;
 }
 
-attn_status step_prepare(struct job *job, attn_error *err)
+attn_status transaction_prepare(struct job *job, attn_error *err)
 {
-    struct job_step *const own = calloc(1, sizeof *own);
-    assert(job->call->count == 1 && job->step == NULL);
+    struct job_transaction *const own = calloc(1, sizeof *own);
+    assert(job->call->count == 1 && job->transaction == NULL);
     if (own == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
-    job->step = own;
+    job->transaction = own;
     if (*job->call->sequence.id) {
         const attn_status status = name_sequence(job, err);
         if (status != ATTN_OK) return status;
@@ -230,7 +230,7 @@ attn_status step_prepare(struct job *job, attn_error *err)
     if (status == ATTN_OK) status = take_new(job, &own->step, err);
     if (status == ATTN_OK && computes) status = prepare_problem(job, err);
     own->step.ends = job->call->sequence.end;
-    job->waits = true;
+    job->blocked = true;
     job->part.device = own->step.device;
     job->results[0].lengths = own->step.lengths;
     job->results[0].length_count = rows;
@@ -239,9 +239,9 @@ attn_status step_prepare(struct job *job, attn_error *err)
 
 /* ---- Begin and end ----------------------------------------------------------------------------------------------- */
 
-attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err)
+attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err)
 {
-    struct cache_step *const step = &job->step->step;
+    struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
     /* Few of those that waited can begin; a new one most likely can. */
@@ -257,7 +257,7 @@ attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *e
         return status;
     }
     job->tables_used = bytes;
-    job->waits = false;
+    job->blocked = false;
     if (proto_operations[job->call->op].computes) {
         point(&job->call->items[0].problem, step, step->table, step->table_lengths);
         job->call->items[0].problem.prefix_keys = step->shares ? step->prefix_keys : NULL;
@@ -267,49 +267,49 @@ attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *e
 
 static void count(const struct job *job)
 {
-    const struct cache_step *const step = &job->step->step;
+    const struct cache_step *const step = &job->transaction->step;
     int64_t attended = 0;
     for (int i = 0; i < step->rows; i++) attended += step->lengths[i];
     metrics_add(METRIC_CACHE_TOKENS, "appended", NULL, (double)(step->append * step->rows));
     if (proto_operations[job->call->op].computes) metrics_add(METRIC_CACHE_TOKENS, "attended", NULL, (double)attended);
 }
 
-void step_end(struct job *job, bool commit)
+void transaction_end(struct job *job, bool commit)
 {
-    if (job->step == NULL) return;
-    if (job->step->step.begun) {
+    if (job->transaction == NULL) return;
+    if (job->transaction->step.begun) {
         if (commit) count(job);
-        caches_end(&job->step->step, commit);
-        job->step->committed = commit;
+        caches_end(&job->transaction->step, commit);
+        job->transaction->committed = commit;
     }
-    if (commit) *job->step->started = '\0';
+    if (commit) *job->transaction->started = '\0';
     else drop_started(job);
 }
 
-bool step_has_begun(const struct job *job)
+bool transaction_has_begun(const struct job *job)
 {
-    return job->step && job->step->step.begun;
+    return job->transaction && job->transaction->step.begun;
 }
 
-bool step_is_committed(const struct job *job)
+bool transaction_is_committed(const struct job *job)
 {
-    return job->step && job->step->committed;
+    return job->transaction && job->transaction->committed;
 }
 
-void step_free(struct job *job)
+void transaction_free(struct job *job)
 {
-    if (job->step == NULL) return;
+    if (job->transaction == NULL) return;
     drop_started(job);
-    caches_drop_step(&job->step->step);
-    free(job->step->ids);
-    free(job->step->table);
-    free(job->step);
-    job->step = NULL;
+    caches_drop_step(&job->transaction->step);
+    free(job->transaction->ids);
+    free(job->transaction->table);
+    free(job->transaction);
+    job->transaction = NULL;
 }
 
-int64_t step_bytes(const struct job *job)
+int64_t transaction_bytes(const struct job *job)
 {
-    const struct cache_step *const step = &job->step->step;
+    const struct cache_step *const step = &job->transaction->step;
     const struct cache_shape *const s = &step->shape;
     const int64_t columns = s->head_dim + (s->latent ? 0 : s->head_dim_v);
     int64_t positions = 0;
@@ -317,8 +317,8 @@ int64_t step_bytes(const struct job *job)
     return positions * s->kv_heads * columns * (int64_t)attn_dtype_bytes(s->dtype);
 }
 
-int64_t step_moves(const struct job *job, const attn_move **moves)
+int64_t transaction_moves(const struct job *job, const attn_move **moves)
 {
-    *moves = job->step ? job->step->step.moves : NULL;
-    return job->step ? job->step->step.move_count : 0;
+    *moves = job->transaction ? job->transaction->step.moves : NULL;
+    return job->transaction ? job->transaction->step.move_count : 0;
 }

@@ -1,5 +1,5 @@
-/* decode_options.c: the members that are not tensors; proto_options[] has a row for each. See decode.c. */
-#include "decode_internal.h"
+/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See decode.c. */
+#include "parse_internal.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "habits.h"
+#include "suggestions.h"
 #include "text/text.h"
 
 /* ---- The options ------------------------------------------------------------------------------------------------- */
@@ -86,31 +86,31 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* The error "NAME: is VALUE, must be RULE", with a hint. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
-                              const char *cure, attn_error *err)
+                              const char *suggestion, attn_error *err)
 {
     char quote[TREE_QUOTE_BYTES];
     tree_member member;
     if (step)
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, step), "%s: [%s] is %s, must be %s%s", name,
-                         step, tree_describe(value, quote), rule, cure);
+                         step, tree_describe(value, quote), rule, suggestion);
     return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, name), "%s: is %s, must be %s%s", name,
-                     tree_describe(value, quote), rule, cure);
+                     tree_describe(value, quote), rule, suggestion);
 }
 
 /* wrong_word() for a value that is not a word. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
-    return wrong_word(name, step, value, rule, decode_value_cure(value), err);
+    return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
 }
 
 /* wrong_word() for a value that should be true or false. */
 static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
 {
     const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);
-    const char *const cure = text && text_is_among("1 yes y on", text)   ? "; write true"
-                             : text && text_is_among("0 no n off", text) ? "; write false"
-                                                                         : decode_value_cure(value);
-    return wrong_word(name, NULL, value, "true or false", cure, err);
+    const char *const suggestion = text && text_is_among("1 yes y on", text)   ? "; write true"
+                                   : text && text_is_among("0 no n off", text) ? "; write false"
+                                                                               : parse_value_suggestion(value);
+    return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
 /* wrong_word() for a value that should be an integer. A number of a pair cannot be left out. */
@@ -120,8 +120,8 @@ static attn_status wrong_integer(const char *name, const char *step, const cJSON
     const char *const text = tree_number(value);
     if (!step && text && text_is_among("0 -1", text)) /* other programs write these for "none" */
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
-    return wrong_word(name, step, value, rule, step || text ? decode_integer_cure(value) : decode_value_cure(value),
-                      err);
+    return wrong_word(name, step, value, rule,
+                      step || text ? parse_integer_suggestion(value) : parse_value_suggestion(value), err);
 }
 
 static attn_status integer(const proto_option *o, const char *step, const cJSON *value, int64_t *to,
@@ -145,7 +145,7 @@ static void list_add(struct text *list, const char *name, bool last)
 static attn_status choice(const proto_option *o, const cJSON *value, int *to, attn_error *err)
 {
     const char *text = tree_string(value);
-    char rule[96], cure[TREE_CURE_BYTES];
+    char rule[96], suggestion[TREE_SUGGESTION_BYTES];
     struct text list = text_in(rule, sizeof rule);
     struct text_nearest best = { text ? text : "", NULL, 3 };
     int i;
@@ -160,13 +160,13 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     }
     if (cJSON_IsArray(value)) return wrong_word(o->name, NULL, value, rule, "; write it as one string", err);
     if (!text || !*text) return wrong(o->name, NULL, value, rule, err);
-    return wrong_word(o->name, NULL, value, rule, tree_cure(o->name, &best, cure), err);
+    return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
 /* Reads `outputs`: each name must be an output of the operation, and may occur once. */
 static attn_status output_names(const proto_option *o, proto_op op, const cJSON *value, uint64_t *to, attn_error *err)
 {
-    char rule[128], step[16], cure[TREE_CURE_BYTES];
+    char rule[128], step[16], suggestion[TREE_SUGGESTION_BYTES];
     struct text list = text_in(rule, sizeof rule);
     tree_member member;
     uint64_t mask = 0;
@@ -187,7 +187,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
             struct text_nearest best = { text ? text : "", NULL, 3 };
             for (id = 0; id <= last; id++)
                 if (proto_gives_tensor(op, (attn_tensor_id)id)) text_consider(&best, attn_tensors[id].name);
-            return wrong_word(o->name, step, element, rule, text ? tree_cure(o->name, &best, cure) : "", err);
+            return wrong_word(o->name, step, element, rule, text ? tree_suggestion(o->name, &best, suggestion) : "",
+                              err);
         }
         if (mask >> id & 1)
             return attn_fail(err, ATTN_INVALID, tree_pointer(member, o->name, step),
@@ -255,8 +256,8 @@ static const char *unit_of(const char *name)
     return length > 3 && !strcmp(name + length - 3, "_ms") ? ", in milliseconds" : "";
 }
 
-attn_status decode_option(const struct decode_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
-                          attn_error *err)
+attn_status parse_option(const struct parse_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
+                         attn_error *err)
 {
     void *const to = (char *)item + o->offset;
     attn_status status = ATTN_OK;
@@ -296,11 +297,11 @@ attn_status decode_option(const struct decode_reader *r, const proto_option *o, 
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
         const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* and of a gradient */
-        char list[ATTN_DTYPE_LIST_BYTES], cure[TREE_CURE_BYTES];
+        char list[ATTN_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))
             return wrong_word(o->name, NULL, value, attn_dtype_list(dtypes, list),
-                              decode_dtype_cure(ATTN_T_out, false, value, cure), err);
+                              parse_dtype_suggestion(ATTN_T_out, false, value, suggestion), err);
         *(attn_dtype *)to = dtype;
         break;
     }

@@ -1,15 +1,15 @@
-/* naps.h: waits for an event that will come soon, on a core that stays awake.
+/* polling_sleep.h: waits for an event that will come soon, on a core that stays awake.
  *
  * A core that has been idle for long sleeps deeply and takes 0.1 ms or more to wake. After less than 0.1 ms of
  * idleness it takes a few microseconds. A thread that sleeps until a 1 ms kernel ends therefore notices its end 0.1 ms
  * late. Here the thread wakes every NAP_NS instead, for at most NAPS_NS. This polling takes some 5 % of the core's
  * time, and meanwhile the core can run other threads (tests/load/README.md). */
-#ifndef NAPS_H
-#define NAPS_H
+#ifndef POLLING_SLEEP_H
+#define POLLING_SLEEP_H
 
 #include <stdint.h>
 
 /* Returns when this epoll instance has events, or at until_ns (clock_ns()). */
-void naps_until(int epoll_fd, int64_t until_ns);
+void polling_sleep_until(int epoll_fd, int64_t until_ns);
 
 #endif

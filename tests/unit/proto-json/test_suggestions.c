@@ -1,5 +1,5 @@
-/* test_habits.c: the words of proto-json/habits.c, each in a body. A word that a member, a dtype or a choice has taken
- * since, or that stands in two rows, would be told nothing or another cure. */
+/* test_suggestions.c: the words of proto-json/suggestions.c, each in a body. A word that a member, a dtype or a choice has taken
+ * since, or that stands in two rows, would be told nothing or another suggestion. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "codec.h"
-#include "proto-json/habits.h"
+#include "proto-json/suggestions.h"
 
 /* The operation of this name; PROTO_OP_COUNT: the place is none. */
 static proto_op op_named(const char *place)
@@ -24,8 +24,8 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
     static const struct {
         const char *place, *body;
     } bodies[] = {
-        { HABIT_INPUT, "{\"inputs\":[{\"name\":\"q\",\"%s\":1}]}" },
-        { HABIT_TENSOR, "{\"q\":{\"%s\":1}}" },
+        { SUGGESTION_INPUT, "{\"inputs\":[{\"name\":\"q\",\"%s\":1}]}" },
+        { SUGGESTION_TENSOR, "{\"q\":{\"%s\":1}}" },
         { "q", "{\"q\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
         { "k", "{\"k\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
         { "v", "{\"v\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
@@ -36,8 +36,8 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
         { "encoding", "{\"encoding\":\"%s\"}" },
         { "outputs", "{\"outputs\":[\"%s\"]}" },
     };
-    if (op_named(place) < PROTO_OP_COUNT || strcmp(place, HABIT_CACHE) == 0 || strcmp(place, HABIT_LENGTH) == 0 ||
-        strcmp(place, HABIT_KSERVE) == 0) {
+    if (op_named(place) < PROTO_OP_COUNT || strcmp(place, SUGGESTION_CACHE) == 0 ||
+        strcmp(place, SUGGESTION_LENGTH) == 0 || strcmp(place, SUGGESTION_KSERVE) == 0) {
         snprintf(body, capacity, "{\"%s\":1}", word);
         return;
     }
@@ -57,11 +57,10 @@ static void refuse_kserve(const char *body, attn_error *err)
     struct decoded d = { 0 };
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, &d.memory };
-    proto_decoder *const decoder = proto_decoder_new(&proto_kserve, model.op, &limits, &memory);
-    proto_decoder_kserve(decoder, &model, (int64_t)strlen(body));
-    if (proto_decoder_feed(decoder, body, strlen(body), err) == ATTN_OK)
-        (void)proto_decoder_finish(decoder, &d.call, err);
-    proto_decoder_free(decoder);
+    proto_parser *const parser = proto_parser_new(&proto_kserve, model.op, &limits, &memory);
+    proto_parser_kserve(parser, &model, (int64_t)strlen(body));
+    if (proto_parser_feed(parser, body, strlen(body), err) == ATTN_OK) (void)proto_parser_finish(parser, &d.call, err);
+    proto_parser_free(parser);
     decoded_clear(&d);
 }
 
@@ -70,13 +69,13 @@ static void refuse(const char *place, const char *body, attn_error *err)
 {
     const proto_op op = op_named(place);
     *err = (attn_error){ 0 };
-    if (strcmp(place, HABIT_CACHE) == 0) {
+    if (strcmp(place, SUGGESTION_CACHE) == 0) {
         proto_cache cache;
         if (proto_cache_read(body, strlen(body), &cache, err) == ATTN_OK) proto_cache_clear(&cache);
-    } else if (strcmp(place, HABIT_LENGTH) == 0) {
+    } else if (strcmp(place, SUGGESTION_LENGTH) == 0) {
         int64_t length;
         (void)proto_length_read(body, strlen(body), true, &length, err);
-    } else if (strcmp(place, HABIT_KSERVE) == 0 || strcmp(place, HABIT_INPUT) == 0) {
+    } else if (strcmp(place, SUGGESTION_KSERVE) == 0 || strcmp(place, SUGGESTION_INPUT) == 0) {
         refuse_kserve(body, err);
     } else {
         struct decoded d = { 0 };
@@ -87,62 +86,64 @@ static void refuse(const char *place, const char *body, attn_error *err)
     if (err->status != ATTN_INVALID) fail_msg("%s: %s\nis not refused: %s", place, body, err->text);
 }
 
-static void check_word(const struct habit *habit, const char *place, const char *word)
+static void check_word(const struct suggestion *suggestion, const char *place, const char *word)
 {
     attn_error err;
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
     /* What the message says already is not said twice: "belongs to backward, POST /v1/attention/backward". */
-    const char *const path = strstr(habit->cure, "/v1/attention/"), *const said = path ? strstr(err.text, path) : NULL;
-    if (said && strstr(err.text, ": belongs to ") && strstr(err.text, habit->cure) == NULL) return;
-    snprintf(end, sizeof end, "; %s", habit->cure);
+    const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
+                                                                                   path ? strstr(err.text, path) : NULL;
+    if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;
+    snprintf(end, sizeof end, "; %s", suggestion->suggestion);
     const size_t length = strlen(err.text), tail = strlen(end);
     if (length < tail || strcmp(err.text + length - tail, end) != 0)
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
 /* What a dtype is taken for is no word of the table, so that one look is enough. */
-static void check_dtype(const struct habit *habit, const char *word)
+static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
-    char name[HABIT_DTYPE_BYTES];
+    char name[SUGGESTION_DTYPE_BYTES];
     proto_dtype dtype;
     if (proto_dtype_parse(word, &dtype)) fail_msg("%s is taken as it is", word);
-    assert_string_equal(habit_dtype(word, name), habit->cure);
-    assert_null(habit_of(HABIT_DTYPE, habit->cure));
+    assert_string_equal(suggestion_dtype(word, name), suggestion->suggestion);
+    assert_null(suggestion_of(SUGGESTION_DTYPE, suggestion->suggestion));
 }
 
 /* Calls `each` for every part of a list with spaces between them. */
-static void for_each(const char *list, const struct habit *habit, const char *place,
-                     void (*each)(const struct habit *habit, const char *place, const char *part))
+static void for_each(const char *list, const struct suggestion *suggestion, const char *place,
+                     void (*each)(const struct suggestion *suggestion, const char *place, const char *part))
 {
     char parts[4096], *rest = NULL;
     assert_true((size_t)snprintf(parts, sizeof parts, "%s", list) < sizeof parts);
-    for (char *part = strtok_r(parts, " ", &rest); part; part = strtok_r(NULL, " ", &rest)) each(habit, place, part);
+    for (char *part = strtok_r(parts, " ", &rest); part; part = strtok_r(NULL, " ", &rest))
+        each(suggestion, place, part);
 }
 
-static void check_word_at(const struct habit *habit, const char *place, const char *word)
+static void check_word_at(const struct suggestion *suggestion, const char *place, const char *word)
 {
-    if (strcmp(place, HABIT_DTYPE) == 0) check_dtype(habit, word);
-    else check_word(habit, place, word);
+    if (strcmp(place, SUGGESTION_DTYPE) == 0) check_dtype(suggestion, word);
+    else check_word(suggestion, place, word);
 }
 
-static void check_words_at(const struct habit *habit, const char *unused, const char *place)
+static void check_words_at(const struct suggestion *suggestion, const char *unused, const char *place)
 {
     (void)unused;
-    for_each(habit->words, habit, place, check_word_at);
+    for_each(suggestion->words, suggestion, place, check_word_at);
 }
 
-static void test_every_word_gets_the_cure_of_its_row(void **state)
+static void test_every_word_gets_the_suggestion_of_its_row(void **state)
 {
     (void)state;
-    for (const struct habit *habit = habits; habit->places; habit++)
-        for_each(habit->places, habit, NULL, check_words_at);
+    for (const struct suggestion *suggestion = suggestions; suggestion->places; suggestion++)
+        for_each(suggestion->places, suggestion, NULL, check_words_at);
 }
 
-/* Who does what a cure says is not refused for it: its 'names', and the "names": of what to write,
+/* Who does what a suggestion says is not refused for it: its 'names', and the "names": of what to write,
  * are taken at that place. */
-static void check_name(const struct habit *habit, const char *place, const char *name)
+static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
     attn_error err;
@@ -151,30 +152,30 @@ static void check_name(const struct habit *habit, const char *place, const char 
     body_of(place, name, body, sizeof body);
     refuse(place, body, &err);
     for (size_t i = 0; i < ARRAY_SIZE(refusals); i++)
-        if (strstr(err.text, refusals[i])) fail_msg("%s: %s\nsays then: %s", place, habit->cure, err.text);
+        if (strstr(err.text, refusals[i])) fail_msg("%s: %s\nsays then: %s", place, suggestion->suggestion, err.text);
 }
 
-static void check_names_at(const struct habit *habit, const char *unused, const char *place)
+static void check_names_at(const struct suggestion *suggestion, const char *unused, const char *place)
 {
     (void)unused;
-    if (op_named(place) == PROTO_OP_COUNT && strcmp(place, HABIT_CACHE) != 0) return;
-    for (const char *at = habit->cure; (at = strpbrk(at, "'\"")); at++) {
+    if (op_named(place) == PROTO_OP_COUNT && strcmp(place, SUGGESTION_CACHE) != 0) return;
+    for (const char *at = suggestion->suggestion; (at = strpbrk(at, "'\"")); at++) {
         char name[64];
         const char quote = *at++;
         const size_t length = strcspn(at, (const char[]){ quote, '\0' });
         snprintf(name, sizeof name, "%.*s", (int)length, at);
         at += length;
         assert_int_equal(*at, quote);
-        if (quote == '\'' || at[1] == ':') check_name(habit, place, name);
+        if (quote == '\'' || at[1] == ':') check_name(suggestion, place, name);
     }
 }
 
-static void test_no_cure_leads_to_the_next_refusal(void **state)
+static void test_no_suggestion_leads_to_the_next_refusal(void **state)
 {
     (void)state;
-    for (const struct habit *habit = habits; habit->places; habit++)
-        for_each(habit->places, habit, NULL, check_names_at);
-    for (const struct habit *topic = habit_topics; topic->places; topic++)
+    for (const struct suggestion *suggestion = suggestions; suggestion->places; suggestion++)
+        for_each(suggestion->places, suggestion, NULL, check_names_at);
+    for (const struct suggestion *topic = suggestion_topics; topic->places; topic++)
         for_each(topic->places, topic, NULL, check_names_at);
 }
 
@@ -197,21 +198,21 @@ static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **sta
         { "forward", "unmasked", NULL },
         { "forward", "frobnicate", NULL },
         { "forward", "__", NULL },
-        { HABIT_TENSOR, "valid_mask", NULL },
+        { SUGGESTION_TENSOR, "valid_mask", NULL },
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        const char *const says = habit_topic(cases[i].place, cases[i].word);
+        const char *const says = suggestion_topic(cases[i].place, cases[i].word);
         if (cases[i].says == NULL) assert_null(says);
         else if (says == NULL || strstr(says, cases[i].says) == NULL)
             fail_msg("%s: %s\nsays: %s\nmust say: %s", cases[i].place, cases[i].word, says, cases[i].says);
     }
 }
 
-static void test_each_operation_has_its_own_cures(void **state)
+static void test_each_operation_has_its_own_suggestions(void **state)
 {
     static const struct {
-        const char *place, *word, *cure;
+        const char *place, *word, *suggestion;
     } cases[] = {
         { "forward", "deterministic", "leave it out, the same kernel always gives the same bits" },
         { "backward", "gradOutput", "write 'dout'" },
@@ -219,12 +220,12 @@ static void test_each_operation_has_its_own_cures(void **state)
         { "forward", "block_size", "leave it out, with 'page_table' it is shape[1] of k" },
         { "decode", "block_size",
           "leave it out, 'caches' names one for each row of q, and each knows its length and its pages" },
-        { HABIT_CACHE, "block_size", "write 'page_size', 64 or 128" },
+        { SUGGESTION_CACHE, "block_size", "write 'page_size', 64 or 128" },
         { "backward", "block_table", "backward has no pages; send k and v whole, or with 'cu_seqlens_k'" },
         { "append", "block_table", NULL },
-        { HABIT_CACHE, "num_key_value_heads",
+        { SUGGESTION_CACHE, "num_key_value_heads",
           "write 'kv_heads', the heads of keys and values; q may have a multiple of them" },
-        { HABIT_CACHE, "head_size", "write 'head_dim'" },
+        { SUGGESTION_CACHE, "head_size", "write 'head_dim'" },
         { "decode", "tree_mask",
           "write 'keep_mask' (uint8 or bool, 1: may attend), which is of the last keys of each row" },
         { "decode", "past_key_values", "POST /v1/caches makes one; write its id into 'caches'" },
@@ -234,25 +235,25 @@ static void test_each_operation_has_its_own_cures(void **state)
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        const char *const cure = habit_of(cases[i].place, cases[i].word);
-        if (cases[i].cure == NULL) assert_null(cure);
-        else assert_string_equal(cure, cases[i].cure);
+        const char *const suggestion = suggestion_of(cases[i].place, cases[i].word);
+        if (cases[i].suggestion == NULL) assert_null(suggestion);
+        else assert_string_equal(suggestion, cases[i].suggestion);
     }
 }
 
 static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
-    assert_string_equal(habit_of("forward", "Softmax_Scale"), "write 'scale'");
-    assert_string_equal(habit_of("forward", "scale_factor"), "write 'scale'"); /* the last of its row */
-    assert_string_equal(habit_of("forward", "softmaxScale"), "write 'scale'");
-    assert_string_equal(habit_of("forward", "softmax-scale"), "write 'scale'");
-    assert_null(habit_of("forward", ""));
-    assert_null(habit_of("forward", "_"));
-    assert_null(habit_of("forward", " "));
-    assert_null(habit_of("forward", "causal_mas"));
-    assert_null(habit_of("forward", "query queries"));
-    assert_null(habit_of(HABIT_TENSOR, "is_causal"));
+    assert_string_equal(suggestion_of("forward", "Softmax_Scale"), "write 'scale'");
+    assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'"); /* the last of its row */
+    assert_string_equal(suggestion_of("forward", "softmaxScale"), "write 'scale'");
+    assert_string_equal(suggestion_of("forward", "softmax-scale"), "write 'scale'");
+    assert_null(suggestion_of("forward", ""));
+    assert_null(suggestion_of("forward", "_"));
+    assert_null(suggestion_of("forward", " "));
+    assert_null(suggestion_of("forward", "causal_mas"));
+    assert_null(suggestion_of("forward", "query queries"));
+    assert_null(suggestion_of(SUGGESTION_TENSOR, "is_causal"));
 }
 
 static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
@@ -260,22 +261,22 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
     static uint8_t bytes[3 << 20];
     (void)state;
     memset(bytes, 0xd3, sizeof bytes); /* "09PT": P is none, 0 and 9 are */
-    assert_false(habit_is_hex(bytes, sizeof bytes));
+    assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */
-    assert_true(habit_is_hex(bytes, sizeof bytes));
+    assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[sizeof bytes / 2] = 0xff; /* far behind them */
-    assert_true(habit_is_hex(bytes, sizeof bytes));
+    assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[0] = 0xff;
-    assert_false(habit_is_hex(bytes, sizeof bytes));
+    assert_false(suggestion_is_hex(bytes, sizeof bytes));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_word_gets_the_cure_of_its_row),
-        cmocka_unit_test(test_no_cure_leads_to_the_next_refusal),
+        cmocka_unit_test(test_every_word_gets_the_suggestion_of_its_row),
+        cmocka_unit_test(test_no_suggestion_leads_to_the_next_refusal),
         cmocka_unit_test(test_a_name_with_a_known_part_gets_advice_about_that_part),
-        cmocka_unit_test(test_each_operation_has_its_own_cures),
+        cmocka_unit_test(test_each_operation_has_its_own_suggestions),
         cmocka_unit_test(test_a_word_is_a_whole_one_in_any_case),
         cmocka_unit_test(test_many_hexadecimal_digits_are_known_by_the_first),
     };

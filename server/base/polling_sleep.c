@@ -1,5 +1,5 @@
-/* naps.c: see naps.h. */
-#include "server/base/naps.h"
+/* polling_sleep.c: see polling_sleep.h. */
+#include "server/base/polling_sleep.h"
 
 #include <poll.h>
 #include <stddef.h>
@@ -7,7 +7,7 @@
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 
-void naps_until(int epoll_fd, int64_t until_ns)
+void polling_sleep_until(int epoll_fd, int64_t until_ns)
 {
     struct pollfd fd = { .fd = epoll_fd, .events = POLLIN };
     const struct timespec nap = { 0, NAP_NS };

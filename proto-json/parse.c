@@ -2,11 +2,11 @@
  *
  * The format's reader (format.h) has taken the tensor values out of the body and made a tree of what is left, which is
  * small. Here names get their meaning, whatever the format was. Three tables say it all: attn_tensors[]
- * (kernels/attention.h) for the members that are tensors, proto_options[] (decode_options.c) for the rest, and
+ * (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the rest, and
  * proto_operations[] (operations.h) for what an operation takes of both. A member that an operation does not take is
  * refused by name.
  *
- *     body -> reader -> tree -> object() -> decode_tensor(), decode_option() -> attn_check() -> proto_call
+ *     body -> reader -> tree -> object() -> parse_tensor(), parse_option() -> attn_check() -> proto_call
  *                 \---> memory -------------^
  *
  * Invariants:
@@ -16,7 +16,7 @@
  *   3. A problem without error in a proto_call has passed attn_check() and its outputs have shapes; only one with a
  *      `context` has not, for its tensors are elsewhere.
  *   4. In an envelope the fault of one problem is its own; broken JSON, limits and lack of memory fail the whole. */
-#include "decode_internal.h"
+#include "parse_internal.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@
 #include <strings.h>
 
 #include "format.h"
-#include "habits.h"
+#include "suggestions.h"
 #include "hints.h"
 #include "text/text.h"
 
@@ -69,15 +69,15 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     struct text_nearest best = { name, NULL, 3 };
     tree_member member;
     char listed[64];
-    const char *const own = proto_operations[op].name, *const cure = habit_of(own, name);
+    const char *const own = proto_operations[op].name, *const suggestion = suggestion_of(own, name);
     tree_pointer(member, NULL, name);
     if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id))
         return attn_fail(err, ATTN_INVALID, member, "%s: is computed here and cannot be given", name);
     if (other < PROTO_OP_COUNT) {
         const char *const path = proto_operations[other].path;
-        const bool more = cure && !strstr(cure, path);
+        const bool more = suggestion && !strstr(suggestion, path);
         return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s%s%s", name,
-                         proto_operations[other].name, path, more ? "; " : "", more ? cure : "");
+                         proto_operations[other].name, path, more ? "; " : "", more ? suggestion : "");
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
@@ -105,7 +105,7 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
 }
 
 /* Checks a problem whose keys and values are in caches, as far as possible without reading the caches. */
-static attn_status of_caches(const struct decode_reader *r, const proto_item *item, attn_error *err)
+static attn_status of_caches(const struct parse_reader *r, const proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
@@ -134,7 +134,7 @@ static attn_status of_caches(const struct decode_reader *r, const proto_item *it
     return ATTN_OK;
 }
 
-static attn_status object(const struct decode_reader *r, const cJSON *value, proto_item *item, attn_error *err)
+static attn_status object(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     char quote[TREE_QUOTE_BYTES];
     attn_status status;
@@ -146,9 +146,9 @@ static attn_status object(const struct decode_reader *r, const cJSON *value, pro
         const proto_option *o = option_named(member->string);
         const int id = tensor_named(member->string);
         if (tree_repeated(value, member)) return tree_twice(NULL, member->string, err);
-        if (o && (o->ops >> r->op & 1)) status = decode_option(r, o, member, item, err);
+        if (o && (o->ops >> r->op & 1)) status = parse_option(r, o, member, item, err);
         else if (id < ATTN_TENSOR_COUNT && proto_takes_tensor(r->op, (attn_tensor_id)id))
-            status = decode_tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
+            status = parse_tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
         else status = foreign(r->op, member->string, err);
         if (status != ATTN_OK) return status;
     }
@@ -193,17 +193,17 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
 
-struct proto_decoder {
+struct proto_parser {
     proto_op op;
     proto_limits limits;
     const proto_format *format;
     void *reader;
 };
 
-proto_decoder *proto_decoder_new(const proto_format *format, proto_op op, const proto_limits *limits,
-                                 const proto_memory *memory)
+proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
+                               const proto_memory *memory)
 {
-    proto_decoder *d = calloc(1, sizeof *d);
+    proto_parser *d = calloc(1, sizeof *d);
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
@@ -216,49 +216,49 @@ proto_decoder *proto_decoder_new(const proto_format *format, proto_op op, const 
     return d;
 }
 
-void proto_decoder_kserve(proto_decoder *decoder, const proto_model *model, int64_t json_bytes)
+void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes)
 {
-    decoder->op = model->op;
-    decoder->format->begin(decoder->reader, model, json_bytes);
+    parser->op = model->op;
+    parser->format->begin(parser->reader, model, json_bytes);
 }
 
-const proto_sequence *proto_decoder_sequence(const proto_decoder *decoder)
+const proto_sequence *proto_parser_sequence(const proto_parser *parser)
 {
-    return decoder->format->sequence ? decoder->format->sequence(decoder->reader) : NULL;
+    return parser->format->sequence ? parser->format->sequence(parser->reader) : NULL;
 }
 
-void proto_decoder_free(proto_decoder *decoder)
+void proto_parser_free(proto_parser *parser)
 {
-    if (!decoder) return;
-    decoder->format->close(decoder->reader);
-    free(decoder);
+    if (!parser) return;
+    parser->format->close(parser->reader);
+    free(parser);
 }
 
-attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t count, attn_error *err)
+attn_status proto_parser_feed(proto_parser *parser, const void *bytes, size_t count, attn_error *err)
 {
-    return decoder->format->feed(decoder->reader, bytes, count, err);
+    return parser->format->feed(parser->reader, bytes, count, err);
 }
 
-proto_op proto_decoder_op(const proto_decoder *decoder)
+proto_op proto_parser_op(const proto_parser *parser)
 {
-    return decoder->op;
+    return parser->op;
 }
 
-size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
+size_t proto_parser_skeleton_bytes(const proto_parser *parser)
 {
-    return decoder->format->skeleton_bytes(decoder->reader);
+    return parser->format->rest_bytes(parser->reader);
 }
 
-size_t proto_decoder_held_bytes(const proto_decoder *decoder)
+size_t proto_parser_held_bytes(const proto_parser *parser)
 {
-    return decoder->format->held_bytes ? decoder->format->held_bytes(decoder->reader) : 0;
+    return parser->format->held_bytes ? parser->format->held_bytes(parser->reader) : 0;
 }
 
-attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, int *count, attn_error *err)
+attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int *count, attn_error *err)
 {
     *shared = NULL;
     *count = 0;
-    return decoder->format->shared ? decoder->format->shared(decoder->reader, shared, count, err) : ATTN_OK;
+    return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
 /* attn_check() reads the values of all other tensors. For these it checks only their sizes. */
@@ -269,9 +269,9 @@ bool proto_may_lie_on_device(attn_tensor_id id)
     return may >> id & 1;
 }
 
-attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err)
+attn_status proto_parser_shared_room(proto_parser *parser, attn_error *err)
 {
-    return decoder->format->shared_room ? decoder->format->shared_room(decoder->reader, err) : ATTN_OK;
+    return parser->format->shared_room ? parser->format->shared_room(parser->reader, err) : ATTN_OK;
 }
 
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors)
@@ -285,7 +285,7 @@ static attn_status no_memory(attn_error *err)
 }
 
 /* Reads {"requests": [...]}, which may have no other member. */
-static attn_status envelope(const proto_decoder *d, const struct decode_reader *r, const cJSON *root, proto_call *call,
+static attn_status envelope(const proto_parser *d, const struct parse_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[d->op];
@@ -326,15 +326,15 @@ static attn_status envelope(const proto_decoder *d, const struct decode_reader *
     return ATTN_OK;
 }
 
-/* Makes room, behind the lifted values, for the tensors that the decoder makes. */
-static attn_status make_room(struct format_body *body, struct decode_room *room, attn_error *err)
+/* Makes room, behind the extracted values, for the tensors that the parser makes. */
+static attn_status make_room(struct format_body *body, struct parse_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");
     const size_t used = SCAN_ALIGNED(body->memory_bytes);
     attn_error why = { 0 };
-    room->left = requests ? 0 : decode_room_of(body->root, used);
+    room->left = requests ? 0 : parse_room_of(body->root, used);
     for (const cJSON *one = requests ? requests->child : NULL; one; one = one->next)
-        room->left += decode_room_of(one, used);
+        room->left += parse_room_of(one, used);
     if (room->left == 0) return ATTN_OK;
     const attn_status status = scan_make_room(body->room, used, room->left, &why);
     if (status != ATTN_OK) {
@@ -347,14 +347,14 @@ static attn_status make_room(struct format_body *body, struct decode_room *room,
     return ATTN_OK;
 }
 
-attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err)
+attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_error *err)
 {
     struct format_body body = { 0 };
-    struct decode_reader r = { .op = decoder->op };
-    struct decode_room room = { 0 };
+    struct parse_reader r = { .op = parser->op };
+    struct parse_room room = { 0 };
     char quote[TREE_QUOTE_BYTES];
     proto_call *made = NULL;
-    attn_status status = decoder->format->finish(decoder->reader, &body, err);
+    attn_status status = parser->format->finish(parser->reader, &body, err);
     const cJSON *const root = body.root;
     *call = NULL;
     if (status != ATTN_OK) return status;
@@ -364,8 +364,8 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
         status = no_memory(err);
         goto out;
     }
-    made->op = decoder->op;
-    made->answer = made->format = decoder->format;
+    made->op = parser->op;
+    made->answer = made->format = parser->format;
     if (body.inputs) memcpy(made->inputs, body.inputs, sizeof made->inputs);
     made->model = body.model;
     made->sequence = body.sequence;
@@ -378,21 +378,21 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     }
     if ((status = make_room(&body, &room, err)) != ATTN_OK) goto out;
     r.room = &room;
-    r.lifts = body.lifts;
-    r.lift_count = body.lift_count;
+    r.extracts = body.extracts;
+    r.extract_count = body.extract_count;
     r.memory = body.memory;
     made->memory_bytes = body.memory_bytes;
     if (!cJSON_IsObject(root)) {
         status = attn_fail(err, ATTN_INVALID, "", "the body is %s%s, must be an object with %s%s",
                            tree_string(root) ? "a string, " : "", tree_describe(root, quote),
-                           proto_operations[decoder->op].members,
+                           proto_operations[parser->op].members,
                            tree_string(root)     ? "; was it encoded twice?"
                            : cJSON_IsArray(root) ? "; several problems are {\"requests\": [{...}, {...}]}"
                                                  : "");
         goto out;
     }
     if (cJSON_GetObjectItemCaseSensitive(root, "requests")) {
-        status = envelope(decoder, &r, root, made, err);
+        status = envelope(parser, &r, root, made, err);
     } else {
         made->items = calloc(1, sizeof *made->items);
         made->count = 1;

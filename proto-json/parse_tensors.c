@@ -1,5 +1,5 @@
-/* decode_tensors.c: members that are tensors, and hints for wrong values. See decode.c. */
-#include "decode_internal.h"
+/* parse_tensors.c: members that are tensors, and hints for wrong values. See decode.c. */
+#include "parse_internal.h"
 
 #include <assert.h>
 #include <math.h>
@@ -10,14 +10,14 @@
 #include <strings.h>
 
 #include "base64.h"
-#include "habits.h"
+#include "suggestions.h"
 #include "text/text.h"
 
 /* ---- Values of the tree ------------------------------------------------------------------------------------------ */
 
 #define UNITS "abcdefghijklmnopqrstuvwxyz%" /* "5s", "10%" */
 
-const char *decode_value_cure(const cJSON *value)
+const char *parse_value_suggestion(const cJSON *value)
 {
     const char *const text = tree_string(value);
     char *end;
@@ -35,11 +35,11 @@ const char *decode_value_cure(const cJSON *value)
     return *end == '\0' ? ", without quotes" : ", without quotes and unit";
 }
 
-const char *decode_integer_cure(const cJSON *value)
+const char *parse_integer_suggestion(const cJSON *value)
 {
     const char *const text = tree_number(value);
     if (text) return strpbrk(text, ".eE") ? "; it is written without point and exponent" : "";
-    return cJSON_IsNull(value) ? "" : decode_value_cure(value);
+    return cJSON_IsNull(value) ? "" : parse_value_suggestion(value);
 }
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
@@ -56,11 +56,11 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
 }
 
 /* A hint for a size that is not an integer. */
-static const char *size_cure(const cJSON *size)
+static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);
     if (text && *text == '-') return "; no size can be left open";
-    return decode_integer_cure(size);
+    return parse_integer_suggestion(size);
 }
 
 static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, attn_error *err)
@@ -85,7 +85,7 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
         if (!tree_integer(size, 0, TREE_INTEGER_MAX, &t->shape[a])) {
             snprintf(member, sizeof member, "/%s/shape/%d", name, a);
             return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to 2^31 - 1%s",
-                             name, a, tree_describe(size, quote), size_cure(size));
+                             name, a, tree_describe(size, quote), size_suggestion(size));
         }
     t->rank = rank;
     return ATTN_OK;
@@ -93,22 +93,22 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 
 /* Do the brackets of an array agree with the shape? A flat list of the right length agrees. An array without
  * elements agrees if it ends at the shape's first 0. */
-static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
+static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
-    if (lift->rank == 1 && (t->rank > 1 || lift->shape[0] == t->shape[0]))
+    if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
         return true; /* the number of elements is checked elsewhere */
-    if (lift->rank > t->rank || (lift->rank < t->rank && lift->elements)) return false;
-    for (int a = 0; a < lift->rank; a++)
-        if (lift->shape[a] != t->shape[a]) return false;
+    if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
+    for (int a = 0; a < extract->rank; a++)
+        if (extract->shape[a] != t->shape[a]) return false;
     return true;
 }
 
 /* A hint where the brackets of `data` do not agree with the shape. */
-static const char *nesting_cure(const scan_lift *lift, const attn_tensor *t)
+static const char *nesting_suggestion(const scan_extract *extract, const attn_tensor *t)
 {
-    const bool four = lift->rank == 4 && t->rank == 4;
-    return four && lift->shape[0] == t->shape[0] && lift->shape[1] == t->shape[2] && lift->shape[2] == t->shape[1] &&
-                   lift->shape[3] == t->shape[3]
+    const bool four = extract->rank == 4 && t->rank == 4;
+    return four && extract->shape[0] == t->shape[0] && extract->shape[1] == t->shape[2] &&
+                   extract->shape[2] == t->shape[1] && extract->shape[3] == t->shape[3]
                ? "; if the data are [B, H, S, D], write their shape, and \"layout\": \"bhsd\""
                : "";
 }
@@ -132,36 +132,38 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* A hint that names this dtype; "" for none. Returns `cure`. */
-static const char *bytes_cure(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
-                              char cure[TREE_CURE_BYTES])
+/* A hint that names this dtype; "" for none. Returns `suggestion`. */
+static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
+                                    char suggestion[TREE_SUGGESTION_BYTES])
 {
     const char *const other = dtype_of_bytes(dtype, bytes, elements);
     proto_dtype taken;
-    *cure = '\0';
+    *suggestion = '\0';
     if (other && proto_dtype_parse(other, &taken) && proto_dtype_takes(id, &taken))
-        snprintf(cure, TREE_CURE_BYTES, "; %llu would be right for %s: is that the array's dtype?",
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; %llu would be right for %s: is that the array's dtype?",
                  (unsigned long long)bytes, other);
     else if (other)
-        snprintf(cure, TREE_CURE_BYTES, "; %llu would be right for %s: convert the array to %s",
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; %llu would be right for %s: convert the array to %s",
                  (unsigned long long)bytes, other, dtype->name);
-    return cure;
+    return suggestion;
 }
 
 /* A hint for a wrong number of bytes. */
-static const char *length_cure(attn_tensor_id id, const scan_lift *lift, const uint8_t *bytes, const proto_dtype *dtype,
-                               uint64_t elements, char cure[TREE_CURE_BYTES])
+static const char *length_suggestion(attn_tensor_id id, const scan_extract *extract, const uint8_t *bytes,
+                                     const proto_dtype *dtype, uint64_t elements,
+                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
-    const char *const file = lift->bytes ? habit_bytes(bytes, lift->bytes) : NULL;
-    const bool text = lift->kind == SCAN_BASE64;
+    const char *const file = extract->bytes ? suggestion_bytes(bytes, extract->bytes) : NULL;
+    const bool text = extract->kind == SCAN_BASE64;
     const uint64_t needed = elements * dtype->bytes;
-    if (text && lift->bytes == 0) snprintf(cure, TREE_CURE_BYTES, "; the string is empty");
-    else if (text && lift->bytes == BASE64_ENCODED(needed) && habit_is_base64(bytes, lift->bytes))
-        snprintf(cure, TREE_CURE_BYTES, "; the bytes are base64 again: was it encoded twice?");
-    else if (file) snprintf(cure, TREE_CURE_BYTES, "; %s", file);
-    else if (text && habit_is_hex(bytes, lift->bytes)) snprintf(cure, TREE_CURE_BYTES, "; %s", habit_hex);
-    else (void)bytes_cure(id, dtype, lift->bytes, elements, cure);
-    return cure;
+    if (text && extract->bytes == 0) snprintf(suggestion, TREE_SUGGESTION_BYTES, "; the string is empty");
+    else if (text && extract->bytes == BASE64_ENCODED(needed) && suggestion_is_base64(bytes, extract->bytes))
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; the bytes are base64 again: was it encoded twice?");
+    else if (file) snprintf(suggestion, TREE_SUGGESTION_BYTES, "; %s", file);
+    else if (text && suggestion_is_hex(bytes, extract->bytes))
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; %s", suggestion_hex);
+    else (void)bytes_suggestion(id, dtype, extract->bytes, elements, suggestion);
+    return suggestion;
 }
 
 /* Turns int64 into int32 in place: element i is written where element i / 2 was read. */
@@ -190,83 +192,84 @@ static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, at
     return ATTN_OK;
 }
 
-static attn_status data(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, const proto_dtype *dtype,
+static attn_status data(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, const proto_dtype *dtype,
                         attn_tensor *t, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
     tree_member member;
-    char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], cure[TREE_CURE_BYTES];
-    const scan_lift *lift;
+    char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
+    const scan_extract *extract;
     int64_t bytes, elements;
-    if (!cJSON_IsNumber(value)) /* numbers in a skeleton are always indices of lifted values */
+    if (!cJSON_IsNumber(value)) /* numbers in a rest are always indices of extracted values */
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
                          tree_describe(value, quote), cJSON_IsObject(value) || cJSON_IsNull(value) ? "; " : "",
-                         cJSON_IsObject(value) ? habit_typed_array
+                         cJSON_IsObject(value) ? suggestion_typed_array
                          : cJSON_IsNull(value) ? "JSON.stringify() writes null for undefined and NaN"
                                                : "");
-    lift = &r->lifts[(int)value->valuedouble];
-    switch (lift->fault) {
+    extract = &r->extracts[(int)value->valuedouble];
+    switch (extract->fault) {
     case SCAN_FINE: break;
     case SCAN_BASE64_CHARACTER:
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is not base64 at character %llu (byte %llu of the body): %s", name,
-                         (unsigned long long)lift->position, (unsigned long long)lift->at, lift->reason);
+                         (unsigned long long)extract->position, (unsigned long long)extract->at, extract->reason);
     case SCAN_BASE64_ENDS:
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data ends after %llu characters of base64, inside a group of four; %s", name,
-                         (unsigned long long)lift->position, lift->reason);
+                         (unsigned long long)extract->position, extract->reason);
     case SCAN_ARRAY_TEXT:
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: data at byte %llu of the body: %s",
-                         name, (unsigned long long)lift->at, lift->reason);
+                         name, (unsigned long long)extract->at, extract->reason);
     case SCAN_ARRAY_ELEMENT:
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: element %llu of data: %s", name,
-                         (unsigned long long)lift->position, lift->reason);
+                         (unsigned long long)extract->position, extract->reason);
     }
     if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes) || !attn_shape_elements(t->rank, t->shape, &elements) ||
         __builtin_mul_overflow(elements, (int64_t)dtype->bytes, &bytes))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
                          "%s: shape %s of %s is more bytes than can be counted", name,
                          shape_text(t->rank, t->shape, must), dtype->name);
-    if (lift->kind == SCAN_ARRAY && lift->elements != elements)
+    if (extract->kind == SCAN_ARRAY && extract->elements != elements)
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
-                         "%s: data has %lld numbers, shape %s needs %lld%s", name, (long long)lift->elements,
+                         "%s: data has %lld numbers, shape %s needs %lld%s", name, (long long)extract->elements,
                          shape_text(t->rank, t->shape, must), (long long)elements,
-                         dtype->bytes > 1 && elements > 0 && lift->elements == bytes
+                         dtype->bytes > 1 && elements > 0 && extract->elements == bytes
                              ? "; are these its bytes? They are sent in base64"
                              : "");
-    if (lift->kind == SCAN_ARRAY && !nesting_fits(lift, t))
+    if (extract->kind == SCAN_ARRAY && !nesting_fits(extract, t))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
-                         "%s: data is nested as %s, shape is %s%s", name, shape_text(lift->rank, lift->shape, is),
-                         shape_text(t->rank, t->shape, must), nesting_cure(lift, t));
-    if (lift->kind == SCAN_ARRAY && (!lift->typed || lift->dtype != t->dtype))
+                         "%s: data is nested as %s, shape is %s%s", name, shape_text(extract->rank, extract->shape, is),
+                         shape_text(t->rank, t->shape, must), nesting_suggestion(extract, t));
+    if (extract->kind == SCAN_ARRAY && (!extract->typed || extract->dtype != t->dtype))
         return attn_fail(err, ATTN_INTERNAL, tree_pointer(member, name, "data"), "%s: data was not converted to %s",
                          name, attn_dtype_name(t->dtype));
-    *t = attn_tensor_make(lift->device ? lift->device
-                          : r->memory  ? r->memory + lift->offset
-                                       : NULL,
+    *t = attn_tensor_make(extract->device ? extract->device
+                          : r->memory     ? r->memory + extract->offset
+                                          : NULL,
                           t->dtype, t->rank, t->shape);
-    if (lift->kind == SCAN_ARRAY) return ATTN_OK;
-    if (lift->bytes != (uint64_t)bytes)
-        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
-                         "%s: data has %zu bytes, shape %s of %s needs %lld%s", name, lift->bytes,
-                         shape_text(t->rank, t->shape, must), dtype->name, (long long)bytes,
-                         lift->device ? "" : length_cure(id, lift, t->data, dtype, (uint64_t)elements, cure));
+    if (extract->kind == SCAN_ARRAY) return ATTN_OK;
+    if (extract->bytes != (uint64_t)bytes)
+        return attn_fail(
+            err, ATTN_INVALID, tree_pointer(member, name, "data"),
+            "%s: data has %zu bytes, shape %s of %s needs %lld%s", name, extract->bytes,
+            shape_text(t->rank, t->shape, must), dtype->name, (long long)bytes,
+            extract->device ? "" : length_suggestion(id, extract, t->data, dtype, (uint64_t)elements, suggestion));
     return dtype->bytes > attn_dtype_bytes(dtype->as) ? narrow(name, t, elements, err) : ATTN_OK;
 }
 
-attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
-                        int64_t size, const char *pointer, attn_error *err)
+attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
+                       int64_t size, const char *pointer, attn_error *err)
 {
     attn_tensor t;
-    char must[SHAPE_BYTES], cure[TREE_CURE_BYTES];
+    char must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     int64_t bytes, elements;
     if (!of_shape || shape(id, of_shape, &t, NULL) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements) ||
         __builtin_mul_overflow(elements, (int64_t)dtype->bytes, &bytes) || bytes == size)
         return ATTN_OK;
     return attn_fail(err, ATTN_INVALID, pointer, "%s: %s is %lld, shape %s of %s needs %lld%s", attn_tensors[id].name,
                      what, (long long)size, shape_text(t.rank, t.shape, must), dtype->name, (long long)bytes,
-                     bytes_cure(id, dtype, (uint64_t)size, (uint64_t)elements, cure));
+                     bytes_suggestion(id, dtype, (uint64_t)size, (uint64_t)elements, suggestion));
 }
 
 /* Names of dtypes that exist but are not taken. Their numbers have fewer than 8 bits, or share scales, and no
@@ -289,29 +292,32 @@ static const char *first_dtype(attn_tensor_id id)
     return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
 }
 
-const char *decode_dtype_cure(attn_tensor_id id, bool given, const cJSON *value, char cure[TREE_CURE_BYTES])
+const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
+                                   char suggestion[TREE_SUGGESTION_BYTES])
 {
     const char *const word = tree_string(value);
-    char name[HABIT_DTYPE_BYTES];
+    char name[SUGGESTION_DTYPE_BYTES];
     proto_dtype dtype;
     const bool four_bits = word && !strcmp(word, "F4"); /* safetensors' F4; NumPy's f4 has four bytes */
     const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
-    const bool known = word && proto_dtype_parse(habit_dtype(word, name), &dtype) && !four_bits;
-    const char *const habit = word ? habit_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
-    *cure = '\0';
-    if (!word) return cure;
-    if (given && habit_big_endian(word))
-        snprintf(cure, TREE_CURE_BYTES, "; its bytes must be little-endian, x.astype(x.dtype.newbyteorder('<'))");
-    else if (known && proto_dtype_takes(id, &dtype)) snprintf(cure, TREE_CURE_BYTES, "; write %s", dtype.name);
+    const bool known = word && proto_dtype_parse(suggestion_dtype(word, name), &dtype) && !four_bits;
+    const char *const found = word ? suggestion_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
+    *suggestion = '\0';
+    if (!word) return suggestion;
+    if (given && suggestion_big_endian(word))
+        snprintf(suggestion, TREE_SUGGESTION_BYTES,
+                 "; its bytes must be little-endian, x.astype(x.dtype.newbyteorder('<'))");
+    else if (known && proto_dtype_takes(id, &dtype))
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; write %s", dtype.name);
     else if (!given && (known || begins_like(name, other_dtypes, COUNT(other_dtypes))))
-        snprintf(cure, TREE_CURE_BYTES, "; convert what comes back");
-    else if (!given) return cure;
-    else if (habit) snprintf(cure, TREE_CURE_BYTES, "; %s", habit);
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; convert what comes back");
+    else if (!given) return suggestion;
+    else if (found) snprintf(suggestion, TREE_SUGGESTION_BYTES, "; %s", found);
     else if (floating && (four_bits || begins_like(name, packed_dtypes, COUNT(packed_dtypes))))
-        snprintf(cure, TREE_CURE_BYTES, "; dequantise it to float16 or bfloat16");
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; dequantise it to float16 or bfloat16");
     else if (known || begins_like(name, other_dtypes, COUNT(other_dtypes)))
-        snprintf(cure, TREE_CURE_BYTES, "; convert it to %s", first_dtype(id));
-    return cure;
+        snprintf(suggestion, TREE_SUGGESTION_BYTES, "; convert it to %s", first_dtype(id));
+    return suggestion;
 }
 
 /* The error for a missing member of a tensor. */
@@ -348,7 +354,7 @@ static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
     return (size_t)count > most / sizeof(int32_t) ? 0 : SCAN_ALIGNED((size_t)count * sizeof(int32_t));
 }
 
-size_t decode_room_of(const cJSON *problem, size_t most)
+size_t parse_room_of(const cJSON *problem, size_t most)
 {
     size_t bytes = 0;
     const cJSON *const packed = cJSON_GetObjectItemCaseSensitive(problem, attn_tensors[ATTN_T_cu_seqlens_q].name);
@@ -361,8 +367,8 @@ size_t decode_room_of(const cJSON *problem, size_t most)
     return bytes;
 }
 
-/* Takes zeroed memory, which decode_room_of() has counted. */
-static void *take(const struct decode_reader *r, size_t bytes)
+/* Takes zeroed memory, which parse_room_of() has counted. */
+static void *take(const struct parse_reader *r, size_t bytes)
 {
     uint8_t *const at = r->room->at;
     const size_t whole = SCAN_ALIGNED(bytes);
@@ -372,7 +378,7 @@ static void *take(const struct decode_reader *r, size_t bytes)
     return memset(at, 0, whole);
 }
 
-void decode_starts_of_keys(const struct decode_reader *r, attn_problem *p)
+void decode_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
@@ -383,7 +389,7 @@ void decode_starts_of_keys(const struct decode_reader *r, attn_problem *p)
 }
 
 /* One number for all heads: makes a tensor [1]. */
-static attn_status number(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
+static attn_status number(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -401,14 +407,14 @@ static attn_status number(const struct decode_reader *r, attn_tensor_id id, cons
 
 /* ---- A member that is a tensor ----------------------------------------------------------------------------------- */
 
-attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
-                          attn_error *err)
+attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
+                         attn_error *err)
 {
     static const char *const names[] = { "shape", "dtype", "data" };
     const char *const name = attn_tensors[id].name;
     const cJSON *members[COUNT(names)] = { 0 };
     tree_member member;
-    char quote[TREE_QUOTE_BYTES], list[PROTO_DTYPE_LIST_BYTES], cure[TREE_CURE_BYTES];
+    char quote[TREE_QUOTE_BYTES], list[PROTO_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const char *word;
     proto_dtype dtype;
     attn_status status;
@@ -419,7 +425,8 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
             "%s: is %s, must be %san object: {\"shape\": [...], \"dtype\": \"%s\", \"data\": base64 or "
             "numbers}%s",
             name, tree_describe(value, quote), proto_may_be_number(id) ? "a number or " : "", first_dtype(id),
-            cJSON_IsNull(value) && id != ATTN_T_q && id != ATTN_T_k && id != ATTN_T_v ? decode_value_cure(value) : "");
+            cJSON_IsNull(value) && id != ATTN_T_q && id != ATTN_T_k && id != ATTN_T_v ? parse_value_suggestion(value)
+                                                                                      : "");
     for (const cJSON *part = value->child; part; part = part->next) {
         struct text_nearest best = { part->string, NULL, 3 };
         size_t i = 0;
@@ -427,7 +434,7 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
         while (i < COUNT(names) && strcmp(part->string, names[i])) i++;
         if (i == COUNT(names)) {
             for (i = 0; i < COUNT(names); i++) text_consider(&best, names[i]);
-            return tree_unknown(HABIT_TENSOR, name, &best, " (a tensor has shape, dtype and data)", err);
+            return tree_unknown(SUGGESTION_TENSOR, name, &best, " (a tensor has shape, dtype and data)", err);
         }
         members[i] = part;
     }
@@ -438,7 +445,7 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
     if (!word || !proto_dtype_parse(word, &dtype) || !proto_dtype_takes(id, &dtype))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "dtype"), "%s: dtype is %s, must be %s%s", name,
                          tree_describe(members[1], quote), proto_dtype_list(id, list),
-                         decode_dtype_cure(id, true, members[1], cure));
+                         parse_dtype_suggestion(id, true, members[1], suggestion));
     t->dtype = dtype.as;
     return data(r, id, members[2], &dtype, t, err);
 }
