@@ -15,7 +15,7 @@ enum {
     NUMBERS = 1 << 19,     /* that all rows together take, but for LEAST_ROWS: a millisecond; */
     ROW_NUMBERS = 1 << 19, /* and one row: of more keys some are taken, evenly spread from one that `draw` picks */
     ROW_KEYS = 1 << 16,    /* the same where bias and slopes alone are looked at */
-    TILE = 64,             /* queries that kernels know the largest number of: this many at least */
+    TILE = 64,             /* kernels know the largest number of a tile of queries; a tile has at least so many */
 };
 
 /* A problem, and bounds on its numbers. */
@@ -125,7 +125,7 @@ static double product_most(const struct look *look, double q, double k)
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    if (!(dot < FLT_MAX)) return INFINITY; /* a sum on the way may be infinite, whatever the scale makes of it */
+    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum may be infinite, even if the scaled score is not */
     return scale * dot;
 }
 

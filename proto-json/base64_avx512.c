@@ -19,11 +19,10 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* What is written is asked for this many bytes before its turn: it was last used by another core, which computed on
- * it. */
+/* Memory to be written is prefetched this many bytes ahead. Another core used it last and has it in its cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
-/* What the characters 0 to 127 stand for; F where nothing. */
+/* The values of the characters 0 to 127; F for a character that is not base64's. */
 #define F 0x80
 static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
     F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* 0x00 */
@@ -71,7 +70,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
     size_t done = 0;
-    /* Four vectors share one test; where it fails the loop below finds the place. */
+    /* One test covers four vectors. If it fails, the loop below finds the bad character. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m512i s[UNROLL], any = _mm512_setzero_si512();
         for (int i = 0; i < UNROLL; i++) {

@@ -82,8 +82,9 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
     for (int r = 0; r < rows; r++) memcpy(to + r * ld_to, from + r * ld_from, (size_t)cols * sizeof(float));
 }
 
-/* 32 or 16 rows of one panel, at C with all 32 columns there. With two parts, all four products of a part of A and
- * a part of B; with three, those of parts a + b < 3: the others are too small to matter (simd_split.h). */
+/* Computes 32 or 16 rows of one panel. C has room for all 32 columns. With two parts it adds all four products of a
+ * part of A and a part of B. With three it adds the products of parts a and b with a + b < 3, because the others are
+ * too small to matter (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,
                                                              int64_t lda, const uint16_t *B, int64_t ldb, float *C,
                                                              int64_t ldc, bool add)

@@ -68,8 +68,8 @@ VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
     }
 }
 
-/* `pairs` pairs of rows, and a quarter of a panel. The last pair may have a second row that does not count. `pairs` is
- * a constant in every copy, so that the sums are registers. */
+/* Computes `pairs` pairs of rows of a quarter of a panel. The second row of the last pair may be unused. Every copy of
+ * this inlined function has a constant `pairs`, so that the sums stay in registers. */
 VEC void gemm_block(const int pairs, int rows, int k, const uint16_t *A, int64_t lda, const uint16_t *B, float *C,
                     int64_t ldc, int width, bool add, const float *rescale)
 {

@@ -156,7 +156,7 @@ static void look_at_body(struct request *request, const char *bytes, size_t coun
              "application/x-safetensors");
 }
 
-/* Returns how much of the piece is left for another call. */
+/* Takes a piece of the body. Returns how many of its bytes are left for another call. */
 size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -332,7 +332,7 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        break; /* to be queued: transaction.h knows whether its step began, and job->part.device is the lost one */
+        break; /* queued; after INLINE_BEGAN its transaction has begun, after INLINE_LOST job->part.device is lost */
     }
     return hand_over(request, false);
 }

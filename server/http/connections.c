@@ -111,7 +111,7 @@ static void drop(struct connections *connections, struct connection *connection)
     free(connection);
 }
 
-/* Under the lock. The web server has closed it without having begun with it. */
+/* Drops a connection that the web server closed before it read from it. Call this with the lock held. */
 static void drop_lost(struct connections *connections, struct connection *connection)
 {
     drop(connections, connection);
@@ -211,8 +211,8 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* Has this connection sent nothing that we have not read? For a connection that never spoke the kernel knows; where it
- * does not (a unix socket), the answer is no, and the head's deadline decides. */
+/* Returns whether nothing that this connection has sent is unread. For a connection that has sent nothing yet, the
+ * kernel tells. It does not for a unix socket: then the result is false, and the deadline of the head decides. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -254,9 +254,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* Does this connection, which has not moved lately, hold up a drain? One that could take a request is closed only when
- * there are none: a balancer that has some would send one in the very moment,
- * and not know whether it may send it again. */
+/* Returns whether this connection, on which nothing has moved lately, delays the end of draining. An idle connection is
+ * closed only when no requests come any more. Otherwise a load balancer might send a request at that moment, and would
+ * not know whether it may send it again. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {

@@ -46,7 +46,7 @@ bool first_bytes_is_due(struct first_bytes_turn *turn, int64_t now_ms, uint64_t 
     return true;
 }
 
-/* Logs that the client of this socket speaks the protocol `what`. */
+/* Logs that the client of this socket speaks the protocol `what`, for example TLS. */
 static void tell(enum first_bytes what, int fd)
 {
     static const char *const reasons[FIRST_BYTES_COUNT] = {

@@ -188,7 +188,8 @@ static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const
     return MHD_NO;
 }
 
-/* Who writes options there would get an answer without them, or have something done that was not meant. */
+/* Refuses a query in the URL of a request that is not a GET. A client that writes options there would otherwise get an
+ * answer that does not heed them. */
 static void check_query(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

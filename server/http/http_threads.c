@@ -106,7 +106,7 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
     return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
-/* Refused or changed by somebody else, a thread stays as it is. */
+/* A thread that the system refuses to move, or that another program has moved, stays where it is. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);
@@ -163,7 +163,7 @@ static _Thread_local struct {
     int count;              /* requests of this thread that are with the loop */
     const _Atomic int *all; /* and those of all threads */
     int64_t until_ns;       /* for the end of the last one that went there, the core is kept awake */
-    int64_t expected_ns;    /* 0; or until when a client is expected to come back at once */
+    int64_t expected_ns;    /* time until which the next request of a client is expected at once; 0: none is */
 } awaited;
 
 void http_threads_await(int more, const _Atomic int *all)

@@ -34,8 +34,8 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops at most `pieces` of LINGER_DROP_BYTES, and takes them off *left_bytes; of TCP the system does not even copy
- * them. False: the client has closed its side, or the connection is broken. */
+/* Drops at most `pieces` of LINGER_DROP_BYTES of received bytes and subtracts them from *left_bytes. For TCP the system
+ * does not copy the bytes. Returns false if the client has closed its side or the connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];
@@ -83,8 +83,8 @@ static void reset_on_close(int fd)
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* May it be closed, now that it is prepared for that? A cut one reads as ended whatever its client does: of that only
- * the delivery counts. */
+/* Returns whether the socket may be closed, after it has dropped what its client sent. A socket that was cut always
+ * reads as ended. For it, only the delivery of the answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);

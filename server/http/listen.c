@@ -207,14 +207,14 @@ static void set_options(const struct listener *listener, int fd)
 {
     const int on = 1, idle = LISTEN_KEEPALIVE_S, timeout = LISTEN_USER_TIMEOUT_MS;
     if (listener->is_unix) return;
-    /* All of these only make things better: a system that refuses one serves without it. */
+    /* These options only improve how the socket works. The server goes on without one that the system refuses. */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
 }
 
-/* No descriptors left: accepts one client with the spare one, to refuse it. False when not even that works. */
+/* No descriptors are left: accepts one client with the spare descriptor and refuses it. Returns false if that fails. */
 static bool refuse_with_spare(struct listener *listener)
 {
     if (spare_fd < 0) return false;
@@ -337,8 +337,8 @@ void listener_stop(struct listener *listener)
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* Left open, it would let clients in for as long as the drain takes, and reset them at its end; a balancer that is
-     * refused goes to the next server at once. A supervisor has a descriptor of its own. */
+    /* An open listener would accept clients while the server drains, and reset them at the end. A load balancer whose
+     * connection is refused goes to the next server at once. A supervisor keeps its own descriptor. */
     close(listener->fd);
     listener->fd = -1;
 }

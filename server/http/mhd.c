@@ -434,5 +434,6 @@ void http_server_resume(struct request *request)
 {
     struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);
-    MHD_resume_connection(mhd); /* the request is the HTTP thread's from here on: touch nothing */
+    MHD_resume_connection(
+        mhd); /* the HTTP thread owns the request from here on, so nothing of it may be read or written here */
 }

@@ -71,7 +71,8 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Finds what is wrong with the head, as far as libmicrohttpd has read it. False: nothing that we would refuse. */
+/* Looks for a mistake in the part of the head that libmicrohttpd has read. Returns false if there is none that this
+ * server refuses. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     struct exchange *const exchange = exchange_of(request);

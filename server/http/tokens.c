@@ -18,8 +18,9 @@
 
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
-    struct caller *caller;          /* a reference */
-    char name[METRICS_LABEL_BYTES]; /* what a new account is called: the comment behind the token, else its line */
+    struct caller *caller; /* a reference */
+    char name
+        [METRICS_LABEL_BYTES]; /* name of a new account: the comment behind the token, or else the number of its line */
 };
 
 struct token_list {
@@ -252,7 +253,8 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
             tokens->list->tokens[i].text; /* volatile: the compiler must not stop early either */
         unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
-        /* All ones where nothing differs, without a branch. A token that is listed twice has one account. */
+        /* `same` is all ones if no byte differs, else 0; there is no branch, so the time tells nothing. A token that is
+         * listed twice has one account, so `found` is never a mixture of two. */
         const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
         found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }

@@ -25,8 +25,8 @@
 
 /* ---- Features: the rows of the kernels --------------------------------------------------------------------------- */
 
-/* The feature that an option of the wire needs; 0: none. The seed is dropout's; layouts are strides, and other options
- * are the server's own business. */
+/* Returns the feature of kernels that an option of the protocol needs; 0: none. The seed belongs to dropout. A layout
+ * only changes strides, and kernels do not see the other options. */
 static uint64_t feature_of(const char *option)
 {
     if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
@@ -35,7 +35,7 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* Is it one of those that compute `op`? The keys and values of caches are in pages. */
+/* Returns whether the kernel computes `op`. A decode needs pages, because caches consist of pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
@@ -197,7 +197,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     json_raw(j, "}");
 }
 
-/* The number of refusals for each reason that there was: "rejected_queue_full". The page at / shows all of these. */
+/* Writes the number of refusals for each reason that has occurred: "rejected_queue_full". The page at / shows them. */
 static void put_refusals(struct json *j)
 {
     for (int error = 0; error <= PROTO_ERROR_COUNT; error++) {

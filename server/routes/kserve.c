@@ -36,7 +36,7 @@ static const proto_model *model_at(int n)
     return NULL;
 }
 
-/* What of Triton's protocol is spoken here beside the core. */
+/* The extensions of Triton's protocol that this server has, as GET /v2 lists them. */
 static const char *const extensions[] = { "binary_tensor_data",  "parameters",       "statistics",
                                           "model_configuration", "model_repository", "sequence" };
 
@@ -83,7 +83,7 @@ static bool is_listed(const proto_model *model, attn_tensor_id id)
     return is_required(model, id) || is_optional(model, id);
 }
 
-/* q's dtype where the tensor may have it, else the only one that it may have. */
+/* Returns q's dtype if the tensor may have it, and else the only dtype that the tensor may have. */
 static const char *datatype_of(const proto_model *model, attn_tensor_id id)
 {
     const unsigned dtypes = attn_tensor_dtypes(id);
@@ -164,7 +164,7 @@ char *kserve_ready(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-/* A list of names in one string, as ModelConfig has parameters. */
+/* Writes a list of names as one string, because a parameter of ModelConfig is a string. */
 static void put_names(struct json *j, const char *name, const struct text *names)
 {
     json_comma(j);

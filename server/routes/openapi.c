@@ -99,7 +99,7 @@ static const struct {
 };
 
 /* clang-format off */
-/* A request that people can read: two queries over three keys, one head, head size 2. */
+/* An example request that is short enough to read: two queries, three keys, one head, head size 2. */
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"

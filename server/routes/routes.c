@@ -218,7 +218,7 @@ static const struct route_body tensors[] = {
     { NULL, NULL, NULL, NULL },
 };
 
-/* KServe's requests, whatever they say that they are: the stock client says nothing. */
+/* A KServe request may have any Content-Type or none; the stock client sends none. */
 static const char *const as_whatever[] = { "*", NULL };
 static const struct route_body infer[] = {
     { "application/json", as_whatever, &proto_kserve, NULL },
@@ -319,7 +319,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
       .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
 
-/* An operation of proto_operations[] that a device runs: its row has what the document says of it. */
+/* The route of an operation of proto_operations[] that a device runs. The OpenAPI document's text is in that row. */
 #define OPERATION(op_, at, name, title, tag_, errors_, ...) \
     { ROUTE_POST, at, name, PORT_MAIN, .token = PORT_MAIN, .bodies = tensors, .op = op_, \
       .doc = { .tag = tag_, .body = title "Request", .parameters = { __VA_ARGS__ }, .errors = errors_, \
@@ -434,7 +434,7 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 
 #define NO_MODEL "; there is no language model here, " ROUTES_WHERE_TO
 
-/* How paths of other servers begin, and what else there is to say. */
+/* The beginnings of paths that other servers have, and what the message of a 404 says about each. */
 static const struct {
     const char *begins, *says;
     bool surely; /* use this row even where a path of ours is spelt like it */

@@ -26,7 +26,7 @@ static bool is_offered(struct request *request)
     return false;
 }
 
-/* The name in the path; NULL: there is none, all regions are meant. */
+/* Returns the region's name in the path; NULL: the path has none, and the request is about all regions. */
 static const char *name_of(const struct request *request, char text[ROUTE_PARAMETER_BYTES + 1])
 {
     const struct slice name = request->parameters[0];
@@ -89,7 +89,7 @@ void shared_memory_cuda_status(struct request *request, struct answer *answer)
     answer_status(request, REGION_CUDA, answer);
 }
 
-/* Keys are the operator's and the client's business, and are not logged. */
+/* Keys of shared memory concern only the operator and the client, so they are not logged. */
 static void log_region(const struct request *request, const char *event, const char *name, const char *what,
                        long long n)
 {

@@ -88,14 +88,13 @@ struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    volatile uint32_t
-        *note;      /* pinned memory: the number of the last note that the device has come to; NULL: it writes none */
-    uint32_t notes; /* put on the stream so far */
-    int *counter;   /* see cuda_chip */
+    volatile uint32_t *note; /* in pinned memory: number of the last note that the device has reached; NULL: no notes */
+    uint32_t notes;          /* put on the stream so far */
+    int *counter;            /* see cuda_chip */
     /* Pinned memory, two bytes: cuda_chip.found, and whether a problem has left rows out (left_rows()). */
     uint8_t *found;
     bool every_row;    /* its problems leave none out */
-    bool after_decode; /* the last that was queued is decode.cu's, and writes these */
+    bool after_decode; /* decode.cu's kernel was queued last; it writes `written` */
     memory_range written[2];
 };
 
@@ -139,12 +138,13 @@ int device_count(void)
     return count;
 }
 
-/* Of the memory that is free when the device is opened, this share is ours unless an option says otherwise: the
- * context, the kernels and a neighbour's changes need the rest. */
+/* Share of the memory free at attn_open() that a device may use, unless an option sets it. The rest is for the context,
+ * the kernels, and other processes. */
 const double MEMORY_SHARE = 0.85;
 
-/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row of the same operation before it is tried. To
- * test and to time the others on a chip that has all; where the operation has no such row it means nothing. */
+/* ATTN_CUDA_FAMILY=NAME, a family of the table of kernels (sm90, generic, ...): rows of the same operation that stand
+ * before this family's are not tried. So the others can be tested and timed on a chip that has all. An operation
+ * without a row of this family is not affected. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -153,8 +153,8 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* ATTN_CUDA_COPIES=threads: kernels that have two ways for keys and values take the one without the copy engine. To
- * test that they give the same bits, and to time them. */
+/* ATTN_CUDA_COPIES=threads: a kernel with two versions runs the one that does not use the copy engine. Tests compare
+ * the bits of both versions with it, and benchmarks their times. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
@@ -180,7 +180,7 @@ void list_kernels(device *d)
     }
 }
 
-/* The driver's function that has a stream write a word; NULL: there is none. */
+/* The driver's function that makes a stream write a word; NULL: the driver has none. */
 PFN_cuStreamWriteValue32_v11070 word_writer()
 {
     PFN_cuStreamWriteValue32_v11070 write = nullptr;
@@ -313,7 +313,8 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     if (!b) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
-    if (code == cudaErrorMemoryAllocation) { /* a neighbour may have grown: what we keep may be what is missing */
+    if (code ==
+        cudaErrorMemoryAllocation) { /* another process may have taken memory: free the unused blocks and try again */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
@@ -398,8 +399,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* The driver has refused what a client sent, for one of many reasons, some of which stand for a lost device elsewhere.
- * It is the client's fault as long as the device works on. */
+/* The driver refused what a client sent. Some of its error codes mean a lost device in other calls. Here they mean a
+ * client's mistake as long as the device still works. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -473,7 +474,7 @@ attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
     if (status != ATTN_OK) return status;
     const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return ATTN_OK;
-    cudaGetLastError(); /* where it stands for a lost device, that device's next call says so */
+    cudaGetLastError(); /* if the device is lost, its next call returns that error again */
     return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
                      (int)code);
 }
@@ -500,8 +501,9 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Bytes of the marks of rows that may be left to later launches (cuda_args.rows_later). 0: the rows, one key after the
- * other, would not take much longer than a step. decode.cu has few rows, and simple.cu has no tiles. */
+/* Bytes of the marks for rows that a kernel may leave to later launches (cuda_args.rows_later). Returns 0 where no rows
+ * are left: such rows are computed one key after the other, and here that takes little longer than a step.
+ * decode.cu has few rows, and simple.cu has no tiles. */
 size_t mark_bytes(const device *d, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

@@ -82,9 +82,8 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* A warp issues the loads of the tiles of keys, by its first lane. Which page and row a tile is in
- * is looked up by all lanes for 32 tiles at once, long before, so that no tile waits for memory
- * twice. */
+/* The first lane of one warp issues the loads of the tiles of keys. All lanes look up the pages and rows of 32 tiles at
+ * once, well before these are loaded, so that no load waits for the page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;

@@ -105,7 +105,7 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
-/* Written out to the last rounding, for it is done in two kernels and may not differ. */
+/* Two kernels compute this and must get the same bits, so every rounding is written explicitly. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
