@@ -599,7 +599,7 @@ typedef struct attn_plan {
     uint64_t features;      /* attn_features() of the problem */
     size_t workspace_bytes; /* bytes that this problem adds to attn_workspace(); 0 where the backend sizes all
                              * problems together */
-    const void *variant;    /* the variant of the kernel, in a representation that the kernel defines */
+    const void *variant;    /* the variant of the kernel; what it points to is defined by the kernel */
     attn_geometry geometry; /* geometry of the problem, where the backend needs it */
 } attn_plan;
 

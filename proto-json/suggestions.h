@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The place of a word. For a member of a problem it is the operation's name, as in proto_operations[],
+/* Where a word may stand. For a member of a problem this is the operation's name, as in proto_operations[],
  * because each operation takes other members. */
 #define SUGGESTION_CACHE  "cache"  /* a member of the body that creates a cache */
 #define SUGGESTION_LENGTH "length" /* a member of the body of a fork or a truncation */

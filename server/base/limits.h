@@ -277,10 +277,11 @@ enum {
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
 /* Work that is put on a stream at a time, about: 10 to 50 ms on GPUs from sm_80 on. */
 #define DEVICE_GROUP_FLOPS 1e13
-/* Kernels that a flow may have queued on a GPU, in seconds of its time, unless they are one piece of one batch. */
+/* Most seconds of device time, by estimate, that kernels of one flow may have queued on a GPU. */
 #define DEVICE_FLOW_SECONDS 0.05
-/* A piece: what a call of attn_run_some() queues. Shorter ones than the other never wait for their turn. */
+/* Seconds that one call of attn_run_some() queues, at most. */
 #define DEVICE_PIECE_SECONDS 0.025
+/* Work that takes fewer seconds never waits for the flow's turn. */
 #define DEVICE_SHORT_SECONDS 0.005
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */

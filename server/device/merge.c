@@ -168,8 +168,8 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL
-                                                                       : 0; /* tensors in the pool need no memory */
+    /* Tensors in the pool need no memory. */
+    const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL : 0;
     size_t bytes = 0;
     void *memory;
     *wide = widened(slot, leader);

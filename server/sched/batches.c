@@ -45,7 +45,7 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
 
 /* Begins the cache transactions that can begin, from the oldest on; their jobs may then leave. If no transaction has
  * ended since the last full scan, only new ones are examined: one may have a thousand caches, and hundreds may wait. */
-static void begin_steps(struct loop *loop)
+static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->transactions_changed;
@@ -106,7 +106,7 @@ void batches_dispatch(struct loop *loop)
     struct server *server = loop->server;
     struct device *device;
     uint64_t passed_over = 0;
-    if (loop->transactions_changed || loop->transactions_arrived) begin_steps(loop);
+    if (loop->transactions_changed || loop->transactions_arrived) begin_transactions(loop);
     while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
         struct asked asked = { .device = device, .now_ns = clock_ns(), .wait_ns = INT64_MAX };

@@ -1,11 +1,13 @@
-/* transaction.h: requests whose keys and values are in caches (decode, append). A "step" is such a request's cache
- * transaction (struct cache_step, caches.h), with the problem that a device computes.
+/* transaction.h: requests whose keys and values are in caches (decode, append). The cache
+ * transaction (struct cache_step, caches.h) of such a request, with the problem that a device computes.
  *
- *   transaction_prepare()  thread that prepares the job  checks the caches; completes and checks the problem
- *   transaction_begin()    loop, until it begins         puts tables into staging memory and points the problem at them
- *   transaction_end()      loop, when the device is done commits or not, also when no request waits for it any more
- *                   (an HTTP thread that runs the job itself calls both: device/inline.c; no other step waits then)
- *   transaction_free()     with the job */
+ *   transaction_prepare()  the thread that prepares the job  checks the caches; completes and checks the problem
+ *   transaction_begin()    the loop, until it begins         puts page tables into staging memory
+ *   transaction_end()      the loop, after the device        commits or not, even if no request waits for it any more
+ *   transaction_free()     with the job
+ *
+ * An HTTP thread that runs the job itself calls the second and the third (device/inline.c). It does so only where no
+ * other transaction waits. */
 #ifndef TRANSACTION_H
 #define TRANSACTION_H
 

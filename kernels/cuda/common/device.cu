@@ -52,8 +52,8 @@ enum { MOST_KERNELS = 32 };
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter has a line of the cache to itself */
 
-/* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled, and work of other streams
- * shares the device with it: a client waits for as much of each stream of another. A new call takes some 30 us. */
+/* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled, and the work of all other
+ * streams shares the device with it. */
 const double SOME_STEPS = 1.2;
 
 /* Before the marks of rows that were left: cuda_args.rows_found, where the stream and not the host reads it. */
@@ -313,8 +313,8 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     if (!b) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
-    if (code ==
-        cudaErrorMemoryAllocation) { /* another process may have taken memory: free the unused blocks and try again */
+    if (code == cudaErrorMemoryAllocation) {
+        /* Another process may have taken memory. Unused blocks are freed, and it is tried again. */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
