@@ -804,6 +804,11 @@ bool judge_step(judge *j)
     return j->phase == PHASE_DONE;
 }
 
+bool judge_has_verdict(const judge *j)
+{
+    return j->phase > PHASE_COMPARE;
+}
+
 void judge_hurry(judge *j)
 {
     struct frame *const f = &j->frame;

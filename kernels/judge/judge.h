@@ -93,6 +93,8 @@ attn_status judge_open(const attn_problem *problem, const attn_tensor results[AT
 bool judge_step(judge *j);
 /* Half of the time is over: where the truth of all chosen rows is not known yet, the judge makes do with those that are. */
 void judge_hurry(judge *j);
+/* Are errors and verdict known? Explanations may still be missing. */
+bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* NULL is fine */
 
