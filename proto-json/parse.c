@@ -182,7 +182,8 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
     if (proto_operations[r->op].takes_caches) return of_caches(r, item, err);
     decode_starts_of_keys(r, &item->problem);
     if (proto_operations[r->op].judges && (status = to_judge(item, err)) != ATTN_OK) return status;
-    const attn_status prepared = proto_item_prepare(item, err);
+    attn_status prepared = proto_item_prepare(item, err);
+    if (prepared == ATTN_OK && item->results) prepared = judge_check(&item->problem, item->results, err);
     const bool wants_seed = item->problem.op == ATTN_OP_BACKWARD || proto_operations[r->op].judges;
     if (prepared == ATTN_OK && wants_seed && item->problem.dropout_p > 0 && !item->has_seed)
         return attn_fail(
