@@ -447,20 +447,26 @@ static bool has_16_bits(const struct hypothesis_facts *f)
     return f->p->q.dtype == ATTN_F16 || f->p->q.dtype == ATTN_BF16;
 }
 
+static const attn_dtype halves[] = { ATTN_F16, ATTN_BF16 };
+
 HYPOTHESIS(scores_in_16_bit)
 {
     UNUSED;
-    v->rounding = n == 0 ? ROUND_SCORES : ROUND_SCALED_SCORES;
-    return has_16_bits(f);
+    v->round_dtype = halves[n % 2];
+    v->rounding = (enum variation_rounding)(ROUND_SCORES + n / 2);
+    snprintf(words, HYPOTHESIS_WORDS, "%s", attn_dtype_name(v->round_dtype));
+    return true;
 }
 
 HYPOTHESIS(accumulated_in_16_bit)
 {
-    static const int64_t terms[] = { 1, 4, 16, 64 };
+    static const int64_t terms[] = { 1, 16, 64 };
     v->rounding = ROUND_SUMS;
-    v->tile = terms[n];
-    snprintf(words, HYPOTHESIS_WORDS, "after every %lld terms", (long long)v->tile);
-    return has_16_bits(f);
+    v->round_dtype = halves[n % 2];
+    v->round_scores_too = n / 2 % 2;
+    v->tile = terms[n / 4];
+    snprintf(words, HYPOTHESIS_WORDS, "%s", attn_dtype_name(v->round_dtype));
+    return f->given != ATTN_TENSOR_BIT(lse);
 }
 
 HYPOTHESIS(tf32_products)
@@ -658,8 +664,8 @@ const struct hypothesis hypotheses[] = {
     ROW(dv_of_unnormalized_p, 1, OTHER, "dv is of exponentials that are not divided by their sum", "compute dv with exp(score - lse)")
     ROW(softcap_derivative_missing, 1, OTHER, "the derivative of softcap is missing", "multiply dS by 1 - tanh(s / softcap)^2")
     ROW(dq_last_tile_only, 10, OTHER, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")
-    ROW(scores_in_16_bit, 2, PATTERN, "scores are rounded to 16 bits before the softmax", "keep scores in float32")
-    ROW(accumulated_in_16_bit, 4, SIZE, "sums of products are kept in 16 bits", "sum in float32")
+    ROW(scores_in_16_bit, 6, PATTERN, "scores are rounded to 16 bits before the softmax", "keep scores in float32")
+    ROW(accumulated_in_16_bit, 12, SIZE, "sums of products are kept in 16 bits", "sum in float32")
     ROW(tf32_products, 4, PATTERN, "products have the precision of TF32", "switch TF32 off where float32 is meant")
     ROW(truncated, 2, PATTERN, "numbers are cut, not rounded, to their dtype", "round to nearest, ties to even")
 };

@@ -41,8 +41,9 @@ enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
 /* How a number is rounded where exact arithmetic would not. */
 enum variation_rounding {
     ROUND_NOTHING,
-    ROUND_SCORES,        /* q.k to q's dtype */
+    ROUND_SCORES,        /* q.k to round_dtype */
     ROUND_SCALED_SCORES, /* scale q.k to it */
+    ROUND_FINAL_SCORES,  /* the score after bias and ALiBi */
     ROUND_SUMS,          /* the sums of P V and of q.k to it after every `tile` terms */
     ROUND_TF32,          /* q and k to 10 bits behind the point */
     ROUND_TF32_ALL,      /* P and v too */
@@ -84,6 +85,8 @@ typedef struct variation {
     double lse_factor;
     bool lse_without_max;
     enum variation_rounding rounding;
+    attn_dtype round_dtype;
+    bool round_scores_too; /* ROUND_SUMS: sums of q.k, too */
 
     enum variation_dropout dropout;
     double dropout_p;
