@@ -637,6 +637,19 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
+/* The one tile of keys whose part of dq is kept, for row i. */
+static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
+{
+    const int64_t tile = v->only_last_tile, rows = v->only_last_rows;
+    const int64_t from = rows > 0 ? i / rows * rows : 0;
+    const attn_range first = keys_of(c, v, from), last = keys_of(c, v, attn_min64(from + rows, c->s.Sq) - 1);
+    attn_range keys = { rows > 0 ? first.lo : 0, rows > 0 ? attn_max64(first.lo, last.hi) : c->s.Sk };
+    if (v->backwards) return (attn_range){ keys.lo / tile * tile, attn_min64((keys.lo / tile + 1) * tile, c->s.Sk) };
+    keys.lo = keys.hi > 0 ? (keys.hi - 1) / tile * tile : 0;
+    keys.hi = attn_min64(keys.lo + tile, c->s.Sk);
+    return keys;
+}
+
 /* dq of the rows, from dS in dP. */
 static void gradient_of_queries(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
@@ -647,14 +660,8 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);
         for (int64_t r = 0; r < count; r++) {
-            const attn_range keys = keys_of(c, v, row_of(v, rows, r));
-            const int64_t end = v->backwards
-                                    ? attn_min64((keys.lo / v->only_last_tile + 1) * v->only_last_tile, c->s.Sk)
-                                    : c->s.Sk;
-            const int64_t from = v->backwards  ? 0
-                                 : keys.hi > 0 ? (keys.hi - 1) / v->only_last_tile * v->only_last_tile
-                                               : 0;
-            for (int64_t j = from; j < end; j++) some[r * c->keys + j] = c->dP[r * c->keys + j];
+            const attn_range keys = only_tile(c, v, row_of(v, rows, r));
+            for (int64_t j = keys.lo; j < keys.hi; j++) some[r * c->keys + j] = c->dP[r * c->keys + j];
         }
     }
     if (v->rounding == ROUND_SUMS && !c->strange)
@@ -666,6 +673,7 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
 void compute_load_gradients(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
     load_existing(c, v, rows, &v->g.view[ATTN_T_dout], 1, 1, v->g.dims.Dv, c->Dv, c->dO);
+    round_operand(v, true, c->dO, rows->count * c->Dv);
 }
 
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
@@ -676,7 +684,11 @@ void compute_gradients(struct compute *c, const variation *v, const struct compu
     compute_load_gradients(c, v, rows);
     for (int64_t r = 0; r < count; r++) memset(c->dP + r * c->keys, 0, (size_t)columns * sizeof *c->dP);
     c->products->in_double(count, columns, d->Dv, c->dO, c->Dv, 1, c->VT, c->keys, c->dP, c->keys);
-    for (int64_t r = 0; r < count; r++) compute_row_gradients(c, v, rows, sums, r);
+    for (int64_t r = 0; r < count; r++) {
+        compute_row_gradients(c, v, rows, sums, r);
+        round_operand(v, true, c->P + r * c->keys, c->s.Sk);
+        round_operand(v, true, c->dP + r * c->keys, c->s.Sk);
+    }
     if (v->only_member < 0 || v->only_member == member) {
         add_to_keys(c, count, d->Dv, c->P, c->dO, c->Dv, c->dV);
         for (int64_t n = 0; n < count * c->D; n++) c->Q[n] *= v->g.scale * v->dk_factor;

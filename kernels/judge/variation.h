@@ -96,7 +96,8 @@ typedef struct variation {
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
     int64_t only_member;    /* dk and dv of this query head of a group; -1: of all */
-    int64_t only_last_tile; /* dq of the last tile of so many keys that the row sees; 0: of all */
+    int64_t only_last_tile; /* dq of the last tile of so many keys; 0: of all */
+    int64_t only_last_rows; /* the last that any row of a tile of so many rows may see; 0: the last of the sequence */
 
     uint64_t swapped;     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout */
     bool swapped_problem; /* the whole problem is: attention runs over the heads */
