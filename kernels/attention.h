@@ -465,10 +465,10 @@ int64_t attn_rows_that_exist(const attn_problem *p);
  * it needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
-/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). It recomputes them by
- * textbook loops in double, on one thread, and compares. The problem is a checked forward whose out has been
- * computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and about rows * Sk * (D + Dv)
- * nanoseconds. */
+/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). It recomputes them in
+ * double, on one thread, and compares. The problem is a checked forward whose out has been computed, with all
+ * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of 1 x 1024 x 8 x 64 take some
+ * 0.2 s. */
 typedef struct attn_verification {
     double max_abs;  /* the largest |got - want|; infinite where one is finite and the other is not */
     double largest;  /* the largest finite |want| */
@@ -477,8 +477,8 @@ typedef struct attn_verification {
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row, or
- * prepares K and V of the next head, which takes about as long; it says whether that was the last step.
+/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (of
+ * all rows, at most 64), or prepares K and V of the next head; it says whether that was the last step.
  * close() may be called at any time and reports what was found until then. `p` is borrowed until close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);

@@ -5,7 +5,6 @@
  *
  *   the backend "reference"    on one thread (plain.c); only tests open it as a device
  *   the backend "cpu"          on its threads, as the kernel "double": what its fast kernel was not written for
- *   attn_verify()              single rows, to compare another backend's with
  *
  *   for each sequence b, key/value head hk:         K and V of the head, as doubles
  *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of
@@ -405,99 +404,4 @@ attn_status reference_run(const attn_problem *p, struct pool *pool, const int *c
     default:
         return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a problem in double with %lld keys", (long long)d.Sk);
     }
-}
-
-/* ---- Some rows, for verification --------------------------------------------------------------------------------- */
-
-/* How far a row that a kernel wrote is from row i of r. A NaN or an infinity agrees with itself. */
-static void compare_row(struct reference *r, int64_t i, attn_verification *v)
-{
-    score_row(r, i);
-    probabilities_of_row(r, lse_of_row(r));
-    output_of_row(r, i);
-    for (int64_t e = 0; e < r->g.dims.Dv; e++) {
-        const double got = load(r, ATTN_T_out, r->h, r->s.q_start + i, e), want = r->out[e];
-        const bool same = got == want || (isnan(got) && isnan(want));
-        const double error = same ? 0 : isfinite(got) && isfinite(want) ? fabs(got - want) : INFINITY;
-        v->max_abs = fmax(v->max_abs, error);
-        if (isfinite(want)) v->largest = fmax(v->largest, fabs(want));
-    }
-}
-
-struct attn_verifier {
-    struct reference r;
-    attn_verification found;
-    int64_t total, n, next; /* rows there are; done; index of row n: n * total / rows, without overflow */
-    int64_t first;          /* index of the first row of (b, h) */
-    bool loaded;            /* K and V of (b, h) */
-};
-
-attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
-{
-    const attn_dims d = attn_dims_of(p);
-    const int64_t total = attn_rows_that_exist(p);
-    *verifier = NULL;
-    if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
-        return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
-    attn_verifier *v = calloc(1, sizeof *v);
-    if (!v) return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
-    v->total = total;
-    v->found.rows = rows < 0 || rows > total ? total : rows;
-    if (!open_reference(&v->r, p)) {
-        attn_verifier_close(v);
-        return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
-    }
-    if (d.B > 0) v->r.s = attn_sequence_of(&v->r.g, 0);
-    *verifier = v;
-    return ATTN_OK;
-}
-
-/* To the head of row `next`. B * H is bounded, so this is soon there. */
-static void go_to_head(attn_verifier *v)
-{
-    struct reference *r = &v->r;
-    while (v->next >= v->first + r->s.Sq) {
-        v->first += r->s.Sq;
-        if (++r->h == r->g.dims.H) {
-            r->h = 0;
-            r->s = attn_sequence_of(&r->g, ++r->b); /* there is one more, or there would be no row `next` */
-        }
-        v->loaded = false;
-    }
-}
-
-bool attn_verifier_step(attn_verifier *v)
-{
-    if (v->n == v->found.rows) return true;
-    go_to_head(v);
-    if (!v->loaded) {
-        v->r.hk = v->r.h / v->r.g.group;
-        load_head(&v->r);
-        v->loaded = true;
-        return false;
-    }
-    compare_row(&v->r, v->next - v->first, &v->found);
-    v->n++;
-    v->next = v->total / v->found.rows * v->n + v->total % v->found.rows * v->n / v->found.rows;
-    return v->n == v->found.rows;
-}
-
-attn_verification attn_verifier_close(attn_verifier *v)
-{
-    attn_verification found = v->found;
-    found.relative = found.max_abs == 0 ? 0 : found.largest > 0 ? found.max_abs / found.largest : INFINITY;
-    close_reference(&v->r);
-    free(v);
-    return found;
-}
-
-attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err)
-{
-    attn_verifier *verifier;
-    const attn_status status = attn_verifier_open(p, rows, &verifier, err);
-    if (status != ATTN_OK) return status;
-    while (!attn_verifier_step(verifier)) {
-    }
-    *verification = attn_verifier_close(verifier);
-    return ATTN_OK;
 }

@@ -87,7 +87,7 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Verifies one row of the current item. Returns true when no item is left. */
+/* Verifies some rows of the current item. Returns true when no item is left. */
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
