@@ -48,7 +48,7 @@ static void check_method(struct request *request, bool answers)
     if (answers) return;
     if (request->route->bodies)
         snprintf(more, sizeof more, " with tensors in the body, as JSON or binary (%s)",
-                 routes_media(request->route, media, sizeof media));
+                 route_media(request->route, media, sizeof media));
     else if (strcmp(exchange->method, "POST") == 0) snprintf(more, sizeof more, "; " ROUTES_WHERE_TO);
     else if (strcmp(exchange->method, "DELETE") == 0 && strcmp(exchange->path, "/v1/caches") == 0)
         snprintf(more, sizeof more, "; DELETE /v1/caches/{id} deletes one");
@@ -138,12 +138,12 @@ static void check_body_type(struct request *request, const struct http_head *f)
                      quoted(encoding), encoding, names_several(encoding) ? "which names several, one is taken: " : "");
         return;
     }
-    exchange->body = routes_body(request->route, type);
+    exchange->body = route_body(request->route, type);
     if (exchange->body == NULL)
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
                      "Content-Type is '%.*s', must be %s; send a JSON object or a safetensors file, and name it so",
-                     quoted(type), type, routes_media(request->route, media, sizeof media));
-    else request->answer_as = routes_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
+                     quoted(type), type, route_media(request->route, media, sizeof media));
+    else request->answer_as = route_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
 }
 
 /* KServe: how much of the body is JSON; of one that is compressed, how much of what it unpacks to. */

@@ -11,9 +11,13 @@
 #include <string.h>
 
 #include "server/routes/jsontext.h"
+#include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
+#include "server/base/staging.h"
+#include "server/caches/caches.h"
+#include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -268,4 +272,39 @@ char *info_write(const struct info_facts *facts, size_t *length)
     put_counters(&j);
     json_raw(&j, "}\n");
     return json_take(&j, length);
+}
+
+void info_answer(struct request *request, struct answer *answer)
+{
+    struct server *server = request->server;
+    const int count = devices_count(server->devices);
+    struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
+    int64_t requests, bytes;
+    if (devices == NULL) return; /* no body: 500 */
+    devices_describe(server->devices, devices);
+    queue_waiting(&server->queue, &requests, &bytes);
+    int inflight = 0;
+    struct caches_totals caches;
+    caches_totals(server->caches, &caches);
+    for (int state = 0; state < REQUEST_STATE_COUNT; state++) inflight += request_count((enum request_state)state);
+    const struct info_facts facts = {
+        .config = server->config,
+        .limits = &server->limits,
+        .state = server_phase_label(atomic_load(&server->phase)),
+        .web_library = server->web_library,
+        .loop_library = server->loop_library,
+        .uptime_s = (double)(clock_ms() - server->started_ms) / 1e3,
+        .devices = devices,
+        .device_count = count,
+        .queue_requests = requests,
+        .queue_bytes = bytes,
+        .connections = atomic_load(&server->open_connections->count),
+        .inflight_requests = inflight,
+        .staging_used_bytes = staging_leased_bytes(server->staging),
+        .kv_bytes = caches.bytes,
+    };
+    answer->status = 200;
+    answer->content_type = "application/json";
+    answer->body = info_write(&facts, &answer->length);
+    free(devices);
 }

@@ -1,9 +1,6 @@
-/* info.h: what attnd says about itself: GET /v1/info and GET /openapi.json. Both are written from the program's own
- * tables (config options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h,
- * PROTO_ERROR_MAP, the routes), so a new row there shows up here by itself.
- *
- * Every function returns a malloc'ed, NUL-ended body, *length bytes without the NUL, which the caller frees; NULL
- * when out of memory. They share no state and may be called from any thread. */
+/* info.h: what attnd says about itself at GET /v1/info. It is written from the program's own tables (config options,
+ * ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels), so that a new row of
+ * those is in the answer without a change here. */
 #ifndef INFO_H
 #define INFO_H
 
@@ -13,13 +10,13 @@
 
 #include "kernels/attention.h"
 #include "proto-json/proto.h"
-#include "server/routes/route.h"
 #include "server/base/config.h"
 #include "server/device/devices.h"
+#include "server/work/request.h"
 
 /* ---- What others know -------------------------------------------------------------------------------------------- */
 
-/* A snapshot that the core fills in for one answer. Pointers are borrowed for the call. */
+/* A snapshot for one answer. Pointers are borrowed for the call. */
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
@@ -35,10 +32,13 @@ struct info_facts {
     int64_t kv_bytes; /* for the caches of all devices */
 };
 
-/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+/* ---- The document ------------------------------------------------------------------------------------------------ */
 
-char *info_write(const struct info_facts *facts, size_t *length);            /* /v1/info: application/json */
-char *openapi_write(const struct config *config, const proto_limits *limits, /* /openapi.json: application/json */
-                    const struct route *routes, int route_count, size_t *length);
+/* The body of GET /v1/info: malloc'ed and NUL-ended, *length bytes without the NUL, the caller frees it; NULL when out
+ * of memory. It keeps no state, and any thread may call it. */
+char *info_write(const struct info_facts *facts, size_t *length);
+
+/* GET /v1/info: gathers the facts and writes them. Any thread may call it. */
+void info_answer(struct request *request, struct answer *answer);
 
 #endif

@@ -78,3 +78,9 @@ char *json_take(struct json *j, size_t *length)
 {
     return text_take(text_of(j), length);
 }
+
+void json_name(struct json *j, const char *name)
+{
+    json_comma(j);
+    json_put(j, "'%s'", name);
+}

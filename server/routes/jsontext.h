@@ -21,6 +21,8 @@ void json_constant(struct json *j, const char *text); /* ' becomes ", the rest s
 void json_raw(struct json *j, const char *text);      /* as it is */
 void json_comma(struct json *j);                      /* a comma, unless the object or array has just been opened */
 
+void json_name(struct json *j, const char *name); /* one more string in an array */
+
 /* Gives the NUL-ended text away, for free(); NULL after a failure. */
 char *json_take(struct json *j, size_t *length);
 

@@ -16,8 +16,10 @@
 #include <time.h>
 
 #include "text/text.h"
+#include "server/routes/health.h"
 #include "server/routes/route.h"
 #include "server/routes/jsontext.h"
+#include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -121,7 +123,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_raw(j, "]");
 }
 
-char *kserve_server(const struct config *config, size_t *length)
+static char *write_server(const struct config *config, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'attnd','version':'%s','extensions':[", ATTND_VERSION);
@@ -135,7 +137,7 @@ char *kserve_server(const struct config *config, size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_models(size_t *length)
+static char *write_models(size_t *length)
 {
     struct json j = { 0 };
     const proto_model *model;
@@ -148,7 +150,7 @@ char *kserve_models(size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_metadata(const proto_model *model, size_t *length)
+static char *write_metadata(const proto_model *model, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'%s','versions':['" VERSION "'],'platform':'attnd',", model->name);
@@ -157,7 +159,7 @@ char *kserve_metadata(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_ready(const proto_model *model, size_t *length)
+static char *write_ready(const proto_model *model, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'%s','ready':true}\n", model->name);
@@ -171,7 +173,7 @@ static void put_names(struct json *j, const char *name, const struct text *names
     json_put(j, "'%s':{'string_value':'%s'}", name, names->at);
 }
 
-char *kserve_config(const proto_model *model, size_t *length)
+static char *write_config(const proto_model *model, size_t *length)
 {
     enum { NAMES_BYTES = 1024 };
     struct json j = { 0 };
@@ -203,7 +205,7 @@ char *kserve_config(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_index(bool ready, bool ready_alone, size_t *length)
+static char *write_index(bool ready, bool ready_alone, size_t *length)
 {
     struct json j = { 0 };
     const proto_model *model;
@@ -321,7 +323,7 @@ static void put_statistics(struct json *j, const proto_model *model)
     json_put(j, "],'memory_usage':[]}");
 }
 
-char *kserve_stats(const proto_model *model, size_t *length)
+static char *write_stats(const proto_model *model, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'model_stats':[");
@@ -331,3 +333,79 @@ char *kserve_stats(const proto_model *model, size_t *length)
     json_raw(&j, "]}\n");
     return json_take(&j, length);
 }
+
+/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
+
+static void answer_json(struct answer *answer, char *body)
+{
+    answer->status = 200;
+    answer->content_type = "application/json";
+    answer->body = body;
+}
+
+void kserve_answer_server(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_server(request->server->config, &answer->length));
+}
+
+void kserve_answer_models(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_json(answer, write_models(&answer->length));
+}
+
+void kserve_answer_metadata(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_metadata(request->model, &answer->length));
+}
+
+void kserve_answer_ready(struct request *request, struct answer *answer)
+{
+    char why[96];
+    if (health_ready(request->server, why, sizeof why))
+        answer_json(answer, write_ready(request->model, &answer->length));
+    else request_fail(request, PROTO_E_UNAVAILABLE, NULL, "%s is not ready: %s", request->model->name, why);
+}
+
+void kserve_answer_config(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_config(request->model, &answer->length));
+}
+
+void kserve_answer_stats(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_stats(request->model, &answer->length));
+}
+
+void kserve_answer_index(struct request *request, struct answer *answer)
+{
+    char why[96];
+    attn_error err = { 0 };
+    bool ready_alone;
+    if (proto_index_read(request->text, request->text_bytes, &ready_alone, &err) == ATTN_OK)
+        answer_json(answer, write_index(health_ready(request->server, why, sizeof why), ready_alone, &answer->length));
+    else request_fail_status(request, &err);
+}
+
+/* What Triton's protocol has and this server does not offer. */
+void kserve_answer_no_loading(struct request *request, struct answer *answer)
+{
+    (void)answer;
+    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
+                 "models are not loaded or unloaded here, all of POST /v2/repository/index are always there");
+}
+
+void kserve_answer_no_settings(struct request *request, struct answer *answer)
+{
+    (void)answer;
+    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
+                 "traces and logs are set when the server starts (--log-level), not over HTTP");
+}
+
+/* A KServe request may have any Content-Type or none; the stock client sends none. */
+static const char *const as_whatever[] = { "*", NULL };
+const struct route_body kserve_bodies[] = {
+    { "application/json", as_whatever, &proto_kserve, NULL },
+    { "application/octet-stream", NULL, &proto_kserve, ROUTE_SCHEMA("InferBinary") },
+    { NULL, NULL, NULL, NULL },
+};

@@ -5,9 +5,7 @@
  * a mark, "@paths@", says where put_document() writes what this file makes of the tables:
  *
  *   the rows of the routes (route.h)   -> paths, and of each what it answers and may refuse
- *   proto_operations[]                 -> what each operation takes, needs and gives, and its summary
- *   attn_tensors[]                     -> the tensor members, their ranks, dtypes and shapes
- *   proto_options[]                    -> the other members, their types, ranges and defaults
+ *   proto_operations[]                 -> the summaries of their routes; attention.c writes the schemas
  *   PROTO_ERROR_MAP                    -> the error responses
  *   config, proto_limits               -> security, and limits that a schema can state
  *
@@ -21,7 +19,7 @@
  * 2. Every example is answered 200 as it stands, where there is the cache that it names (CACHE_EXAMPLE): an empty one.
  * 3. Programs that write clients can use it: names of components and operations are names in any language, all tensors
  * are one schema, as are all refusals, and each schema that is used twice has a name. */
-#include "server/routes/info.h"
+#include "server/routes/openapi.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -30,6 +28,7 @@
 
 #include "server/base/limits.h"
 #include "server/caches/caches.h"
+#include "server/routes/attention.h"
 #include "server/routes/caches.h"
 #include "server/routes/jsontext.h"
 
@@ -52,13 +51,6 @@ struct document {
     bool skips; /* what the skeleton has here is not offered */
 };
 
-/* One more name in an array. */
-static void put_name(struct json *j, const char *name)
-{
-    json_comma(j);
-    json_put(j, "'%s'", name);
-}
-
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
 /* Errors of every route, of those with tensors, of those that compute or change something, and of those that want a
@@ -75,18 +67,6 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = /* of all that are no GET: a query is refused, and pages of other sites */
     ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
-
-/* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. Scores have theirs in their table, where 0 is off. */
-static const struct {
-    const char *name;
-    double least, most;
-    bool below; /* `most` itself is too much */
-} number_ranges[] = {
-#define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
-    ATTN_SCORE_OPTION_MAP(X)
-#undef X
-        { "dropout_p", 0, 1, true },
-};
 
 /* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses that always have it;
  * 0: usual on every answer, but not on one that is written past the web server, such as 408 in the middle of a body. */
@@ -137,244 +117,6 @@ static const struct {
       "'causal':true,'encoding':'array'}" },
 };
 /* clang-format on */
-
-/* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
-
-/* Names of dtypes, as elements of an array. */
-static void put_dtype_names(struct json *j, unsigned dtypes)
-{
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++)
-        if (dtypes >> d & 1) put_name(j, attn_dtype_name((attn_dtype)d));
-}
-
-/* A tensor as a member: 'q':{...}. What is special about it, the schema leaves to the server. */
-static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
-{
-    char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
-    const proto_tensor_doc *own = proto_operations[op].tensors;
-    json_comma(j);
-    if (proto_may_be_number(id))
-        json_put(
-            j, "'%s':{'oneOf':[{'$ref':'#/components/schemas/Tensor'},{'type':'number'}],'description':'a number, or ",
-            attn_tensors[id].name);
-    else json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'", attn_tensors[id].name);
-    while (own != NULL && own->says != NULL && own->id != id) own++;
-    if (own != NULL && own->says != NULL) {
-        json_put(j, "%s'}", own->says);
-        return;
-    }
-    json_put(j, "%s", attn_tensor_shape(id, shape));
-    if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list); /* one: the shape says it */
-    json_put(j, ": %s'}", attn_tensors[id].meaning);
-}
-
-/* ---- Options: from a row to a schema ----------------------------------------------------------------------------- */
-
-static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
-{
-    json_put(j, "'type':'integer','minimum':%lld,'maximum':%lld", (long long)minimum, (long long)maximum);
-}
-
-static void put_option_schema(struct json *j, const proto_option *o, proto_op op)
-{
-    json_put(j, "{'description':'%s',", o->help);
-    switch (o->type) {
-    case PROTO_TYPE_BOOL: json_put(j, "'type':'boolean'"); break;
-    case PROTO_TYPE_NUMBER:
-        json_put(j, "'type':'number'");
-        for (size_t i = 0; i < ARRAY_SIZE(number_ranges); i++)
-            if (strcmp(number_ranges[i].name, o->name) == 0)
-                json_put(j, ",'minimum':%g,'%s':%g", number_ranges[i].least,
-                         number_ranges[i].below ? "exclusiveMaximum" : "maximum", number_ranges[i].most);
-        break;
-    case PROTO_TYPE_INTEGER: put_integer(j, o->minimum, o->maximum); break;
-    case PROTO_TYPE_SEED: json_put(j, "'type':'integer','minimum':0,'maximum':18446744073709551615"); break;
-    case PROTO_TYPE_CHOICE:
-        json_put(j, "'type':'string','enum':[");
-        for (const char *const *c = o->choices; *c != NULL; c++) {
-            json_comma(j);
-            json_put(j, "'%s'", *c);
-        }
-        json_raw(j, "]");
-        break;
-    case PROTO_TYPE_PAIR:
-        json_put(j, "'type':'array','minItems':2,'maxItems':2,'items':{");
-        put_integer(j, o->minimum, o->maximum);
-        json_raw(j, "}");
-        break;
-    case PROTO_TYPE_DTYPE:
-        json_put(j, "'type':'string','enum':[");
-        put_dtype_names(j, attn_tensor_dtypes(ATTN_T_out));
-        json_raw(j, "]");
-        break;
-    case PROTO_TYPE_NAMES:
-        json_put(j, "'type':'array','items':{'type':'string','enum':[");
-        for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-            if (proto_gives_tensor(op, (attn_tensor_id)t)) {
-                json_comma(j);
-                json_put(j, "'%s'", attn_tensors[t].name);
-            }
-        json_put(j, "]},'minItems':1,'uniqueItems':true");
-        break;
-    case PROTO_TYPE_ROWS:
-        json_put(j, "'oneOf':[{");
-        put_integer(j, o->minimum, o->maximum);
-        json_put(j, "},{'type':'string','const':'all'}]");
-        break;
-    case PROTO_TYPE_IDS:
-        json_put(
-            j, "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'}",
-            PROTO_MAX_CACHES, PROTO_CONTEXT_BYTES - 1);
-        break;
-    case PROTO_TYPE_ID:
-        json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
-        break;
-    }
-    if (o->otherwise != NULL) {
-        json_put(j, ",'default':");
-        json_raw(j, o->otherwise);
-    }
-    json_raw(j, "}");
-}
-
-/* ---- Schemas ----------------------------------------------------------------------------------------------------- */
-
-static bool takes_option(proto_op op, const char *name)
-{
-    const proto_option *o = proto_options;
-    while (o->name != NULL && strcmp(o->name, name) != 0) o++;
-    return o->name != NULL && (o->ops >> op & 1);
-}
-
-/* Tensors that are not given without another one. */
-static void put_dependences(struct json *j, proto_op op)
-{
-    static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
-                                               { ATTN_T_cu_seqlens_k, ATTN_T_cu_seqlens_q },
-                                               { ATTN_T_out, ATTN_T_lse },
-                                               { ATTN_T_lse, ATTN_T_out } };
-    bool any = false;
-    for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
-        if (!proto_takes_tensor(op, pairs[i][0])) continue;
-        if (!any) json_put(j, ",'dependentRequired':{");
-        else json_comma(j);
-        any = true;
-        json_put(j, "'%s':['%s']", attn_tensors[pairs[i][0]].name, attn_tensors[pairs[i][1]].name);
-    }
-    if (any) json_raw(j, "}");
-}
-
-/* A problem as its members; `with_context`: a backward whose inputs were saved by a forward. */
-static void put_problem_schema(struct json *j, proto_op op, bool with_context)
-{
-    const proto_operation *const operation = &proto_operations[op];
-    json_put(j, "{'type':'object','additionalProperties':false,'required':[");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-        if (!(operation->needs >> t & 1) || (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK)) continue;
-        put_name(j, attn_tensors[t].name);
-    }
-    if (operation->takes_caches && !operation->cache_in_path) put_name(j, "caches");
-    if (with_context) put_name(j, "context");
-    json_put(j, "],'properties':{");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-        if (!proto_takes_tensor(op, (attn_tensor_id)t)) continue;
-        if (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK) continue;
-        put_tensor(j, op, (attn_tensor_id)t);
-    }
-    for (const proto_option *o = proto_options; o->name != NULL; o++) {
-        if (!(o->ops >> op & 1)) continue;
-        if (o->type == PROTO_TYPE_ID ? !with_context : with_context && !o->with_context) continue;
-        json_comma(j);
-        json_put(j, "'%s':", o->name);
-        put_option_schema(j, o, op);
-    }
-    json_raw(j, "}");
-    if (!with_context) put_dependences(j, op);
-    json_raw(j, "}");
-}
-
-/* One problem, in either form. */
-static void put_problem_refs(struct json *j, const char *name, bool context)
-{
-    json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
-    if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
-}
-
-/* A body of one problem or, where the operation has an envelope, of several. */
-static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
-{
-    const char *const name = proto_operations[op].title;
-    const bool context = takes_option(op, "context");
-    if (!proto_operations[op].envelope) {
-        json_comma(j);
-        json_put(j, "'%sRequest':", name);
-        put_problem_schema(j, op, false);
-        return;
-    }
-    json_comma(j);
-    json_put(j, "'%sProblem':", name);
-    put_problem_schema(j, op, false);
-    if (context) {
-        json_put(j, ",'%sOfContext':", name);
-        put_problem_schema(j, op, true);
-    }
-    json_put(
-        j,
-        ",'%sBatch':{'type':'object','additionalProperties':false,'required':['requests'],'properties':{'requests':"
-        "{'type':'array','description':'Independent problems. One that is wrong is answered by an error in its "
-        "place; the others are computed.','minItems':1,'maxItems':%d,'items':{'anyOf':[",
-        name, limits->batch);
-    put_problem_refs(j, name, context);
-    json_put(j, ",{'description':'Anything else: answered by an error in its place.'}]}}}},'%sRequest':{'oneOf':[",
-             name);
-    put_problem_refs(j, name, context);
-    json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
-}
-
-/* What is answered to one problem: {...}. */
-static void put_result_schema(struct json *j, proto_op op)
-{
-    const proto_operation *const operation = &proto_operations[op];
-    const bool sizes = operation->needs >> ATTN_T_q & 1;
-    json_put(j, "{'type':'object','additionalProperties':false,'required':[");
-    json_put(j, operation->takes_caches ? "'lengths','backend','timing_us'" : "'backend','timing_us'");
-    json_put(j, sizes ? ",'sizes'],'properties':{" : "],'properties':{");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_gives_tensor(op, (attn_tensor_id)t)) put_tensor(j, op, (attn_tensor_id)t);
-    json_comma(j);
-    if (sizes)
-        json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
-    if (operation->takes_caches)
-        json_put(j, "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':"
-                    "'integer','minimum':0}},");
-    json_put(j,
-             "'backend':{'type':'string','description':'Which device and kernel %s it.'},"
-             "'timing_us':{'$ref':'#/components/schemas/Timing'}",
-             operation->takes_caches ? "did" : "computed");
-    if (takes_option(op, "seed"))
-        json_put(j, ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that "
-                    "dropout used; drawn, below 2^53, where a forward was given none.'}");
-    if (takes_option(op, "verify")) json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'}");
-    if (takes_option(op, "save"))
-        json_put(j, ",'context':{'type':'string','description':'Of save: for one backward.'}");
-    json_raw(j, "}}");
-}
-
-static void put_answer_schemas(struct json *j, proto_op op)
-{
-    const char *const name = proto_operations[op].title;
-    const bool envelope = proto_operations[op].envelope;
-    json_put(j, envelope ? ",'%sResult':" : ",'%sAnswer':", name);
-    put_result_schema(j, op);
-    if (!envelope) return;
-    json_put(
-        j,
-        ",'%sAnswers':{'type':'object','additionalProperties':false,'required':['responses'],'properties':{"
-        "'responses':{'type':'array','description':'In the order of requests.','items':{'oneOf':["
-        "{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/Refusal'}]}}}},"
-        "'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/%sAnswers'}]}",
-        name, name, name, name, name);
-}
 
 /* ---- Paths ------------------------------------------------------------------------------------------------------- */
 
@@ -592,20 +334,20 @@ static void put_timeout(struct document *d)
 
 static void put_error_codes(struct document *d)
 {
-    for (int e = 0; e < PROTO_ERROR_COUNT; e++) put_name(&d->json, proto_errors[e].code);
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++) json_name(&d->json, proto_errors[e].code);
 }
 
 static void put_all_dtypes(struct document *d)
 {
-    for (int i = 0; i < ATTN_DTYPE_COUNT; i++) put_name(&d->json, attn_dtype_name((attn_dtype)i));
-#define X(wire, safetensors, kserve, bytes, as) put_name(&d->json, wire);
+    for (int i = 0; i < ATTN_DTYPE_COUNT; i++) json_name(&d->json, attn_dtype_name((attn_dtype)i));
+#define X(wire, safetensors, kserve, bytes, as) json_name(&d->json, wire);
     PROTO_DTYPE_MAP(X)
 #undef X
 }
 
 static void put_cache_dtypes(struct document *d)
 {
-    put_dtype_names(&d->json, ATTN_DTYPES_FORWARD);
+    attention_put_dtypes(&d->json, ATTN_DTYPES_FORWARD);
 }
 
 static void put_stages(struct document *d)
@@ -619,10 +361,7 @@ static void put_stages(struct document *d)
 
 static void put_operations(struct document *d)
 {
-    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
-        put_request_schemas(&d->json, op, d->limits);
-        if (proto_is_run(&proto_operations[op])) put_answer_schemas(&d->json, op); /* others: the row of the route */
-    }
+    attention_put_schemas(&d->json, d->limits);
 }
 
 /* The marks of the skeleton. The function writes members or elements, each behind a json_comma(), or one value. */

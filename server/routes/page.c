@@ -55,3 +55,23 @@ const char *page_csp(enum page page)
 {
     return pages[page].csp;
 }
+
+static void answer_html(enum page page, struct answer *answer)
+{
+    answer->status = 200;
+    answer->content_type = "text/html; charset=utf-8";
+    answer->csp = page_csp(page);
+    answer->body = page_write(page, &answer->length);
+}
+
+void page_answer_index(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_html(PAGE_INDEX, answer);
+}
+
+void page_answer_docs(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_html(PAGE_DOCS, answer);
+}

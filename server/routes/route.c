@@ -2,9 +2,11 @@
 #include "server/routes/route.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
+#include "server/routes/media.h"
 #include "text/text.h"
 
 static_assert(PROTO_ERROR_COUNT <= 64, "struct route_doc has a bit for each");
@@ -138,4 +140,35 @@ const char *route_nearest(const struct route *rows, int count, unsigned port, co
     for (const struct route *row = rows; row < rows + count && nearest.name == NULL; row++)
         if (is_path(row, port) && same_segment(last, last_segment(row->path))) nearest.name = row->path;
     return nearest.name;
+}
+
+const struct route_body *route_body(const struct route *route, const char *content_type)
+{
+    if (content_type == NULL || *content_type == '\0') return route->bodies;
+    for (const struct route_body *body = route->bodies; body->media; body++) {
+        if (media_is(content_type, body->media)) return body;
+        for (const char *const *also = body->also; also && *also; also++)
+            if (strcmp(*also, "*") == 0 || media_is(content_type, *also)) return body;
+    }
+    return NULL;
+}
+
+const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept)
+{
+    const struct route_body *best = body;
+    int wanted = media_accepts(accept, body->media);
+    for (const struct route_body *other = route->bodies; other->media; other++) {
+        const int weight = media_accepts(accept, other->media);
+        if (weight > wanted) best = other, wanted = weight;
+    }
+    return wanted > 0 ? best : route->bodies;
+}
+
+const char *route_media(const struct route *route, char *text, size_t capacity)
+{
+    size_t used = 0;
+    *text = '\0';
+    for (const struct route_body *body = route->bodies; body->media && used < capacity; body++)
+        used += (size_t)snprintf(text + used, capacity - used, "%s%s", used > 0 ? " or " : "", body->media);
+    return text;
 }

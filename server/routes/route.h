@@ -126,4 +126,16 @@ const char *route_allow(unsigned methods, char text[ROUTE_ALLOW_BYTES]);
 /* "get" */
 const char *route_method_name(enum route_method method);
 
+/* The row of `bodies` that decodes a body of this content type (NULL or empty: the client named none); NULL: none. */
+const struct route_body *route_body(const struct route *route, const char *content_type);
+/* The row of `bodies` that writes the answer to a body of the row `body`: the one that Accept (NULL: not given)
+ * prefers, and `body` where Accept prefers none to it. Where Accept takes none of them, the first: the client gets an
+ * answer that it did not ask for instead of an error. */
+const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
+/* The content types of the route's bodies: "application/json or application/x-safetensors". Returns `text`. */
+const char *route_media(const struct route *route, char *text, size_t capacity);
+
+/* A schema of the OpenAPI document, as `schema` of a row names it. */
+#define ROUTE_SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
+
 #endif

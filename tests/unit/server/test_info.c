@@ -14,6 +14,7 @@
 #include <strings.h>
 
 #include "server/routes/info.h"
+#include "server/routes/openapi.h"
 #include "server/base/limits.h"
 #include "server/routes/routes.h"
 
