@@ -155,7 +155,7 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
     if (!item->outputs) item->outputs = proto_operations[r->op].usual;
     if (*item->context) return beside_context(value, err);
     if (proto_operations[r->op].takes_caches) return of_caches(r, item, err);
-    decode_starts_of_keys(r, &item->problem);
+    parse_starts_of_keys(r, &item->problem);
     const attn_status prepared = proto_item_prepare(item, err);
     if (prepared == ATTN_OK && item->problem.op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
         return attn_fail(

@@ -43,7 +43,7 @@ attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const 
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
-void decode_starts_of_keys(const struct parse_reader *r, attn_problem *p);
+void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
 /* Does the size that a body gives for a tensor's bytes match its shape and dtype? A format's reader calls
  * this before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here;

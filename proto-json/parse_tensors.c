@@ -378,7 +378,7 @@ static void *take(const struct parse_reader *r, size_t bytes)
     return memset(at, 0, whole);
 }
 
-void decode_starts_of_keys(const struct parse_reader *r, attn_problem *p)
+void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];

@@ -69,7 +69,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.lse2 = flash_take(arena, f->BM, 4);
     scratch.few_ld = simd_ld(D, 4);
     scratch.few = flash_take(arena, FLASH_DOT_ROWS * scratch.few_ld, 4);
-    flash_take_limits(f, arena, f->BM, f->Bk, &scratch.limits);
+    flash_scores_take_limits(f, arena, f->BM, f->Bk, &scratch.limits);
     scratch.cap = f->g.softcap > 0 ? flash_take(arena, tile, 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, tile, 4) : NULL;
     scratch.clean = flash_take(arena, FLASH_UNIT, widest * 4);
@@ -112,7 +112,8 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
     if (attn_is_cancelled(f->cancel))
         return; /* a row may take long, and the results of a cancelled run are
                                                * not used */
-    if (given == given && flash_alike(f, t->b, h, i, &found) == 0) found.lse = flash_exact_row(f, t->b, h, i, NULL);
+    if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
+        found.lse = flash_exact_row(f, t->b, h, i, NULL);
     flash_keep_lse(f, t->row0 + r, found);
 }
 
@@ -124,7 +125,7 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     if (!f->mask_heads) return true;
     const int64_t own = attn_clamp64(t->i0 + attn_align(&f->g, &t->seq->s), t->all.lo, t->all.hi - 1);
     const int64_t j0 = own / FLASH_MASK_BLOCK * FLASH_MASK_BLOCK, j1 = attn_min64(j0 + FLASH_MASK_BLOCK, t->all.hi);
-    return j1 - attn_max64(j0, t->all.lo) > 1 && visible_block_of(f, t, j0, j1, &block) && !block.masked;
+    return j1 - attn_max64(j0, t->all.lo) > 1 && flash_visible_block(f, t, j0, j1, &block) && !block.masked;
 }
 
 /* Marks the rows that see one key. Their P is 1, but exp2(score - lse) differs from 1 by the rounding of lse. */
@@ -133,7 +134,7 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     if (sees_several_keys(f, t)) return;
     for (int r = 0; r < t->rows; r++) {
         float *lse2 = &f->lse2[t->row0 + r];
-        if (!isfinite(*lse2) || !flash_sees_one_key(f, t, r)) continue;
+        if (!isfinite(*lse2) || !flash_exact_sees_one_key(f, t, r)) continue;
         f->strange[t->row0 + r] = (struct flash_strange){ .lse = { *lse2 * M_LN2, 0 }, .kind = FLASH_SINGLE };
         *lse2 = NAN;
     }
@@ -158,7 +159,7 @@ static void load_statistics(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-void flash_rows_item(const struct flash *f, char *memory, int64_t item)
+void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 {
     if (item >= f->tiles_all) {
         zero_dbias_slice(f, item - f->tiles_all);
@@ -417,7 +418,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     for (int64_t index = 0; n > 0 && index < seq->tiles && !attn_is_cancelled(f->cancel); index++) {
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
-        if (!visible_block_of(f, &t, j0, j0 + n, &block)) continue;
+        if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
         if (!at.packed) pack_chunk(f, &at, &scratch); /* the first row tile that sees these keys */
         if (f->dQ && index > published) {             /* chunks that wait for the skipped tiles need not wait for this
                                            * tile's work */
@@ -480,7 +481,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     store_chunk(f, &at, &scratch);
 }
 
-void flash_keys_item(const struct flash *f, char *memory, int64_t item)
+void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
         /* Chunk by chunk, with all heads of each: items near in time are different heads, which need not wait
@@ -524,7 +525,7 @@ static double dslope_of(const struct flash *f, int64_t b, int64_t h)
     return sum;
 }
 
-void flash_finish_item(const struct flash *f, char *memory, int64_t item)
+void flash_backward_finish_item(const struct flash *f, char *memory, int64_t item)
 {
     (void)memory;
     const int64_t tiles = f->dQ ? f->tiles_all : 0;

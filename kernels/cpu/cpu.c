@@ -195,7 +195,7 @@ static attn_status workspace_bytes(const attn_device *base, const attn_plan *pla
     for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
         size_t part = 0;
         n = flash_stretch(plans, count, first);
-        if (n > 0) status = flash_bytes(device->simd, pool_threads(device->pool), plans + first, n, &part, err);
+        if (n > 0) status = flash_run_bytes(device->simd, pool_threads(device->pool), plans + first, n, &part, err);
         if (part > *bytes) *bytes = part;
     }
     return status;
@@ -241,7 +241,7 @@ static attn_status run_flash(attn_stream *stream, const attn_plan *plans, int co
     void *own = NULL;
     if (!workspace) {
         size_t bytes;
-        attn_status status = flash_bytes_exact(device->simd, pool_threads(device->pool), plans, count, &bytes, err);
+        attn_status status = flash_run_bytes_exact(device->simd, pool_threads(device->pool), plans, count, &bytes, err);
         if (status == ATTN_OK) status = device_alloc(&device->base, bytes, &own, err);
         if (status != ATTN_OK) return status;
         workspace = own;

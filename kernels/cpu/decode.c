@@ -3,7 +3,7 @@
  * Such a row tile reads each key and value once and does little with them, so packing would cost more than the
  * products. Here K and V are read as they lie in memory (dots, axpys), all rows of the tile at each key; the bound
  * is the reading: (D + Dv) * bytes of an element * keys, at the memory's speed. Long sequences are split into spans
- * of keys (struct flash_sequence), so that all cores read, and merged in order by flash_merge_item().
+ * of keys (struct flash_sequence), so that all cores read, and merged in order by flash_forward_merge_item().
  *
  * In layout bshd the heads of a key lie side by side. Read head by head, memory is read in pieces of D elements
  * with gaps between them, which no prefetcher follows: half the speed. So an item does a bundle of heads together:
@@ -56,7 +56,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.inverse = flash_take(arena, FLASH_DOT_ROWS, 4);
     scratch.drop = f->dropout ? flash_take(arena, FLASH_DOT_ROWS * scratch.lds, 4) : NULL;
     scratch.keys = f->g.page_table ? flash_take(arena, STEP, attn_max64(f->g.dims.D, f->g.dims.Dv) * 4) : NULL;
-    flash_take_limits(f, arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
+    flash_scores_take_limits(f, arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
     flash_scratch_end(f, arena);
     return scratch;
 }
@@ -117,7 +117,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
         const int64_t j1 = attn_min64(j0 + KEYS, hi), first = seq->s.k_start + j0;
         int at;
         for (int n = 0; n < heads; n++)
-            scratch.heads[n].seen = visible_block_of(f, &scratch.heads[n].t, j0, j1, &scratch.heads[n].block);
+            scratch.heads[n].seen = flash_visible_block(f, &scratch.heads[n].t, j0, j1, &scratch.heads[n].block);
         for (int key = 0; key < j1 - j0; key += STEP)
             for (int n = 0; n < heads; n++) {
                 const struct head *head = &scratch.heads[n];
@@ -152,6 +152,6 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     }
     for (int n = 0; n < heads; n++) {
         const struct head *head = &scratch.heads[n];
-        flash_part(f, &head->t, split, head->O, scratch.ldo, head->m, head->l, scratch.inverse, true);
+        flash_row_end_part(f, &head->t, split, head->O, scratch.ldo, head->m, head->l, scratch.inverse, true);
     }
 }

@@ -2,19 +2,19 @@
  *
  * Everywhere else scores are kept in base 2 and float32, where a score of 2.4e38 has become infinite, and O is a sum of
  * P V that is divided at the end, where the sum of a few values of 1e38 has. Such rows are seldom, so nothing in the
- * loops looks for them: flash_end_rows() (row_end.c) and load_statistics() (backward.c) see them by their maximum,
+ * loops looks for them: flash_row_end() (row_end.c) and load_statistics() (backward.c) see them by their maximum,
  * their sum, their lse or their O. This file then computes the row anew from the tensors, by the definition
  * (kernels/README.md): scores in double, KEYS of them at a time.
  *
  * Rows that are alike. A mask may have the most negative number in place of -inf. A row of it that sees nothing else
  * has one score for all its keys: q . k is rounded away, in double too. Its P are 1 / n, which the loops in float32
- * found as well, and its O is right. Only its lse is wrong. flash_alike() recognises the row by its bias alone.
+ * found as well, and its O is right. Only its lse is wrong. flash_exact_alike() recognises the row by its bias alone.
  *
  * Products that overflow. A q . k may leave float32 while scale q . k is ordinary. Packing shows at no cost whether all
  * numbers of q and k are below SIMD_TAME; no product of such numbers overflows. Otherwise a partial sum that left
  * float32 is infinite or NaN, and stays so. flash_scores() looks for products that are not finite, and
- * flash_mend_scores() computes their scores anew. Folding the scale into q would not help: scale q may underflow where
- * scale q . k does not, and every ordinary score would have other bits.
+ * flash_exact_mend_scores() computes their scores anew. Folding the scale into q would not help: scale q may underflow
+ * where scale q . k does not, and every ordinary score would have other bits.
  *
  * lse is kept in two parts, for beside a score of 1e38 a double has lost the logarithm of a sum, and P = exp(z - lse)
  * would be 1 for each key. A backward keeps them by row (flash.strange), with NaN in lse2 as the mark. */
@@ -136,7 +136,7 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
     for (int x = 0; x < KEYS; x++) at->seen += at->sees[x];
 }
 
-bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r)
+bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r)
 {
     struct row row;
     struct keys at;
@@ -184,7 +184,7 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
 }
 
-int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found)
+int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found)
 {
     struct row row;
     struct keys at;
@@ -326,8 +326,8 @@ void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r
     }
 }
 
-void flash_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S, int64_t lds,
-                       float *cap)
+void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
+                             int64_t lds, float *cap)
 {
     struct row row;
     struct keys at;

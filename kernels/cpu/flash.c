@@ -78,8 +78,8 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i)
     return seq->rows0 + hk * seq->rows + row;
 }
 
-bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
-                      struct visible_block *block)
+bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
+                         struct visible_block *block)
 {
     int64_t lo = attn_max64(t->keys.lo, j0), hi = attn_min64(t->keys.hi, j1);
     assert(j0 % FLASH_UNIT == 0);

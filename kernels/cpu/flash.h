@@ -27,7 +27,7 @@
  * number of threads.
  * 2. No Sq x Sk matrix exists. Scratch is a few tiles a thread; the workspace is bounded by a multiple of the
  * tensors.
- * 3. The workspace can be sized without reading cu_seqlens or seqlens: flash_bytes() uses bounds on their sums. */
+ * 3. The workspace can be sized without reading cu_seqlens or seqlens: flash_run_bytes() uses bounds on their sums. */
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
@@ -209,12 +209,12 @@ struct flash_run {
 };
 
 /* Bytes of workspace that suffice for these problems with any lengths of their sequences. TOO_LARGE on overflow. */
-attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
-                        attn_error *err);
+attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
+                            attn_error *err);
 
-/* flash_bytes() with the actual lengths: the size that a call without a workspace allocates. */
-attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
-                              attn_error *err);
+/* flash_run_bytes() with the actual lengths: the size that a call without a workspace allocates. */
+attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
+                                  size_t *bytes, attn_error *err);
 
 /* Computes all problems and returns when done. The workspace is 64-byte aligned. Returns false where *cancel
  * (may be NULL) was set and not all was computed. */
@@ -244,8 +244,8 @@ int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 
 /* What a row tile sees of the keys [j0, j1), where j0 is a multiple of FLASH_UNIT. Returns false where it
  * sees none. */
-bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
-                      struct visible_block *block);
+bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
+                         struct visible_block *block);
 
 /* Scratch for the two functions below: limits of BM rows and of BN or Bk columns. */
 struct flash_limits {
@@ -253,8 +253,8 @@ struct flash_limits {
     int32_t *hide[4];
     uint8_t *keep; /* keep_mask by rows and columns; NULL where it keeps all keys */
 };
-void flash_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
-                       struct flash_limits *limits);
+void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
+                              struct flash_limits *limits);
 
 /* Turns raw products S (rows x block.cols) into scores, hidden ones -inf, and returns the factor that is still to be
  * applied in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. `wild`: some products
@@ -330,12 +330,12 @@ int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X
 
 /* Each computes item `item` of this problem's phase. Its scratch_bytes function says how much scratch a
  * thread needs for it. */
-void flash_prepare_item(const struct flash *f, char *scratch, int64_t item);
+void flash_forward_prepare_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_item(const struct flash *f, char *scratch, int64_t item);
-void flash_merge_item(const struct flash *f, char *scratch, int64_t item);
-void flash_rows_item(const struct flash *f, char *scratch, int64_t item);
-void flash_keys_item(const struct flash *f, char *scratch, int64_t item);
-void flash_finish_item(const struct flash *f, char *scratch, int64_t item);
+void flash_forward_merge_item(const struct flash *f, char *scratch, int64_t item);
+void flash_backward_rows_item(const struct flash *f, char *scratch, int64_t item);
+void flash_backward_keys_item(const struct flash *f, char *scratch, int64_t item);
+void flash_backward_finish_item(const struct flash *f, char *scratch, int64_t item);
 int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
@@ -346,13 +346,13 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
 /* row_end.c: finishes the running O, m and l of a row tile. Where the tile's keys are split, it stores a
  * partial result; otherwise it writes out and lse (in a backward: lse2 and delta). It changes O. `inverse`:
  * t->rows floats of scratch. `large`: O may have overflowed. */
-void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
-                float *l, float *inverse, bool large);
-/* flash_part() for whole rows, whose keys are not split: writes out and lse. */
-void flash_end_rows(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
-                    const float *l, float *inverse, bool large);
+void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
+                        float *m, float *l, float *inverse, bool large);
+/* flash_row_end_part() for whole rows, whose keys are not split: writes out and lse. */
+void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
+                   const float *l, float *inverse, bool large);
 /* Row in part_O, part_m and part_l of the partial result of a row tile and a span. */
-int64_t flash_part_row(const struct flash_tile *t, int64_t split);
+int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* delta - dlse: rowsum(dO O) of n rows of O, for the queries of head h from `first` (a row of the tensor) on.
  * dO is rounded as for the products. sum_j P (dP - delta) must be 0; otherwise sums of it times a large
@@ -368,10 +368,10 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
 
 /* Where all keys that the row sees have one score, writes it to *found and returns the number of these keys.
  * 0: the row sees no key, or its scores may differ. */
-int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
+int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found);
 
 /* Does row r of a tile see one key and no other? */
-bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
+bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
 /* Stores a row's lse for gradient(): in lse2, or in `strange` where lse2 cannot hold it. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
@@ -389,7 +389,7 @@ void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r
 
 /* Computes again the scores that are NaN after score(), because their products may have overflowed, and
  * softcap's factor for their gradients. */
-void flash_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S, int64_t lds,
-                       float *cap);
+void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
+                             int64_t lds, float *cap);
 
 #endif

@@ -64,7 +64,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.l = flash_take(arena, f->BM, 4);
     scratch.rescale = flash_take(arena, f->BM, 4);
     scratch.inverse = flash_take(arena, f->BM, 4);
-    flash_take_limits(f, arena, f->BM, f->BN, &scratch.limits);
+    flash_scores_take_limits(f, arena, f->BM, f->BN, &scratch.limits);
     scratch.kv = flash_take(arena, f->BN, f->kv_key_bytes);
     scratch.gathered = flash_take(arena, f->BM, D * (int64_t)attn_dtype_bytes(f->p->q.dtype));
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
@@ -126,7 +126,7 @@ static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
     }
 }
 
-void flash_prepare_item(const struct flash *f, char *memory, int64_t item)
+void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t item)
 {
     if (item < f->B * f->mask_heads) {
         summarise_mask(f, item / f->mask_heads, item % f->mask_heads);
@@ -207,7 +207,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
     for (int64_t j0 = lo / f->BN * f->BN; j0 < hi && !attn_is_cancelled(f->cancel); j0 += f->BN) {
         const int n = (int)attn_min64(f->BN, seq->s.Sk - j0);
         struct visible_block block;
-        if (!visible_block_of(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
+        if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
         /* K^T and V of the block's columns. */
         const char *K, *V;
@@ -239,7 +239,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
             float *O = scratch.O + r0 * scratch.ldo;
             if (height < t.rows) {
                 strip = strip_of(f, &t, r0, (int)attn_min64(height, t.rows - r0));
-                if (!visible_block_of(f, &strip, j0, attn_min64(j0 + n, hi), &part)) {
+                if (!flash_visible_block(f, &strip, j0, attn_min64(j0 + n, hi), &part)) {
                     if (!started) memset(O, 0, (size_t)(strip.rows * scratch.ldo) * sizeof *O);
                     continue;
                 }
@@ -262,12 +262,12 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
     if (!started) memset(scratch.O, 0, (size_t)(t.rows * scratch.ldo) * sizeof *scratch.O);
     for (int r = 0; nonfinite_sums && r < t.rows; r++)
         for (int d = 0; d < Dv; d++) scratch.O[r * scratch.ldo + d] += scratch.nonfinite_sums[r * scratch.ldo + d];
-    flash_part(f, &t, split, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, large);
+    flash_row_end_part(f, &t, split, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, large);
 }
 
 /* ---- FLASH_MERGE ------------------------------------------------------------------------------------------------- */
 
-void flash_merge_item(const struct flash *f, char *memory, int64_t item)
+void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
 {
     const int64_t b = FLASH_FIND(f, tiles0, item);
     const struct flash_sequence *seq = &f->seq[b];
@@ -279,11 +279,11 @@ void flash_merge_item(const struct flash *f, char *memory, int64_t item)
     for (int r = 0; r < t.rows; r++) {
         float *O = scratch.O + r * scratch.ldo, m = -INFINITY, l = 0;
         for (int64_t split = 0; split < seq->splits; split++) {
-            m = attn_merge_top(m, f->part_m[flash_part_row(&t, split) + r]);
+            m = attn_merge_top(m, f->part_m[flash_row_end_part_row(&t, split) + r]);
         }
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
-            const int64_t row = flash_part_row(&t, split) + r;
+            const int64_t row = flash_row_end_part_row(&t, split) + r;
             /* A span in which the row sees no key has m = -inf and weight 0. A NaN in any span makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
@@ -293,5 +293,5 @@ void flash_merge_item(const struct flash *f, char *memory, int64_t item)
         scratch.m[r] = m;
         scratch.l[r] = l;
     }
-    flash_end_rows(f, &t, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, true);
+    flash_row_end(f, &t, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, true);
 }

@@ -47,7 +47,7 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
-    const int64_t Dv = f->g.dims.Dv, keys = flash_alike(f, t->b, t->h + r / t->n, t->i0 + r % t->n, found);
+    const int64_t Dv = f->g.dims.Dv, keys = flash_exact_alike(f, t->b, t->h + r / t->n, t->i0 + r % t->n, found);
     if (keys == 0 || l != (float)keys || !f->simd->all_finite(1, (int)Dv, O, 0)) return false;
     double factor = exp(found->z - found->lse.top - found->lse.rest) * f->drop_scale;
     if (f->p->v_scale.rank) factor *= *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], t->b, t->hk, 0);
@@ -78,8 +78,8 @@ static void finish_strange(const struct flash *f, const struct flash_tile *t, in
 }
 
 /* `large`: O may have overflowed. */
-void flash_end_rows(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
-                    const float *l, float *inverse, bool large)
+void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
+                   const float *l, float *inverse, bool large)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
     const attn_view *dlse = &f->g.view[ATTN_T_dlse];
@@ -129,21 +129,21 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
 }
 
 /* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
-int64_t flash_part_row(const struct flash_tile *t, int64_t split)
+int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;
     if (seq->path == FLASH_DOTS) return seq->parts0 + (t->hk * seq->splits + split) * seq->part_rows;
     return seq->parts0 + (t->row0 - seq->rows0) * seq->splits + split * simd_round_up(t->rows, FLASH_UNIT);
 }
 
-void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
-                float *l, float *inverse, bool large)
+void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
+                        float *m, float *l, float *inverse, bool large)
 {
     if (t->seq->splits == 1) {
-        flash_end_rows(f, t, O, ldo, m, l, inverse, large);
+        flash_row_end(f, t, O, ldo, m, l, inverse, large);
         return;
     }
-    const int64_t row = flash_part_row(t, split), Dv = f->g.dims.Dv;
+    const int64_t row = flash_row_end_part_row(t, split), Dv = f->g.dims.Dv;
     assert(row + t->rows <= t->seq->parts0 + f->g.dims.Hk * t->seq->splits * t->seq->part_rows);
     memcpy(f->part_m + row, m, (size_t)t->rows * sizeof *m);
     memcpy(f->part_l + row, l, (size_t)t->rows * sizeof *l);

@@ -324,14 +324,14 @@ static attn_status measure(const struct simd *simd, int threads, const attn_plan
     return ATTN_OK;
 }
 
-attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
-                        attn_error *err)
+attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
+                            attn_error *err)
 {
     return measure(simd, threads, plans, count, false, bytes, err);
 }
 
-attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
-                              attn_error *err)
+attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
+                                  size_t *bytes, attn_error *err)
 {
     return measure(simd, threads, plans, count, true, bytes, err);
 }
@@ -339,8 +339,9 @@ attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_p
 /* ---- The walk through the phases --------------------------------------------------------------------------------- */
 
 static void (*const phase_items[FLASH_PHASES])(const struct flash *, char *, int64_t) = {
-    [FLASH_PREPARE] = flash_prepare_item, [FLASH_FORWARD] = flash_forward_item, [FLASH_MERGE] = flash_merge_item,
-    [FLASH_ROWS] = flash_rows_item,       [FLASH_KEYS] = flash_keys_item,       [FLASH_FINISH] = flash_finish_item,
+    [FLASH_PREPARE] = flash_forward_prepare_item, [FLASH_FORWARD] = flash_forward_item,
+    [FLASH_MERGE] = flash_forward_merge_item,     [FLASH_ROWS] = flash_backward_rows_item,
+    [FLASH_KEYS] = flash_backward_keys_item,      [FLASH_FINISH] = flash_backward_finish_item,
 };
 
 struct walk {

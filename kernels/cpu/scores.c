@@ -5,8 +5,8 @@
 
 #include "kernels/cpu/flash.h"
 
-void flash_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
-                       struct flash_limits *limits)
+void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
+                              struct flash_limits *limits)
 {
     limits->keep = f->g.keep_tail >= 0 ? flash_take(arena, rows, cols) : NULL;
     limits->lo = flash_take(arena, rows, sizeof *limits->lo);
@@ -92,6 +92,6 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
         f->simd->score(t->n, cols, S + (int64_t)head * t->n * lds, lds, &how);
     }
-    if (wild) flash_mend_scores(f, t, j, cols, S, lds, cap);
+    if (wild) flash_exact_mend_scores(f, t, j, cols, S, lds, cap);
     return 1;
 }

@@ -78,7 +78,7 @@ struct caches *caches_new(int max_count)
     struct caches *caches = calloc(1, sizeof *caches);
     if (caches == NULL) return NULL;
     uint8_t process[PROCESS_CHARS / 2];
-    if (getrandom(process, sizeof process, 0) != sizeof process || !hash_key_draw(&caches->key)) {
+    if (getrandom(process, sizeof process, 0) != sizeof process || !keyed_hash_draw(&caches->key)) {
         free(caches);
         return NULL;
     }

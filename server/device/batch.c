@@ -67,7 +67,7 @@ void batch_note_times(const struct batch *batch, struct job *job)
     if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
 }
 
-int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns)
+int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns)
 {
     const double own_s = DEVICE_GUEST_FACTOR * (others->count + 1) * seconds, most_s = 1e9;
     const int64_t own_ns = others->several_flows ? (int64_t)((own_s < most_s ? own_s : most_s) * 1e9) : 0;
@@ -76,7 +76,7 @@ int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t
     return by_youngest_ns > by_oldest_ns ? by_youngest_ns : by_oldest_ns;
 }
 
-void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns)
+void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns)
 {
     if (others->count > 0 && others->flow != flow) others->several_flows = true;
     if (others->count == 0 || since_ns > others->youngest_ns) others->youngest_ns = since_ns;

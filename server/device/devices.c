@@ -376,11 +376,11 @@ bool device_has_room(const struct device *device, const struct job *job, int64_t
     if (is_full(device)) return false;
     for (const struct batch *batch = device->batches; batch; batch = batch->next) {
         own += batch->flow == job->flow;
-        guest_sees(&others, batch->flow, batch->left_ns);
+        batch_guest_sees(&others, batch->flow, batch->left_ns);
     }
     if (device->outstanding < most_batches(device)) return own < most_batches(device);
     if (own > 0) return false;
-    const int64_t left_ns = guest_wait_ns(&others, job->seconds, now_ns);
+    const int64_t left_ns = batch_guest_wait_ns(&others, job->seconds, now_ns);
     if (left_ns > 0 && left_ns < *wait_ns) *wait_ns = left_ns;
     return left_ns <= 0;
 }

@@ -179,16 +179,16 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* The operations of a job as kernels do them, in whole tiles: small heads count as padded. */
 double batch_padded_flops(const struct job *job);
-/* Summary of the batches beside which a guest would run; guest_sees() adds one. */
+/* Summary of the batches beside which a guest would run; batch_guest_sees() adds one. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow of one of the batches */
     bool several_flows;
     int64_t oldest_ns, youngest_ns; /* times when the first and the last batch began */
 };
-void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
+void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* How long a guest of so many expected seconds must wait; 0 or less: it may begin. others->count must be at least 1. */
-int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
+int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Names the device and the kernel of a result: "cpu avx512bf16". */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel);

@@ -460,12 +460,12 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
         const struct batch *other = device->slots[s].batch;
         if (other == NULL) continue;
         own += other->flow == batch->flow;
-        guest_sees(&others, other->flow, other->started_ns);
+        batch_guest_sees(&others, other->flow, other->started_ns);
     }
     *flow_has = own;
     if (others.count < device->streams || batch->adopted) return true;
     if (own > 0 || others.count == device->slot_count) return false;
-    const int64_t wait_ns = guest_wait_ns(&others, batch->seconds, now_ns);
+    const int64_t wait_ns = batch_guest_wait_ns(&others, batch->seconds, now_ns);
     if (wait_ns > 0 && now_ns + wait_ns < *until_ns) *until_ns = now_ns + wait_ns;
     return wait_ns <= 0;
 }

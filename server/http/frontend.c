@@ -53,7 +53,7 @@ static void sweep(void *context, int64_t now_ms, bool draining)
     if (++frontend->sweeps % (1 + (unsigned)connections(frontend) / FRONTEND_SWEEP_CONNECTIONS) == 0)
         connections_sweep(&frontend->connections, now_ms, &limits, draining ? &drain_limits : NULL);
     lingering_close_sweep(&frontend->connections.linger, now_ms);
-    if (!draining) http_server_balance(&frontend->main_http, now_ms);
+    if (!draining) mhd_balance(&frontend->main_http, now_ms);
 }
 
 static bool is_known(void *context, const struct caller *caller)
@@ -81,7 +81,7 @@ static void drain(void *context)
     for (int i = 0; i < frontend->listener_count; i++)
         if (frontend->listeners[i].http->kind == PORT_MAIN) listener_retire(&frontend->listeners[i]);
     finish_listeners(frontend, clock_ms());
-    http_server_unpin(&frontend->main_http);
+    mhd_unpin(&frontend->main_http);
 }
 
 static void close_metrics(void *context)
@@ -93,7 +93,7 @@ static void close_metrics(void *context)
 
 struct loop_frontend frontend_for_loop(struct frontend *frontend)
 {
-    return (struct loop_frontend){ frontend, http_server_resume, connections, sweep, reload, drain, close_metrics };
+    return (struct loop_frontend){ frontend, mhd_resume, connections, sweep, reload, drain, close_metrics };
 }
 
 static void on_lingering(void *context)
@@ -117,9 +117,9 @@ void frontend_init(struct frontend *frontend, struct server *server, struct list
 
 attn_status frontend_open(struct frontend *frontend, attn_error *err)
 {
-    attn_status status = http_server_open(&frontend->main_http, frontend->server, PORT_MAIN, err);
+    attn_status status = mhd_open(&frontend->main_http, frontend->server, PORT_MAIN, err);
     if (status == ATTN_OK && frontend->server->config->metrics_listen)
-        status = http_server_open(&frontend->metrics_http, frontend->server, PORT_METRICS, err);
+        status = mhd_open(&frontend->metrics_http, frontend->server, PORT_METRICS, err);
     return status;
 }
 
@@ -141,8 +141,8 @@ attn_status frontend_start(struct frontend *frontend, attn_error *err)
 void frontend_close(struct frontend *frontend)
 {
     for (int i = 0; i < frontend->listener_count; i++) listener_close(&frontend->listeners[i]);
-    http_server_close(&frontend->metrics_http);
-    http_server_close(&frontend->main_http);
+    mhd_close(&frontend->metrics_http);
+    mhd_close(&frontend->main_http);
 }
 
 void frontend_clear(struct frontend *frontend)

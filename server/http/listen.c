@@ -267,7 +267,7 @@ static void accept_some(struct listener *listener, int limit)
             continue;
         }
         set_options(listener, fd);
-        if (!http_server_add(http, fd, (struct sockaddr *)&address, length)) refuse(http, fd);
+        if (!mhd_add(http, fd, (struct sockaddr *)&address, length)) refuse(http, fd);
     }
 }
 

@@ -117,7 +117,7 @@ static enum MHD_Result head(struct request *request, const char *version)
             return answer_now(request, true);
         }
     }
-    quirks_expectation(request, &f);
+    mhd_quirks_expectation(request, &f);
     if (http_head_has_body(&f) && !connection_enter(exchange->connection, CONNECTION_BODY)) return MHD_NO;
     return MHD_YES;
 }
@@ -343,7 +343,7 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
 /* Versions before TLS 1.2 must not be used any more (RFC 8996). */
 static char tls_versions[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
-attn_status http_server_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
+attn_status mhd_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
 {
     const struct config *config = server->config;
     const bool tls = kind == PORT_MAIN && config->tls_cert;
@@ -366,24 +366,24 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         http->cert = read_pem("--tls-cert", config->tls_cert, err);
         http->key = http->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
         if (http->key == NULL) {
-            http_server_close(http);
+            mhd_close(http);
             return ATTN_INVALID;
         }
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, http->cert };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_PRIORITIES, 0, tls_versions };
     }
-    count += quirks_options(&more[count]);
+    count += mhd_quirks_options(&more[count]);
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
-    if (quirks_self_test(err) != ATTN_OK) {
-        http_server_close(http);
+    if (mhd_quirks_self_test(err) != ATTN_OK) {
+        mhd_close(http);
         return ATTN_INTERNAL;
     }
     MHD_set_panic_func(on_panic, NULL);
     if (!start_threads(http, flags, more)) {
         const int error = errno;
-        http_server_close(http);
+        mhd_close(http);
         if (tls)
             return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS",
                              config->tls_cert, config->tls_key);
@@ -393,7 +393,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
     return ATTN_OK;
 }
 
-void http_server_close(struct http_server *http)
+void mhd_close(struct http_server *http)
 {
     for (int i = 0; i < http->threads.count; i++)
         if (http->threads.list[i].daemon) MHD_stop_daemon(http->threads.list[i].daemon);
@@ -403,7 +403,7 @@ void http_server_close(struct http_server *http)
     *http = (struct http_server){ 0 };
 }
 
-bool http_server_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
+bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
 {
     const bool near = http->server->devices && inline_near(http->server->devices);
     struct http_thread *thread = near ? http_threads_pick(&http->threads, fd)
@@ -420,17 +420,17 @@ bool http_server_add(struct http_server *http, int fd, const struct sockaddr *ad
     return true;
 }
 
-void http_server_balance(struct http_server *http, int64_t now_ms)
+void mhd_balance(struct http_server *http, int64_t now_ms)
 {
     if (inline_near(http->server->devices)) http_threads_balance(&http->threads, now_ms);
 }
 
-void http_server_unpin(struct http_server *http)
+void mhd_unpin(struct http_server *http)
 {
     http_threads_unpin(&http->threads);
 }
 
-void http_server_resume(struct request *request)
+void mhd_resume(struct request *request)
 {
     struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);

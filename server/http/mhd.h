@@ -21,19 +21,19 @@ struct http_server {
 };
 
 /* Starts the threads. Fills *err with one clear line. */
-attn_status http_server_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err);
+attn_status mhd_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err);
 /* Stops the threads and cuts all open connections. The caller ensures that no connection is suspended. */
-void http_server_close(struct http_server *http);
+void mhd_close(struct http_server *http);
 
 /* Takes over `fd`, an accepted, non-blocking socket. False: there is no memory for it, and `fd` is still the caller's.
  * Not more than port->most. */
-bool http_server_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length);
+bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length);
 
 /* Pins the threads to their cores or unpins them (http_threads.h). The loop calls this periodically. */
-void http_server_balance(struct http_server *http, int64_t now_ms);
-void http_server_unpin(struct http_server *http); /* for good */
+void mhd_balance(struct http_server *http, int64_t now_ms);
+void mhd_unpin(struct http_server *http); /* for good */
 
 /* From the loop, with a request that is its own: the connection goes on, the request is the HTTP thread's again. */
-void http_server_resume(struct request *request);
+void mhd_resume(struct request *request);
 
 #endif

@@ -15,7 +15,7 @@ static bool is_0_9(void)
     return strcmp(MHD_get_version(), "1") < 0; /* the one that runs, not the one whose header this was compiled with */
 }
 
-attn_status quirks_self_test(attn_error *err)
+attn_status mhd_quirks_self_test(attn_error *err)
 {
     int (*const found)(int, struct epoll_event *, int, int) = (__typeof__(&epoll_wait))dlsym(RTLD_DEFAULT,
                                                                                              "epoll_wait");
@@ -28,14 +28,14 @@ attn_status quirks_self_test(attn_error *err)
     return ATTN_OK;
 }
 
-int quirks_options(struct MHD_OptionItem *options)
+int mhd_quirks_options(struct MHD_OptionItem *options)
 {
     if (!is_0_9()) return 0;
     options[0] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, HTTP_CONNECTION_STEP, NULL };
     return 1;
 }
 
-void quirks_expectation(struct request *request, const struct http_head *head)
+void mhd_quirks_expectation(struct request *request, const struct http_head *head)
 {
     char *const value = (char *)MHD_lookup_connection_value(exchange_of(request)->mhd, MHD_HEADER_KIND, "Expect");
     if (value) value[http_head_has_body(head) ? strlen(head->value[HEADER_EXPECT]) : 0] = '\0';

@@ -23,9 +23,10 @@
  *     and waits. A target with more than HTTP_ARGUMENTS_MAX arguments is answered before. (0.9.75; mhd.c,
  *     begin_request())
  *  9. It compares the value of Expect with the white space behind it. For a request without a body it sends 100, and
- *     then does not read the bytes behind this request. (0.9.75; quirks_expectation())
+ *     then does not read the bytes behind this request. (0.9.75; mhd_quirks_expectation())
  * 10. How much of a body a recv() reads shrinks to an eighth of the rest in each call, unless the memory of a
- *     connection grows in large steps. From 1.0.0 on such steps would keep it from growing. (0.9.75; quirks_options())
+ *     connection grows in large steps. From 1.0.0 on such steps would keep it from growing. (0.9.75;
+ *     mhd_quirks_options())
  * 11. It ends some connections without telling that their request is over. (0.9.75: at the second fault in a head;
  *     1.0.1: at a chunk whose head is longer than its buffer; mhd.c, on_connection()) */
 #ifndef MHD_QUIRKS_H
@@ -42,13 +43,13 @@ enum { QUIRKS_NO_LIMIT = INT_MAX }; /* of connections (4) */
 
 /* Looks whether the corrections are in force: whether the library calls the epoll_wait() of this program (6), and
  * whether its version is one that they were tried with, which is else a line in the log. INTERNAL: they are not. */
-attn_status quirks_self_test(attn_error *err);
+attn_status mhd_quirks_self_test(attn_error *err);
 
 /* Writes the options that a daemon of the version that runs needs besides its own. Returns how many: at most 1. */
-int quirks_options(struct MHD_OptionItem *options);
+int mhd_quirks_options(struct MHD_OptionItem *options);
 
 /* Corrects the value of Expect where it lies, in the memory of libmicrohttpd's connection (9). Call it before the first
  * call for the request returns: the library reads the value after that. */
-void quirks_expectation(struct request *request, const struct http_head *head);
+void mhd_quirks_expectation(struct request *request, const struct http_head *head);
 
 #endif

@@ -41,7 +41,7 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count)
     if (regions == NULL) return NULL;
     regions->prefixes = prefixes;
     regions->prefix_count = prefix_count;
-    if (!hash_key_draw(&regions->key)) {
+    if (!keyed_hash_draw(&regions->key)) {
         fprintf(stderr, "attnd: the system gave no random bytes\n");
         abort();
     }

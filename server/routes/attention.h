@@ -4,7 +4,7 @@
 #define ROUTES_ATTENTION_H
 
 #include "proto-json/proto.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 #include "server/routes/route.h"
 
 /* The content types of such a route. The answer has the body's type, or one that Accept prefers. */

@@ -8,7 +8,7 @@
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/caches/caches.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 #include "server/work/server.h"
 
 _Static_assert((int)PROTO_CACHE_HEADS == (int)CACHES_HEADS, "a body may ask for what there can be");

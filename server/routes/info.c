@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"

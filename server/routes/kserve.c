@@ -18,7 +18,7 @@
 #include "text/text.h"
 #include "server/routes/health.h"
 #include "server/routes/route.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 #include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))

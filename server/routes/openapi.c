@@ -30,7 +30,7 @@
 #include "server/caches/caches.h"
 #include "server/routes/attention.h"
 #include "server/routes/caches.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 

@@ -12,7 +12,7 @@
 #include "server/device/devices.h"
 #include "server/regions/regions.h"
 #include "server/work/server.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 
 static_assert((int)ROUTE_PARAMETER_BYTES < (int)PROTO_REGION_BYTES, "a region's name in a path fits");
 

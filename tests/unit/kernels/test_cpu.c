@@ -273,7 +273,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         fixture_run(&bench, &alone);
         assert_int_equal(attn_plan_make(bench.device, &within.p, &plan, &err), ATTN_OK);
         assert_int_equal(attn_workspace(bench.device, &plan, 1, &promised, &err), ATTN_OK);
-        assert_int_equal(flash_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
+        assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
         if (needed > promised && !attn_is_empty(&within.p)) { /* which attn_run() passes over */
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -313,7 +313,7 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     if (!strips) own.f32.strip = 0;
     const attn_plan plan = { .problem = &f->p };
     assert_int_equal(pool_open(1, NULL, &pool, &err), ATTN_OK);
-    assert_int_equal(flash_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
+    assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
     memset(workspace, 0xff, bytes); /* NaN: what a strip leaves out is not read */

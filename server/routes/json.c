@@ -1,7 +1,7 @@
-/* jsontext.c: a printf for JSON over a growing text.
+/* json.c: a printf for JSON over a growing text.
  *
  * Invariant: inserted strings are valid JSON inside their quotes, whatever they hold (text_put_json). */
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -1,12 +1,12 @@
-/* jsontext.h: JSON written as text, for documents whose shape the program knows. (What clients send is read by
+/* json.h: JSON written as text, for documents whose shape the program knows. (What clients send is read by
  * proto-json/.) Not cJSON's tree: it holds every number as a double, to which 18446744073709551615 is another number,
  * and its memory may fail at each of some hundred calls, where here one look at the end is enough.
  *
  * A format is JSON with ' for ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);
  * A text of the format cannot hold an apostrophe therefore; what %s inserts may hold anything and is escaped. */
-#ifndef JSONTEXT_H
-#define JSONTEXT_H
+#ifndef ROUTES_JSON_H
+#define ROUTES_JSON_H
 
 #include "text/text.h"
 
