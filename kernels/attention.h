@@ -587,24 +587,40 @@ typedef struct attn_kernel {
     bool in_place;     /* it reads each number about once, and may read it from staging memory (reads_staging) */
 } attn_kernel;
 
-/* Kernel `index` of a device; NULL past the last. The device owns it. */
-const attn_kernel *attn_kernel_at(const attn_device *device, int index);
+/* What a device can compute: data that attn_device_open() makes and that never changes. Any thread may read it until
+ * the device is closed, so whoever plans problems needs no device. */
+enum { ATTN_MOST_KERNELS = 32 };
+typedef struct attn_capabilities {
+    const struct attn_backend *backend;
+    const attn_kernel *kernels[ATTN_MOST_KERNELS]; /* a problem goes to the first one that computes it */
+    int kernel_count;
+    const void *facts; /* what else the backend must know to plan; it belongs to the backend */
+    size_t facts_bytes;
+} attn_capabilities;
+const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
 /* How a device computes one problem: chosen once, then handed to attn_workspace() and attn_run(). Plain data of about
  * 1.4 KB that needs no freeing. It belongs to its problem, which is borrowed: neither the problem nor its addresses may
- * change while the plan is used, but its values may. */
+ * change while the plan is used, but its values may. attn_plan_move() adapts it to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
+    const attn_capabilities *can; /* borrowed */
     const attn_kernel *kernel;
     uint64_t features;      /* attn_features() of the problem */
     size_t workspace_bytes; /* bytes that this problem adds to attn_workspace(); 0 where the backend sizes all
                              * problems together */
     const void *variant;    /* the variant of the kernel; what it points to is defined by the kernel */
+    uint64_t unaligned;     /* tensors (bits of attn_tensor_id) whose address was no multiple of 16 bytes */
     attn_geometry geometry; /* geometry of the problem, where the backend needs it */
 } attn_plan;
 
-/* Plans a checked problem. UNSUPPORTED where no kernel of the device computes it. */
-attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err);
+/* Plans a checked problem. UNSUPPORTED where no kernel computes it. */
+attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
+
+/* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. Takes over the kernel
+ * of `made`; chooses again only where these are other capabilities, or where other tensors are unaligned. */
+attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
+                           attn_plan *plan, attn_error *err);
 
 /* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
 
@@ -629,7 +645,7 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Bytes of scratch memory (device memory) that attn_run() needs for these plans together. */
-attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
+attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
 /* ---- Streams: work in order, asynchronous ------------------------------------------------------------------------ */

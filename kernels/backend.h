@@ -19,6 +19,7 @@ typedef struct attn_backend attn_backend;
 struct attn_device {
     const attn_backend *backend;
     int index;
+    attn_capabilities can; /* open() fills it in, but for `backend` */
 };
 
 struct attn_stream {
@@ -51,11 +52,10 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    const attn_kernel *(*kernel)(const attn_device *device, int index);
-    /* Can kernel `index`, whose row takes the problem, compute it? If so, the function fills in the rest of
+    /* Can plan->kernel, whose row takes the problem, compute it? If so, the function fills in the rest of
      * the plan. NULL: every kernel can, and plans need no geometry. */
-    bool (*plan)(const attn_device *device, int index, attn_plan *plan);
-    attn_status (*workspace)(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
+    bool (*plan)(const attn_capabilities *can, attn_plan *plan);
+    attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
     attn_status (*stream_open)(attn_device *device, attn_stream **stream, attn_error *err);
     void (*stream_close)(attn_stream *stream);
@@ -90,7 +90,7 @@ struct attn_backend {
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* attn_plan_make() with the features given instead of computed. For tests, which add one that no kernel supports. */
-attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
+attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 
 /* Does cost.c have rates for this kernel? A kernel without rates counts as the slowest. For tests. */

@@ -46,6 +46,10 @@ struct cpu_device {
     struct pool *pool;
     const struct simd *simd;
     attn_kernel fast[2]; /* forward and backward, by flash.h */
+    struct facts {
+        const struct simd *simd;
+        int64_t threads;
+    } facts; /* of attn_capabilities */
     int64_t memory_total, memory_limit;
     _Atomic int64_t memory_used;
 };
@@ -142,6 +146,12 @@ static attn_status open_device(int index, const attn_device_options *options, at
         free(device);
         return status;
     }
+    device->facts = (struct facts){ device->simd, pool_threads(device->pool) };
+    attn_capabilities *const can = &device->base.can;
+    for (int n = 0; n < 2; n++) can->kernels[n] = &device->fast[n], can->kernels[n + 2] = &general[n];
+    can->kernel_count = 4;
+    can->facts = &device->facts;
+    can->facts_bytes = sizeof device->facts;
     *out = &device->base;
     return ATTN_OK;
 }
@@ -172,11 +182,6 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-static const attn_kernel *kernel(const attn_device *base, int index)
-{
-    return index < 2 ? &((const struct cpu_device *)base)->fast[index] : index < 4 ? &general[index - 2] : NULL;
-}
-
 /* The plans from `first` on that flash attention computes as one run; 0: plan `first` is the general kernel's. */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
@@ -186,16 +191,16 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
 }
 
 /* The stretches use it one after the other; the general kernel needs none. */
-static attn_status workspace_bytes(const attn_device *base, const attn_plan *plans, int count, size_t *bytes,
+static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
-    const struct cpu_device *device = (const struct cpu_device *)base;
+    const struct facts *const facts = can->facts;
     attn_status status = ATTN_OK;
     *bytes = 0;
     for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
         size_t part = 0;
         n = flash_stretch(plans, count, first);
-        if (n > 0) status = flash_run_bytes(device->simd, pool_threads(device->pool), plans + first, n, &part, err);
+        if (n > 0) status = flash_run_bytes(facts->simd, (int)facts->threads, plans + first, n, &part, err);
         if (part > *bytes) *bytes = part;
     }
     return status;
@@ -326,7 +331,6 @@ const attn_backend attn_backend_cpu = {
     .device_free = device_free,
     .staging_alloc = device_alloc,
     .staging_free = staging_free,
-    .kernel = kernel,
     .workspace = workspace_bytes,
     .stream_open = stream_open,
     .stream_close = stream_close,

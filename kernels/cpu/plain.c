@@ -73,6 +73,8 @@ static attn_status open_plain(const attn_backend *backend, int index, attn_devic
     if (!*device) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a device");
     (*device)->backend = backend;
     (*device)->index = index;
+    for (int n = 0; n < 2; n++) (*device)->can.kernels[n] = &plain_of(*device)->kernels[n];
+    (*device)->can.kernel_count = 2;
     return ATTN_OK;
 }
 
@@ -126,15 +128,10 @@ static void release_staging(attn_device *device, void *memory, size_t bytes)
     (void)device, (void)bytes, free(memory);
 }
 
-static const attn_kernel *kernel(const attn_device *device, int index)
-{
-    return index < 2 ? &plain_of(device)->kernels[index] : NULL;
-}
-
-static attn_status workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
+static attn_status workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err)
 {
-    (void)device, (void)plans, (void)count, (void)err;
+    (void)can, (void)plans, (void)count, (void)err;
     *bytes = 0;
     return ATTN_OK;
 }
@@ -220,9 +217,9 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
     {                                                                                                                 \
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
         .device_alloc = allocate, .device_free = release, .staging_alloc = allocate, .staging_free = release_staging, \
-        .kernel = kernel, .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream,           \
-        .copy = copy, .moves = moves, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us,             \
-        .done = done, .wait = wait_stream,                                                                            \
+        .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream, .copy = copy,               \
+        .moves = moves, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us, .done = done,             \
+        .wait = wait_stream,                                                                                          \
     }
 /* clang-format on */
 

@@ -45,25 +45,26 @@
 #include "kernels/verify_lse.h"
 
 /* id, name, meaning of its value, meaning of its N, effect */
-#define FAULT_MAP(X)                                                                                            \
-    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                       \
-    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                    \
-    X(IMPORT_ERR, "import.err", CODE, IMPORT, "memory of another process cannot be opened: CUDA's error CODE")  \
-    X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")       \
-    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                                \
-    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                     \
-    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                            \
-    X(LAUNCH_SLOW, "launch.slow", MILLISECONDS, RUN, "the call that starts the kernels takes that much longer") \
-    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")                \
-    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                        \
-    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                                   \
-    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                     \
-    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")              \
-    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                      \
-    X(LEFT, "left", NOTHING, RUN, "rows are left out, and the outputs are NaN: see attn_stream_left_rows()")    \
-    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                       \
-    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                                \
-    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")      \
+#define FAULT_MAP(X)                                                                                             \
+    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                        \
+    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                     \
+    X(IMPORT_ERR, "import.err", CODE, IMPORT, "memory of another process cannot be opened: CUDA's error CODE")   \
+    X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")        \
+    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                                 \
+    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                      \
+    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                             \
+    X(LAUNCH_SLOW, "launch.slow", MILLISECONDS, RUN, "the call that starts the kernels takes that much longer")  \
+    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")                 \
+    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                         \
+    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                                    \
+    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                      \
+    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")               \
+    X(SIZE_HOLD, "size.hold", PATH, SIZE, "attn_workspace() does not return while there is a file of that name") \
+    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                       \
+    X(LEFT, "left", NOTHING, RUN, "rows are left out, and the outputs are NaN: see attn_stream_left_rows()")     \
+    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                        \
+    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                                 \
+    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")       \
     X(WALK_ERR, "walk.err", CODE, CALL, "the first call fails, then the second after that one, then the third, ...")
 
 enum fault_id {
@@ -81,6 +82,7 @@ enum event {
     EVENT_PINNED,
     EVENT_COPY,
     EVENT_PLAN,
+    EVENT_SIZE,
     EVENT_RUN,
     EVENT_CALL,
     EVENT_COUNT
@@ -130,7 +132,8 @@ struct lent {
 
 struct fake_device {
     attn_device base;
-    attn_device *cpu; /* computes */
+    attn_device *cpu;         /* computes */
+    struct fake_device *self; /* of attn_capabilities.facts */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
@@ -552,6 +555,10 @@ static attn_status open_device(int index, const attn_device_options *options, at
         free(device);
         return status;
     }
+    device->self = device;
+    device->base.can = device->cpu->can;
+    device->base.can.facts = &device->self;
+    device->base.can.facts_bytes = sizeof device->self;
     pthread_mutex_init(&device->lock, NULL);
     *out = &device->base;
     return ATTN_OK;
@@ -577,23 +584,33 @@ static void describe(const attn_device *base, attn_device_info *info)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* The first row that is requested stands for a plan. Any thread may call this. */
-static const attn_kernel *kernel(const attn_device *base, int index)
+static struct fake_device *device_of_facts(const attn_capabilities *can)
 {
-    if (index == 0) {
-        struct fake_device *device = device_of(base);
-        pthread_mutex_lock(&device->lock);
-        const struct rule *rule = rule_for(device, FAULT_PLAN_HOLD, ++device->events[EVENT_PLAN]);
-        pthread_mutex_unlock(&device->lock);
-        while (rule && access(rule->path, F_OK) == 0) nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
-    }
-    return attn_backend_cpu.kernel(device_of(base)->cpu, index);
+    return *(struct fake_device *const *)can->facts;
 }
 
-static attn_status workspace_bytes(const attn_device *base, const attn_plan *plans, int count, size_t *bytes,
+/* Counts one more such event, and waits as long as the script's rule for it says. Any thread may call this. */
+static void hold(struct fake_device *device, enum fault_id fault, enum event event)
+{
+    pthread_mutex_lock(&device->lock);
+    const struct rule *rule = rule_for(device, fault, ++device->events[event]);
+    pthread_mutex_unlock(&device->lock);
+    while (rule && access(rule->path, F_OK) == 0) nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
+}
+
+static bool plan(const attn_capabilities *can, attn_plan *planned)
+{
+    (void)planned;
+    hold(device_of_facts(can), FAULT_PLAN_HOLD, EVENT_PLAN);
+    return true;
+}
+
+static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
-    return attn_backend_cpu.workspace(device_of(base)->cpu, plans, count, bytes, err);
+    struct fake_device *const device = device_of_facts(can);
+    hold(device, FAULT_SIZE_HOLD, EVENT_SIZE);
+    return attn_backend_cpu.workspace(&device->cpu->can, plans, count, bytes, err);
 }
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
@@ -957,7 +974,7 @@ const attn_backend attn_backend_fake = {
     .device_free = device_free,
     .staging_alloc = staging_alloc,
     .staging_free = staging_free,
-    .kernel = kernel,
+    .plan = plan,
     .workspace = workspace_bytes,
     .stream_open = stream_open,
     .stream_close = stream_close,

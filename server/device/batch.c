@@ -84,3 +84,10 @@ void batch_guest_sees(struct guest_others *others, const struct flow *flow, int6
     others->flow = flow;
     others->count++;
 }
+
+attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
+                       attn_plan *plan, attn_error *err)
+{
+    return job->transaction ? attn_plan_make(can, problem, plan, err)
+                            : attn_plan_move(can, &job->plans[item], problem, plan, err);
+}

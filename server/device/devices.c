@@ -241,9 +241,9 @@ int devices_count(const struct devices *devices)
 {
     return devices->count;
 }
-const attn_device *devices_any(const struct devices *devices)
+const attn_capabilities *devices_capabilities(const struct devices *devices)
 {
-    return devices->device[0]->handle;
+    return attn_device_capabilities(devices->device[0]->handle);
 }
 const attn_device_info *devices_largest(const struct devices *devices)
 {
@@ -302,7 +302,7 @@ bool devices_usable(const struct devices *devices)
 void devices_describe(struct devices *devices, struct device_state *states)
 {
     for (int i = 0; i < devices->count; i++) {
-        states[i].device = devices->device[i]->handle;
+        states[i].can = attn_device_capabilities(devices->device[i]->handle);
         attn_device_describe(devices->device[i]->handle, &states[i].info);
         states[i].usable = atomic_load(&devices->device[i]->usable);
         states[i].running_requests = atomic_load(&devices->device[i]->requests);

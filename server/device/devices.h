@@ -79,7 +79,8 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-const attn_device *devices_any(const struct devices *devices); /* any device, for questions about kernels */
+/* What the first device can compute. Any thread may plan by it. */
+const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
 devices_largest(const struct devices *devices); /* the device with the most memory, described as when it was opened */
 /* Sets the source of staging memory that devices copy from fastest: pinned memory of the first device that copies.
@@ -90,10 +91,10 @@ bool devices_usable(const struct devices *devices);
 
 /* The present state of a device, as other parts of the server see it. */
 struct device_state {
-    const attn_device *device; /* for questions about its abilities; NULL in tests without a device */
-    attn_device_info info;     /* result of attn_device_describe() */
-    bool usable;               /* the device has not failed */
-    int64_t running_requests;  /* requests on this device that are not answered yet */
+    const attn_capabilities *can; /* NULL in tests without a device */
+    attn_device_info info;        /* result of attn_device_describe() */
+    bool usable;                  /* the device has not failed */
+    int64_t running_requests;     /* requests on this device that are not answered yet */
 };
 /* An array of devices_count(); any thread. */
 void devices_describe(struct devices *devices, struct device_state *states);

@@ -184,12 +184,13 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     attn_device *const handle = inline_slot->handle;
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
+    const attn_capabilities *const can = attn_device_capabilities(handle);
     attn_error ignored; /* the loop meets the same error and reports it */
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
-           attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&
+           batch_plan(can, job, 0, problem, plan, &ignored) == ATTN_OK &&
            (device->info.unified || fits_gpu(device, job, plan)) &&
-           attn_workspace(handle, plan, 1, &bytes, &ignored) == ATTN_OK &&
+           attn_workspace(can, plan, 1, &bytes, &ignored) == ATTN_OK &&
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 

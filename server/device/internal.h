@@ -179,6 +179,10 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* The operations of a job as kernels do them, in whole tiles: small heads count as padded. */
 double batch_padded_flops(const struct job *job);
+/* Plans `problem`, which is the problem of an item with this device's addresses. prepare_job() has planned it, unless
+ * it belongs to a cache transaction, whose tables are known only now. */
+attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
+                       attn_plan *plan, attn_error *err);
 /* Summary of the batches beside which a guest would run; batch_guest_sees() adds one. */
 struct guest_others {
     int count;

@@ -122,11 +122,12 @@ static attn_problem widened(const struct slot *slot, int leader)
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     const attn_problem wide = widened(slot, leader); /* MERGE_BYTES and CONFIG_MAX_BATCH bound its sizes */
+    const struct job *const job = batch_job(slot->batch, leader);
+    const attn_capabilities *const can = attn_device_capabilities(device->handle);
     attn_plan alone, together;
     attn_error ignored;
-    return attn_plan_make(device->handle, job_problem(batch_job(slot->batch, leader), 0), &alone, &ignored) ==
-               ATTN_OK &&
-           attn_plan_make(device->handle, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
+    return batch_plan(can, job, 0, job_problem(job, 0), &alone, &ignored) == ATTN_OK &&
+           attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
 /* Undoes the merging of a leader's members: each runs alone, with mirrors and without moves. */

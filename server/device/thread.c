@@ -82,8 +82,9 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     size_t bytes = 0;
     for (int at = 0; at < count; at += DEVICE_MAX_RUN) {
         size_t part;
-        const attn_status status = attn_workspace(
-            device->handle, slot->plans + at, count - at < DEVICE_MAX_RUN ? count - at : DEVICE_MAX_RUN, &part, err);
+        const int some = count - at < DEVICE_MAX_RUN ? count - at : DEVICE_MAX_RUN;
+        const attn_status status = attn_workspace(attn_device_capabilities(device->handle), slot->plans + at, some,
+                                                  &part, err);
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
     }
@@ -118,9 +119,11 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Finds the kernel of each problem. prepare_job() may have found one on another device, which proves nothing here. */
+/* Plans all problems at their addresses here. A merged problem has other sizes than the problems that prepare_job()
+ * planned. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
+    const attn_capabilities *const can = attn_device_capabilities(device->handle);
     int n = 0;
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = batch_job(slot->batch, j);
@@ -134,7 +137,9 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
                 batch_name_backend(&job->results[i], device, "");
                 continue;
             }
-            const attn_status status = attn_plan_make(device->handle, &slot->problems[n], &slot->plans[n], err);
+            const attn_status status = slot->moved[j]
+                                           ? attn_plan_make(can, &slot->problems[n], &slot->plans[n], err)
+                                           : batch_plan(can, job, i, &slot->problems[n], &slot->plans[n], err);
             if (status != ATTN_OK) return status;
             batch_name_backend(&job->results[i], device, slot->plans[n++].kernel->name);
         }

@@ -166,7 +166,7 @@ static attn_status make_job(struct request *request, struct check_result *result
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->part.device = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);
-    status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
+    status = prepare_job(request->job, devices_capabilities(server->devices), devices_largest(server->devices), err);
     if (status != ATTN_OK) proto_call_locate(call, err);
     return status;
 }
@@ -178,7 +178,7 @@ static void refuse_hopeless(const struct request *request, struct check_result *
 {
     const struct server *server = request->server;
     struct job *const job = request->job;
-    prepare_look_closer(job, devices_any(server->devices), devices_largest(server->devices));
+    prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double least_s = devices_least_seconds(server->devices, job);
     result->failed = true;

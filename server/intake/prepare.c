@@ -100,7 +100,7 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 
 /* Refuses `save` for a forward whose backward could not be computed. It examines only the tensors that decide this,
  * because reading the values of masks a second time would take long. */
-static attn_status check_save(const proto_item *item, const attn_device *device, attn_error *err)
+static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
         ATTN_T_q,         ATTN_T_k,         ATTN_T_v,          ATTN_T_cu_seqlens_q, ATTN_T_cu_seqlens_k,
@@ -117,7 +117,7 @@ static attn_status check_save(const proto_item *item, const attn_device *device,
     backward.out.data = backward.lse.data = backward.q.data;
     backward.dout = backward.out;
     attn_status status = attn_check(&backward, &why);
-    if (status == ATTN_OK) status = attn_plan_make(device, &backward, &plan, &why);
+    if (status == ATTN_OK) status = attn_plan_make(can, &backward, &plan, &why);
     if (status == ATTN_OK) return ATTN_OK;
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
@@ -224,29 +224,29 @@ static job_kind kind_of(const struct job *job)
 }
 
 /* Scratch memory of all problems that will run, as a device reserves it. */
-static attn_status workspace_of(const struct job *job, const attn_device *device, size_t *bytes, attn_error *err)
+static attn_status workspace_of(const struct job *job, const attn_capabilities *can, size_t *bytes, attn_error *err)
 {
-    const proto_call *call = job->call;
-    attn_plan one, *plans = job->runnable == 1 ? &one : malloc((size_t)job->runnable * sizeof *plans);
-    attn_status status = ATTN_OK;
+    const int all = job->call->count;
     int count = 0;
-    if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
-    for (int i = 0; i < call->count && status == ATTN_OK; i++)
-        if (job_problem(job, i)) status = attn_plan_make(device, job_problem(job, i), &plans[count++], err);
-    if (status == ATTN_OK) status = attn_workspace(device, plans, count, bytes, err);
-    if (plans != &one) free(plans);
+    if (all == 1) return attn_workspace(can, job->plans, job_problem(job, 0) != NULL, bytes, err);
+    attn_plan *const plans = malloc((size_t)all * sizeof *plans);
+    if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", all);
+    for (int i = 0; i < all; i++)
+        if (job_problem(job, i)) plans[count++] = job->plans[i];
+    const attn_status status = attn_workspace(can, plans, count, bytes, err);
+    free(plans);
     return status;
 }
 
 /* Refuses a job that no device has enough memory for, even alone: a later try would fail, too. A device with its own
  * memory mirrors the inputs, the outputs and the contexts used (memory.c). Every device needs scratch memory. */
-static attn_status check_fits(const struct job *job, const attn_device *device, const attn_device_info *largest,
+static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                               attn_error *err)
 {
     size_t bytes = 0;
     attn_status status;
     if (job->runnable == 0 || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE)) return ATTN_OK;
-    if ((status = workspace_of(job, device, &bytes, err)) != ATTN_OK) return status;
+    if ((status = workspace_of(job, can, &bytes, err)) != ATTN_OK) return status;
     if (!largest->unified) {
         bytes += job->inputs_used + job->outputs.bytes + (job->shared ? (size_t)job->shared->pinned_bytes : 0);
         for (int i = 0; job->saved && i < job->call->count; i++) {
@@ -294,7 +294,7 @@ static uint64_t readable_of(const struct job *job)
     return ATTN_EVERYTHING;
 }
 
-void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest)
+void prepare_look_closer(struct job *job, const attn_device_info *largest)
 {
     const uint64_t draw = (uint64_t)clock_ns();
     double costliest = 0;
@@ -302,16 +302,14 @@ void prepare_look_closer(struct job *job, const attn_device *device, const attn_
     if (job->seconds < PREPARE_CLOSER_S && !looks) return;
     job->flops = job->seconds = job->worst_seconds = 0;
     for (int i = 0; i < job->call->count; i++) {
-        const attn_problem *p = job_problem(job, i);
-        attn_error ignored;
-        attn_plan plan;
-        if (p == NULL || attn_plan_make(device, p, &plan, &ignored) != ATTN_OK) continue;
-        const attn_cost cost = attn_cost_closer(largest, &plan, looks ? readable_of(job) : 0, draw + (uint64_t)i);
+        if (job_problem(job, i) == NULL) continue;
+        const attn_cost cost = attn_cost_closer(largest, &job->plans[i], looks ? readable_of(job) : 0,
+                                                draw + (uint64_t)i);
         add_cost(job, &cost, &costliest);
     }
 }
 
-attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)
+attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest, attn_error *err)
 {
     proto_call *call = job->call;
     const proto_operation *const operation = &proto_operations[call->op];
@@ -322,6 +320,8 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     attn_status status;
 
     job->because = "";
+    job->plans = malloc((size_t)call->count * sizeof *job->plans);
+    if (job->plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", call->count);
     for (int i = 0; i < call->count; i++) {
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
@@ -329,11 +329,10 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (error->status == ATTN_OK && operation->takes_caches) error->status = transaction_prepare(job, error);
         if (error->status == ATTN_OK) bind_regions(job, item, error);
         if (error->status == ATTN_OK && operation->op == ATTN_OP_FORWARD) draw_seed(item, error);
-        attn_plan plan; /* tests that a kernel exists; the device that runs the problem makes its own plan */
-        if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
-        if (error->status == ATTN_OK) verify_lse(job, i, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
-        if (error->status == ATTN_OK && item->save) check_save(item, device, error);
+        if (job_problem(job, i)) attn_plan_make(can, &item->problem, &job->plans[i], error);
+        if (error->status == ATTN_OK) verify_lse(job, i, error);
+        if (error->status == ATTN_OK && item->save) check_save(item, can, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
@@ -348,7 +347,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         }
         job->runnable += proto_is_run(operation);
         if (job_problem(job, i)) {
-            const attn_cost cost = attn_cost_of(largest, &plan);
+            const attn_cost cost = attn_cost_of(largest, &job->plans[i]);
             add_cost(job, &cost, &costliest);
         }
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
@@ -383,7 +382,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     job->kind = kind_of(job);
     job->priority = priority_of(call);
     job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;
-    if ((status = check_fits(job, device, largest, err)) != ATTN_OK) return status;
+    if ((status = check_fits(job, can, largest, err)) != ATTN_OK) return status;
 
     if (saves == 0) return ATTN_OK;
     job->wants_save = true;

@@ -81,16 +81,17 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
     json_raw(j, "]");
 }
 
-static void put_op_features(struct json *j, const attn_device *device, proto_op op)
+static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
     attn_kernel all = { 0 }; /* what any of them takes */
-    const attn_kernel *k;
-    for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++)
-        if (computes(k, op)) all.dtypes |= k->dtypes, all.features |= k->features;
+    for (int n = 0; n < can->kernel_count; n++)
+        if (computes(can->kernels[n], op))
+            all.dtypes |= can->kernels[n]->dtypes, all.features |= can->kernels[n]->features;
     json_raw(j, "{");
     put_row(j, &all, op);
     json_put(j, ",'kernels':[");
-    for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++) {
+    for (int n = 0; n < can->kernel_count; n++) {
+        const attn_kernel *const k = can->kernels[n];
         if (!computes(k, op)) continue;
         json_comma(j);
         json_put(j, "{'name':'%s','head_dim':%d,", k->name, k->head_dim);
@@ -106,9 +107,9 @@ static void put_features(struct json *j, const struct info_facts *facts)
     json_put(j, ",'features':{");
     for (int i = 0; i < facts->device_count; i++) {
         const struct device_state *d = &facts->devices[i];
-        bool seen = d->device == NULL;
+        bool seen = d->can == NULL;
         for (int k = 0; k < i; k++)
-            seen |= facts->devices[k].device != NULL && strcmp(facts->devices[k].info.backend, d->info.backend) == 0;
+            seen |= facts->devices[k].can != NULL && strcmp(facts->devices[k].info.backend, d->info.backend) == 0;
         if (seen) continue;
         json_comma(j);
         json_put(j, "'%s':{", d->info.backend);
@@ -116,7 +117,7 @@ static void put_features(struct json *j, const struct info_facts *facts)
             if (!proto_operations[op].computes) continue;
             json_comma(j);
             json_put(j, "'%s':", proto_operations[op].name);
-            put_op_features(j, d->device, op);
+            put_op_features(j, d->can, op);
         }
         json_raw(j, "}");
     }

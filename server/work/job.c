@@ -100,6 +100,7 @@ void job_release(struct job *job)
     flow_release(job->flow);
     caller_release(job->caller);
     free(job->saved);
+    free(job->plans);
     free(job->lse);
     free(job->results);
     proto_call_free(job->call);

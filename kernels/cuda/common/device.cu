@@ -48,7 +48,6 @@ enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 /* More than any GPU does: what the largest one known promises for dense float8, and twice the exponentials of all its
  * special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
-enum { MOST_KERNELS = 32 };
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter has a line of the cache to itself */
 
@@ -69,8 +68,6 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    const cuda_kernel *kernels[MOST_KERNELS]; /* the rows of cuda_kernels[] that are for this chip */
-    int kernel_count;
     std::atomic<bool> lost;                     /* a sticky error was seen; only ever set, by any thread */
     PFN_cuStreamWriteValue32_v11070 write_word; /* NULL: streams take no notes */
 
@@ -169,15 +166,19 @@ double step_seconds()
     return seconds > 0 ? seconds : STEP_SECONDS;
 }
 
+/* Fills in the capabilities: the rows of cuda_kernels[] that are for this chip. */
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
     const int first_forward = first_kernel(ATTN_OP_FORWARD), first_backward = first_kernel(ATTN_OP_BACKWARD);
-    for (int i = 0; i < cuda_kernel_count && d->kernel_count < MOST_KERNELS; i++) {
+    attn_capabilities *const can = &d->base.can;
+    for (int i = 0; i < cuda_kernel_count && can->kernel_count < ATTN_MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];
         if (i < (k->takes.op == ATTN_OP_FORWARD ? first_forward : first_backward)) continue;
-        if (compute >= k->least_compute && compute <= k->most_compute) d->kernels[d->kernel_count++] = k;
+        if (compute >= k->least_compute && compute <= k->most_compute) can->kernels[can->kernel_count++] = &k->takes;
     }
+    can->facts = &d->chip;
+    can->facts_bytes = sizeof d->chip;
 }
 
 /* The driver's function that makes a stream write a word; NULL: the driver has none. */
@@ -488,12 +489,6 @@ void unpin(attn_device *base, void *memory)
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-const attn_kernel *kernel_at(const attn_device *base, int index)
-{
-    const device *d = device_of(base);
-    return index < d->kernel_count ? &d->kernels[index]->takes : nullptr;
-}
-
 const size_t WORKSPACE_ALIGN = 1024; /* bytes; TMA and its swizzles need it */
 
 size_t aligned(size_t bytes)
@@ -504,25 +499,16 @@ size_t aligned(size_t bytes)
 /* Bytes of the marks for rows that a kernel may leave to later launches (cuda_args.rows_later). Returns 0 where no rows
  * are left: such rows are computed one key after the other, and here that takes little longer than a step.
  * decode.cu has few rows, and simple.cu has no tiles. */
-size_t mark_bytes(const device *d, const attn_plan *plan)
+size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
-                        row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * d->chip.step_seconds || plan->kernel == &decode_forward.takes ||
+                        row_seconds(chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
+    if (rows < 2 * chip->step_seconds || plan->kernel == &decode_forward.takes ||
         plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
         return 0;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
-}
-
-bool plan(const attn_device *base, int index, attn_plan *plan)
-{
-    const device *d = device_of(base);
-    if (!d->kernels[index]->plan(&d->chip, plan)) return false;
-    const size_t marks = mark_bytes(d, plan); /* behind the kernel's own, see launch() */
-    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
-    return true;
 }
 
 /* The row that a plan was made for: `takes` is its first member. */
@@ -531,7 +517,16 @@ const cuda_kernel *kernel_of(const attn_plan *plan)
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
 }
 
-attn_status workspace_bytes(const attn_device *, const attn_plan *plans, int count, size_t *bytes, attn_error *)
+bool plan(const attn_capabilities *can, attn_plan *plan)
+{
+    const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
+    if (!kernel_of(plan)->plan(chip, plan)) return false;
+    const size_t marks = mark_bytes(chip, plan); /* behind the kernel's own, see launch() */
+    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
+    return true;
+}
+
+attn_status workspace_bytes(const attn_capabilities *, const attn_plan *plans, int count, size_t *bytes, attn_error *)
 {
     *bytes = 0;
     for (int i = 0; i < count; i++) *bytes += aligned(plans[i].workspace_bytes);
@@ -675,7 +670,7 @@ bool reads_no_results(const stream *s, const attn_problem *p)
 /* Does the problem take several steps? Other problems are one launch, or a few. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
-    return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(d, plan) > 0 ||
+    return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
            plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
 }
 
@@ -683,7 +678,8 @@ bool has_steps(const device *d, const attn_plan *plan)
  * that is too short for a look in its midst says to the host alone that it has left rows, see attn_run_some(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
-    const size_t marks = chip->steps ? mark_bytes(d, plan) : 0; /* where all is queued at once, nothing is left */
+    const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
+                                     : 0; /* where all is queued at once, nothing is left */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
@@ -736,7 +732,7 @@ bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some
     plan->geometry = attn_geometry_of(some);
     plan->workspace_bytes = 0;
     if (!kernel_of(whole)->plan(&d->chip, plan)) return false;
-    const size_t marks = mark_bytes(d, plan);
+    const size_t marks = mark_bytes(&d->chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return plan->workspace_bytes <= whole->workspace_bytes;
 }
@@ -815,7 +811,7 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     size_t bytes = 0;
     attn_status status = enter(d, err);
     if (status == ATTN_OK && !workspace) {
-        status = workspace_bytes(base->device, plans, count, &bytes, err);
+        status = workspace_bytes(&base->device->can, plans, count, &bytes, err);
         if (status == ATTN_OK && bytes) status = device_alloc(base->device, bytes, &own, err);
     }
     if (status == ATTN_OK)
@@ -900,37 +896,10 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",
-    true,
-    device_count,
-    device_open,
-    device_close,
-    describe,
-    device_alloc,
-    device_free,
-    staging_alloc,
-    staging_free,
-    kernel_at,
-    plan,
-    workspace_bytes,
-    stream_open,
-    stream_close,
-    copy,
-    moves,
-    run,
-    merge,
-    mark,
-    elapsed_us,
-    done,
-    wait,
-    between_us,
-    note,
-    noted,
-    import_memory,
-    release_import,
-    pin,
-    unpin,
-    sum_lse,
-    run_some,
-    left_rows,
+    "cuda",       true,          device_count,   device_open,  device_close, describe,
+    device_alloc, device_free,   staging_alloc,  staging_free, plan,         workspace_bytes,
+    stream_open,  stream_close,  copy,           moves,        run,          merge,
+    mark,         elapsed_us,    done,           wait,         between_us,   note,
+    noted,        import_memory, release_import, pin,          unpin,        sum_lse,
+    run_some,     left_rows,
 };

@@ -70,7 +70,7 @@ static bool is_taken(const struct spec *s)
     attn_error err;
     if (strcmp(backend, "paper") != 0) return true;
     fixture_make(&f, s);
-    const attn_status status = attn_plan_make(bench.device, &f.p, &plan, &err);
+    const attn_status status = attn_plan_make(attn_device_capabilities(bench.device), &f.p, &plan, &err);
     fixture_clear(&f);
     assert_true(status == ATTN_OK || status == ATTN_UNSUPPORTED);
     return status == ATTN_OK;

@@ -271,8 +271,8 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         fixture_make(&alone, &s);
         fixture_make(&within, &s);
         fixture_run(&bench, &alone);
-        assert_int_equal(attn_plan_make(bench.device, &within.p, &plan, &err), ATTN_OK);
-        assert_int_equal(attn_workspace(bench.device, &plan, 1, &promised, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
         assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
         if (needed > promised && !attn_is_empty(&within.p)) { /* which attn_run() passes over */
             spec_print(stderr, &s);
@@ -386,7 +386,8 @@ static void *run_to_be_given_up(void *context)
 {
     struct giving_up *g = context;
     attn_plan plan;
-    g->status = attn_plan_for(g->stream->device, g->problem, attn_features(g->problem) | g->also, &plan, &g->err);
+    g->status = attn_plan_for(attn_device_capabilities(g->stream->device), g->problem,
+                              attn_features(g->problem) | g->also, &plan, &g->err);
     if (g->status == ATTN_OK) g->status = attn_run(g->stream, &plan, 1, NULL, &g->err);
     g->ended = seconds();
     return NULL;
@@ -502,10 +503,11 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
         for (int n = 0; n < COUNT; n++) {
             fixture_make(&f[n], &of_any_kind[n]);
             const uint64_t features = attn_features(&f[n].p) | (kinds >> n & 1 ? made_up : 0);
-            assert_int_equal(attn_plan_for(bench.device, &f[n].p, features, &plans[n], &err), ATTN_OK);
+            assert_int_equal(attn_plan_for(attn_device_capabilities(bench.device), &f[n].p, features, &plans[n], &err),
+                             ATTN_OK);
             assert_int_equal(strcmp(plans[n].kernel->name, "double") == 0, kinds >> n & 1);
         }
-        assert_int_equal(attn_workspace(bench.device, plans, COUNT, &bytes, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), plans, COUNT, &bytes, &err), ATTN_OK);
         char *workspace = kinds % 2 && bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
         if (workspace) memset(workspace, 0xff, bytes);
         assert_int_equal(attn_run(bench.stream, plans, COUNT, workspace, &err), ATTN_OK);

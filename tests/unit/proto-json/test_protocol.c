@@ -121,7 +121,7 @@ static char *answer(struct decoded *d, int *http, size_t *length)
             t->data = calloc(1, (size_t)size + 1);
         }
         attn_plan plan;
-        assert_int_equal(attn_plan_make(device, &item->problem, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(attn_device_capabilities(device), &item->problem, &plan, &err), ATTN_OK);
         assert_int_equal(attn_run(stream, &plan, 1, NULL, &err), ATTN_OK);
     }
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
