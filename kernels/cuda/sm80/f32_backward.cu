@@ -41,6 +41,7 @@
 #include "kernels/cuda/simple/simple.h"
 #include "f32_dq.cuh"
 #include "recompute.h"
+#include "seen_tiles.cuh"
 
 /* f32_forward.cu */
 extern const cuda_kernel f32_forward;
@@ -81,9 +82,10 @@ template <int D, bool SCORE_MODS> struct shared {
     float lse2[BM], delta[BM];
     float one_key[BM]; /* of_one_key() */
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
+    std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Bytes of shared memory. The last member, staging, is used with options only, and else left out. */
+/* Bytes of shared memory. The last members, `options` and `seen`, are used with options only, and else left out. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -212,8 +214,27 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
 
-    /* A round: tiles [first, end) of a head, head after head of the group. */
+    /* Rounds: tiles [first, first + tiles) of a head, head after head of the group. With options a list says which
+     * rounds have a visible pair. */
     const int end = first + tiles;
+    struct round {
+        int n, h, row_tile;
+    } now = { 0, hk * (int)g.group, first };
+    if constexpr (SCORE_MODS) list_seen_rounds<BM, THREADS>(a, b, hk, j0, min(j0 + BN, Sk), first, tiles, sm.seen);
+    const auto after = [&](round r) {
+        if constexpr (SCORE_MODS) {
+            r.n = seen_tile_above(sm.seen, r.n, rounds);
+            r.h = hk * (int)g.group + r.n / max(tiles, 1), r.row_tile = first + r.n % max(tiles, 1);
+        } else {
+            r.n++;
+            if (++r.row_tile == end) r.h++, r.row_tile = first;
+        }
+        return r;
+    };
+    if constexpr (SCORE_MODS) {
+        now.n = -1;
+        now = after(now);
+    }
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
@@ -235,8 +256,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             sm.one_key[threadIdx.x] = has_one_key ? expf(one_key_slack(lse)) : 0;
         }
     };
-    int h = hk * (int)g.group, row_tile = first;
-    if (rounds > 0) fetch(h, row_tile);
+    if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
     /* Fragments: keys by rows of K and V, queries by rows of Q and dO for S and dP and by columns for dK and dV. */
@@ -249,10 +269,10 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const bool want_dq = (PARTS & DK) && sums;
     bool wide = k_stats.wide || v_stats.wide;
 
-    for (int n = 0; n < rounds; n++) {
-        const int i0 = row_tile * BM;
-        const int64_t at = query_tile(h, row_tile);
-        const int next_h = row_tile + 1 < end ? h : h + 1, next_row_tile = row_tile + 1 < end ? row_tile + 1 : first;
+    for (round next; now.n < rounds; now = next) {
+        const int h = now.h, i0 = now.row_tile * BM;
+        const int64_t at = query_tile(h, now.row_tile);
+        next = after(now);
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
@@ -348,7 +368,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
             __syncthreads(); /* dS is there, and nobody reads Q and dO any more */
-            if (n + 1 < rounds) fetch(next_h, next_row_tile);
+            if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
                 const head_args x = head_args_of(a, b, h);
@@ -357,10 +377,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             }
         } else {
             __syncthreads(); /* nobody reads Q and dO any more */
-            if (n + 1 < rounds) fetch(next_h, next_row_tile);
+            if (next.n < rounds) fetch(next.h, next.row_tile);
         }
-        h = next_h;
-        row_tile = next_row_tile;
     }
     cp_async_wait<0>();
 

@@ -3,6 +3,7 @@
 #define ATTN_SM80_F32_DQ_CUH
 
 #include "kernels/cuda/simple/simple.h"
+#include "seen_tiles.cuh"
 #include "split.cuh"
 
 namespace {
@@ -131,6 +132,7 @@ template <int D, bool SCORE_MODS> struct shared_dq {
         float z[16][BN + 4], cap[16][BN + 4], lse2[16];
         uint32_t kept[16][BN / 8];
     } options[SCORE_MODS ? DQ_BM / 16 : 1];
+    std::conditional_t<SCORE_MODS, seen_tiles, char> visible;
 };
 
 template <int D, bool SCORE_MODS>
@@ -174,7 +176,17 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
-    for (int j = first; j < last; j++) {
+    int j = first;
+    const auto above = [&](int n) { /* the next tile of keys that has a visible pair */
+        if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
+        else return n + 1;
+    };
+    if constexpr (SCORE_MODS) {
+        const int end = (int)attn_min64(i0 + BM, x.s.Sq);
+        list_seen_keys<BN, THREADS>(a, (int)x.b, (int)x.h, i0, end, first, last, sm.visible);
+        j = above(first - 1);
+    }
+    for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
         __syncthreads(); /* nobody reads the last tile any more */
