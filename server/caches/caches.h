@@ -159,8 +159,8 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most and returns the bytes that the step's tables need now (64-byte aligned). TOO_LARGE: the caches have
- * grown too much since caches_look(). */
+/* Sets step->most and returns the bytes that the step's tables need now (64-byte aligned). TOO_LARGE: since
+ * caches_look() the caches have grown beyond what the step may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step; `memory` is for its tables. *wait: it cannot begin now, because another step uses one of its caches

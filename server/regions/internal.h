@@ -77,7 +77,7 @@ struct regions {
 
 /* ---- table.c: with the lock held --------------------------------------------------------------------------------- */
 
-/* True if both are of one object or one allocation. This one needs no lock. */
+/* True if both regions are of one object or one allocation. The lock is not needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
 /* Index in the table; -1: the caller has no region of that name. */

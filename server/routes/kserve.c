@@ -1,13 +1,13 @@
 /* kserve.c: the models, their descriptions, and their statistics. See kserve.h.
  *
- * A model is an operation under a name. Clients such as perf_analyzer can say nothing but a name, a shape and a dtype,
- * and send every input that the metadata list: so there is a model for each dtype and for causal, and the metadata list
- * what is required, and what a sequence needs to start, as optional. What may be given besides stands in the
- * configuration's parameters.
+ * A model is a name for an operation. Clients such as perf_analyzer can choose only a name, shapes and a dtype, and
+ * send every input that the metadata list. So there are models for each dtype and for causal. The metadata list the
+ * required inputs, and as optional those that a sequence needs to start. The configuration's parameters list all other
+ * inputs.
  *
- * Statistics count what was answered, in the parts that Triton has: success and fail with the time of the whole
- * request, queue, compute_input (decoding and copying in), compute_infer, compute_output (copying out and encoding).
- * They only grow. A batch is counted by the first of its requests for a model. */
+ * Statistics count answered requests and their time, in the parts that Triton has: success and fail with the time of
+ * the whole request, queue, compute_input (decoding and copying in), compute_infer, and compute_output (copying out and
+ * encoding). The counts only grow. A batch is counted once per model, by the model's first request in the batch. */
 #include "server/routes/kserve.h"
 
 #include <stdatomic.h>
@@ -27,7 +27,7 @@
 
 #define VERSION "1"
 
-/* The models of all operations, in the order of the table; NULL: n is behind the last. */
+/* Returns the nth model of all operations, in the order of the table, or NULL if there are no more. */
 static const proto_model *model_at(int n)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
@@ -74,7 +74,7 @@ static bool is_required(const proto_model *model, attn_tensor_id id)
     return proto_operations[model->op].needs >> id & 1;
 }
 
-/* A request of a sequence that has begun may leave them out. */
+/* True for an input that a request of a running sequence may leave out. */
 static bool is_optional(const proto_model *model, attn_tensor_id id)
 {
     return proto_operations[model->op].appends >> id & 1;
@@ -92,7 +92,7 @@ static const char *datatype_of(const proto_model *model, attn_tensor_id id)
     return proto_datatype(dtypes >> model->dtype & 1 ? model->dtype : (attn_dtype)__builtin_ctz(dtypes));
 }
 
-/* [-1,-1,-1,-1]: as many axes as it has at most. */
+/* Writes a shape such as [-1,-1,-1,-1], with as many axes as the tensor may have. */
 static void put_open_shape(struct json *j, attn_tensor_id id)
 {
     const int rank = 31 - __builtin_clz(attn_tensor_ranks(id));
@@ -101,7 +101,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* What the metadata say of a tensor, or (`type` "TYPE_") the configuration, which has other names for the same. */
+/* Describes a tensor as the metadata do, or as the configuration does (`type` is "TYPE_"). The two have different names
+ * for the same facts. */
 static void put_tensor(struct json *j, const proto_model *model, attn_tensor_id id, bool config)
 {
     json_comma(j);
@@ -221,7 +222,7 @@ static char *write_index(bool ready, bool ready_alone, size_t *length)
 
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
-/* The parts of a request's time; cache_hit and cache_miss, which clients insist on, stay 0. */
+/* The parts of a request's time. cache_hit and cache_miss stay 0; they exist because clients require them. */
 #define PART_MAP(X) \
     X(success) X(fail) X(queue) X(compute_input) X(compute_infer) X(compute_output) X(cache_hit) X(cache_miss)
 enum part {
@@ -235,7 +236,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* Those that a batch has. */
+/* The parts of a batch's time. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {
@@ -245,7 +246,7 @@ static struct statistics {
     atomic_llong last_ms, batches;
     struct {
         atomic_llong count, ns[BATCH_PARTS];
-    } batch[CONFIG_MAX_BATCH]; /* by how many requests were in it, one less */
+    } batch[CONFIG_MAX_BATCH]; /* indexed by the number of requests in the batch, minus 1 */
 } statistics[PROTO_OP_COUNT][PROTO_MODELS];
 
 static struct statistics *statistics_of(const proto_model *model)
@@ -293,7 +294,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    count_part(s, PART_success, ns); /* the last: whoever sees it sees its parts */
+    count_part(s, PART_success, ns); /* counted last: a reader that sees it sees the other parts too */
 }
 
 static void put_statistics(struct json *j, const proto_model *model)
@@ -387,7 +388,7 @@ void kserve_answer_index(struct request *request, struct answer *answer)
     else request_fail_status(request, &err);
 }
 
-/* What Triton's protocol has and this server does not offer. */
+/* Answers requests of Triton's protocol that this server does not support. */
 void kserve_answer_no_loading(struct request *request, struct answer *answer)
 {
     (void)answer;
@@ -402,7 +403,7 @@ void kserve_answer_no_settings(struct request *request, struct answer *answer)
                  "traces and logs are set when the server starts (--log-level), not over HTTP");
 }
 
-/* A KServe request may have any Content-Type or none; the stock client sends none. */
+/* A KServe request may have any Content-Type or none; Triton's own client sends none. */
 static const char *const as_whatever[] = { "*", NULL };
 const struct route_body kserve_bodies[] = {
     { "application/json", as_whatever, &proto_kserve, NULL },
