@@ -56,9 +56,9 @@ struct document {
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
-/* Errors of every route, of those with tensors, of those that compute or change something, and of those that want a
- * token; a row adds its own. What is missing here and there is on no route: names of proto.h that nothing uses yet. (A
- * path that does not exist has no operation.) */
+/* The errors of every route, of routes with tensors, of routes that compute or change something, and of routes that
+ * require a token. A row adds its own errors. An error that is in none of these sets is returned by no operation of the
+ * document. The error for an unknown path, for example, belongs to no operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |

@@ -1,14 +1,13 @@
 /* job.h: a job is the computation of one request: its problems, the memory of their tensors, and the results.
  *
- * A running kernel is never interrupted. A job therefore outlives its request when the client leaves or the deadline
- * passes while the kernel runs. It also does when a forward is saved for a backward. Jobs are counted by references:
- * the request, the device that runs the job, and each context hold one.
+ * A running kernel is never interrupted. So a job outlives its request when the client leaves or the deadline passes
+ * while the kernel runs. A job also outlives its request when a forward is saved for a backward. Jobs are counted by
+ * references: the request, the device that runs the job, and each context hold one.
  *
- *   RECEIVING   an HTTP thread makes it (job_new) and places the outputs (job_prepare)
- *   QUEUED      the loop owns it
- *   RUNNING     the device owns it, and writes results and timing
- *   later       the encoder and contexts only read it
- */
+ *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (job_prepare)
+ *   QUEUED      the loop owns the job
+ *   RUNNING     the device owns the job, and writes results and timing
+ *   later       the encoder and contexts only read the job */
 #ifndef JOB_H
 #define JOB_H
 
@@ -35,7 +34,7 @@ struct job_region {
     size_t bytes;
 };
 
-/* Jobs of the same kind may run in one batch; 0: never. */
+/* Jobs of the same kind may run in one batch. A job of kind 0 always runs alone. */
 typedef uint64_t job_kind;
 #define JOB_KIND_APPEND ((job_kind)1 << 51)
 
@@ -43,32 +42,33 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* The part of a job that one device computes. A job's parts are a list and live as long as the job. Every job has one
+/* The part of a job that one device computes. A job's parts form a list and live as long as the job. Every job has one
  * part today, because the queue forgets a job when its first part leaves.
  *
  * 1. A part leaves once, for a device that can compute it.
  * 2. A job is over when all its parts are back.
- * 3. A job ran when all its parts ran. Its error is that of the first part in the list that has one. */
+ * 3. A job ran when all its parts ran. The error of a job is that of the first part in the list that has an error. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: the last one */
     struct job *job;
-    int device; /* number of the only device that can compute it; -1: any device can */
+    int device; /* number of the only device that can compute the part; -1: any device can */
 
     /* Only the loop's thread uses these. */
-    struct batch *batch;             /* the batch it runs in, while a request waits for the job; NULL: none */
+    struct batch *batch;             /* the batch of the part, while a request waits for the job; NULL: none */
     bool left;                       /* the part left in a batch, and never leaves again */
-    struct inline_slot *handed_over; /* an HTTP thread put it on a device, where it still runs (INLINE_LATE) */
+    struct inline_slot *handed_over; /* an HTTP thread put the part on a device, where it still runs (INLINE_LATE) */
 
     /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when
      * the batch is back. */
     bool ran;         /* the kernels ran and did not fail, and contexts in use are used up */
-    attn_error error; /* why it did not run */
+    attn_error error; /* why the part did not run */
 };
 
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: what the parser filled, and outputs in its rest; `spare`: outputs that did not fit there. */
+    /* `inputs`: the parser wrote the inputs there, and outputs lie behind them; `spare`: outputs that did not fit
+     * there. */
     struct staging_block *inputs, *spare;
     proto_call *call;
     proto_result *results; /* an array of call->count */
@@ -95,7 +95,7 @@ struct job {
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
     bool wants_verify, wants_save;
-    /* The length of its numbers as text is measured beforehand, in pieces, because there are many. */
+    /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
     bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */
     struct caches *caches;               /* the table of the caches it names */
