@@ -1,9 +1,9 @@
-/* base64_scalar.c: the loops that run everywhere, and the alphabet as tables. */
+/* base64_scalar.c: the loops that run on every processor, and the alphabet as tables. */
 #include "base64_simd.h"
 
 const char base64_alphabet[65] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* What each character stands for. */
+/* The sextet of each character; __ for a character outside the alphabet. */
 /* clang-format off */
 #define __ BASE64_FOREIGN
 const uint8_t base64_sextet[256] = {

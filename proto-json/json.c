@@ -18,8 +18,8 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* of these, what has come */
-    attn_error error;   /* set where the first bytes are not JSON; every call then returns it */
+    size_t first_bytes; /* number of bytes in `first` */
+    attn_error error;   /* set if the first bytes are not JSON; every later call returns it */
 };
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
@@ -99,7 +99,7 @@ static size_t held_bytes(const void *reader)
     return scan_held_bytes(((const struct reader *)reader)->scan);
 }
 
-/* For base64 text; arrays of numbers may need more. */
+/* Exact for base64 text; arrays of numbers may need more. */
 static size_t memory_for(uint64_t body_bytes)
 {
     return (size_t)(body_bytes / 4 * 3);
@@ -125,7 +125,7 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *te
     text_put_string(t, array ? "}," : "\"},");
 }
 
-/* The members of one answer. */
+/* Adds the members of one answer. */
 static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
 {
     struct text *const t = encode_text(e);
@@ -143,7 +143,7 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     text_put_char(t, '}');
 }
 
-/* A problem of several that has no result. */
+/* Adds the error of one problem of several. */
 static void add_fault(proto_encoder *e, int index, const attn_error *fault, const char *request_id)
 {
     struct text *const t = encode_text(e);

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-/* Tensors by their role in ATTN_TENSOR_MAP: a new row there is in these sets too. */
+/* Sets of tensors by their role in ATTN_TENSOR_MAP, so that a new row there is in these sets too. */
 #define BIT(name)                    ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)       | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
 #define IF_OUT(name, role, ...)      | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)

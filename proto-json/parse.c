@@ -1,21 +1,22 @@
-/* decode.c: from a tree of members to problems that have passed attn_check().
+/* parse.c: turns a tree of members into problems that have passed attn_check().
  *
- * The format's reader (format.h) has taken the tensor values out of the body and made a tree of what is left, which is
- * small. Here names get their meaning, whatever the format was. Three tables say it all: attn_tensors[]
- * (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the rest, and
- * proto_operations[] (operations.h) for what an operation takes of both. A member that an operation does not take is
- * refused by name.
+ * The format's reader (format.h) has extracted the tensor values from the body and made a tree of the rest, which is
+ * small. This file interprets the names in the tree, in the same way for all formats. It uses three tables:
+ * attn_tensors[] (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the
+ * other members, and proto_operations[] (operations.h) for the members that an operation takes. A member that an
+ * operation does not take is refused by name.
  *
  *     body -> reader -> tree -> object() -> parse_tensor(), parse_option() -> attn_check() -> proto_call
  *                 \---> memory -------------^
  *
  * Invariants:
- *   1. Every member is looked at exactly once, in the order of the body; the first fault is the one reported, with its
+ *   1. Every member is examined exactly once, in the order of the body. The first error is reported, with its
  *      pointer.
- *   2. A number is its text until its type is known: integers are never read through a double.
- *   3. A problem without error in a proto_call has passed attn_check() and its outputs have shapes; only one with a
- *      `context` has not, for its tensors are elsewhere.
- *   4. In an envelope the fault of one problem is its own; broken JSON, limits and lack of memory fail the whole. */
+ *   2. A number stays text until its type is known, so integers are never read through a double.
+ *   3. A problem without an error in a proto_call has passed attn_check(), and its outputs have shapes. Exceptions
+ *      are problems with a `context` or with caches, whose tensors are elsewhere.
+ *   4. In an envelope, the error of one problem concerns that problem alone. Malformed JSON, exceeded limits and
+ *      lack of memory fail the whole body. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -47,7 +48,7 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* The first operation that takes a member of this name; PROTO_OP_COUNT: none does. */
+/* Returns the first operation that takes a member of this name, or PROTO_OP_COUNT if none does. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -59,8 +60,8 @@ static proto_op op_of(const char *name)
     return op;
 }
 
-/* The error for a name that this operation does not take: a member of another operation, an output, or an
- * unknown name. */
+/* Makes the error for a name that this operation does not take: a member of another operation, an output, or an unknown
+ * name. */
 static attn_status foreign(proto_op op, const char *name, attn_error *err)
 {
     const int id = tensor_named(name);
@@ -90,7 +91,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* With `context` the problem comes from the saved forward. Only members that a backward adds may stand beside it. */
+/* Checks the members beside `context`. The problem comes from the saved forward, so only members that a backward adds
+ * may be given. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -109,7 +111,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    const bool one = operation->cache_in_path; /* no axis of caches */
+    const bool one = operation->cache_in_path; /* k and v have no axis for several caches */
     const int rank = one ? 3 : 4;
     tree_member member;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
@@ -170,15 +172,15 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* An impossible dtype is refused even where no output has it. */
+    /* A dtype that no output can have is refused even if no output uses it. */
     attn_status status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused,
                                      err);
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* A gradient of a tensor that was not given is a fault of the request (400). NOT_FOUND is for lost
-     * contexts and caches. */
+    /* A gradient of a tensor that was not given is an error of the request (400). NOT_FOUND is for missing contexts and
+     * caches. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -261,7 +263,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* attn_check() reads the values of all other tensors. For these it checks only their sizes. */
+/* For the tensors of this list attn_check() checks only sizes. It reads the values of all other tensors. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -400,7 +402,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller's now */
+        made = NULL; /* the caller owns it now */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

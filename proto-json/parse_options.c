@@ -1,4 +1,4 @@
-/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See decode.c. */
+/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See parse.c. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static const char *const encodings[] = { "base64", "array", NULL };
 
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
-    /* name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
+    /* columns: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
     { "layout", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.layout), AT(has_layout), 0, 0, layouts, "\"bshd\"",
       "order of the axes of q, k, v, out and their gradients" },
     { "scale", PROTO_TYPE_NUMBER, SCORES, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
@@ -84,7 +84,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-/* The error "NAME: is VALUE, must be RULE", with a hint. */
+/* Makes the error "NAME: is VALUE, must be RULE", with a hint. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *suggestion, attn_error *err)
 {
@@ -97,13 +97,13 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, suggestion);
 }
 
-/* wrong_word() for a value that is not a word. */
+/* Makes the error for a value that is not a word. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
 }
 
-/* wrong_word() for a value that should be true or false. */
+/* Makes the error for a value that should be true or false. */
 static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
 {
     const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);
@@ -113,12 +113,12 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* wrong_word() for a value that should be an integer. A number of a pair cannot be left out. */
+/* Makes the error for a value that should be an integer. A number of a pair (`step`) cannot be left out. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    if (!step && text && text_is_among("0 -1", text)) /* other programs write these for "none" */
+    if (!step && text && text_is_among("0 -1", text)) /* other programs write 0 or -1 for "none" */
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,
                       step || text ? parse_integer_suggestion(value) : parse_value_suggestion(value), err);
@@ -204,7 +204,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT <= 64, "outputs is a mask of 64 bits");
 
-/* Could the text be an id? Copies it. (strspn() would build its table again for each of a thousand ids.) */
+/* Copies the text if it is an id. It does not use strspn(), which would build its table again for each of a thousand
+ * ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {
@@ -248,7 +249,7 @@ static attn_status identifiers(const proto_option *o, const cJSON *value, proto_
 
 #define UNBOUNDED ", where -1 is unbounded"
 
-/* The unit at the end of a name, in which its number is counted. */
+/* Returns the unit at the end of an option's name, such as ms. */
 static const char *unit_of(const char *name)
 {
     const size_t length = strlen(name);
@@ -268,7 +269,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_NUMBER: {
         const char *text = tree_number(value);
-        const double x = text ? strtod(text, NULL) : 0; /* the program never leaves the C locale */
+        const double x = text ? strtod(text, NULL) : 0; /* the program always runs in the C locale */
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);
         *(double *)to = x;
@@ -296,7 +297,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
-        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* and of a gradient */
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes */
         char list[ATTN_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))

@@ -1,4 +1,4 @@
-/* test_decode.c: bodies to problems. Every message of decode.c, word for word; every member; that splitting changes
+/* test_decode.c: bodies to problems. Every message of parse.c, word for word; every member; that splitting changes
  * nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
