@@ -87,7 +87,8 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    static _Thread_local const char *names[VARIANTS + 1]; /* filled at every call; all threads write the same values */
+    /* Filled at every call. Each thread has a list of its own, so no two threads write to the same memory. */
+    static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;
     for (size_t i = 0; i < VARIANTS; i++)
         if (variants[i].runs_here()) names[count++] = variants[i].name;

@@ -31,15 +31,15 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, /* hi 0-7 */
                                      NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER);
-    const __m256i not_with_lo = TWICE(NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0: 0 P p */
-                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 */
-                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-                                      NEVER | PLUS_SLASH | DIGITS, /* lo A: J Z j z */
-                                      NEVER | DIGITS | PZ_pz,      /* lo B: + K k */
-                                      NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-                                      NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C-E */
-                                      NEVER | DIGITS | PZ_pz);             /* lo F: / O o */
+    const __m256i not_with_lo = TWICE(
+        NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0 occurs in 0 P p */
+        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 occur in digits and letters */
+        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
+        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH | DIGITS, /* lo A occurs in J Z j z */
+        NEVER | DIGITS | PZ_pz,                          /* lo B occurs in + K k */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C-E occur in letters */
+        NEVER | DIGITS | PZ_pz);             /* lo F occurs in / O o */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 

@@ -26,14 +26,14 @@ enum { AHEAD = 2048, LINE = 64 };
 /* The values of the characters 0 to 127. F marks a character outside the alphabet. */
 #define F 0x80
 static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* 0x00 */
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* 0x10 */
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  62, F,  F,  F,  63, /* 0x20 */
-    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, F,  F,  F,  F,  F,  F,  /* 0x30 */
-    F,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* 0x40 */
-    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, F,  F,  F,  F,  F,  /* 0x50 */
-    F,  26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* 0x60 */
-    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, F,  F,  F,  F,  F,  /* 0x70 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* from 0x00 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* from 0x10 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  62, F,  F,  F,  63, /* from 0x20 */
+    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, F,  F,  F,  F,  F,  F,  /* from 0x30 */
+    F,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* from 0x40 */
+    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, F,  F,  F,  F,  F,  /* from 0x50 */
+    F,  26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* from 0x60 */
+    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, F,  F,  F,  F,  F,  /* from 0x70 */
 };
 #undef F
 

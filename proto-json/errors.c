@@ -25,7 +25,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* the client has left and will not read it */
+    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* the client has left, so it will not read this error */
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_IN_USE: return PROTO_E_IN_USE;

@@ -323,7 +323,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     const proto_item *const item = &call->items[0];
     struct text *const t = encode_text(e);
     bool first = true;
-    (void)request_id; /* only problem documents within an envelope contain it */
+    (void)request_id; /* only problem documents within an envelope contain the id */
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");

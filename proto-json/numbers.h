@@ -52,7 +52,7 @@ typedef enum numbers_type {
         NUMBERS_UNTYPED = ATTN_DTYPE_COUNT
 } numbers_type;
 
-size_t numbers_bytes(numbers_type type); /* of one element */
+size_t numbers_bytes(numbers_type type); /* bytes of one element */
 
 typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_BAD } numbers_status;
 

@@ -98,7 +98,7 @@ bool proto_is_safetensors(const void *bytes, size_t count);
 /* A format of bodies and answers. All formats have the same tensors and options (PROTOCOL.md). */
 typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
-const char *proto_media(const proto_format *format); /* its content type */
+const char *proto_media(const proto_format *format); /* the content type of the format */
 
 /* The dtype as KServe writes it: "FP32". */
 const char *proto_datatype(attn_dtype dtype);

@@ -579,7 +579,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     attn_tensor_id order[ATTN_TENSOR_COUNT];
     const int count = in_order(item, order);
     int64_t at = 0;
-    (void)request_id; /* only problem documents within an envelope contain it */
+    (void)request_id; /* only problem documents within an envelope contain the id */
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);
     text_put_char(t, '{');

@@ -55,7 +55,7 @@ struct cache_info {
     int64_t length; /* number of positions */
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    int64_t ttl_ms, expires_in_ms; /* time to live since the last use, and what is left of it */
+    int64_t ttl_ms, expires_in_ms; /* time to live since the last use, and the part of it that is left */
     const char *device;
 };
 
@@ -123,7 +123,7 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    char (*ids)[CACHE_ID_BYTES]; /* [rows], memory of the step's maker */
+    char (*ids)[CACHE_ID_BYTES]; /* [rows], owned by the code that made the step */
     int rows;
     int64_t append;    /* positions that each row gains; 0: none */
     bool of_path;      /* the path names the one cache, so errors say "this cache" and not `caches` */

@@ -1,8 +1,8 @@
-/* pages.c: a bit per granule, and a search that starts where the last one ended.
+/* pages.c: keeps a bit for each granule, and searches for free granules from where the last search ended.
  *
- * Caches of one shape have pages of one size, so the next granules are nearly always free and the search
- * ends at once. With mixed shapes a word of full granules is skipped in one step. A search over all
- * PAGES_GRANULES takes a millisecond. */
+ * Caches of one shape have pages of one size, so the next granules are nearly always free and the search ends at once.
+ * With mixed shapes, a word of full granules is skipped in one step. A search over all PAGES_GRANULES takes a
+ * millisecond. */
 #include "server/caches/pages.h"
 
 #include <assert.h>

@@ -417,7 +417,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the step's caches and tells whether it must wait. If so, younger steps must wait for these caches, too. */
+/* Finds the step's caches and tells whether the step must wait. If it must wait, younger steps must wait for these
+ * caches as well. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();

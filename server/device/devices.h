@@ -136,8 +136,9 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. False: it was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL. Either a thread noted it as lost, or it has a batch that is overdue
- * (--watchdog-ms and the time that the batch's size explains). *overdue: the latter is so. The CPU is not watched. */
+/* Returns a device that must be disabled, or NULL. Either a thread noted it as lost, or it has a batch that has
+ * exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a batch has exceeded its
+ * time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);

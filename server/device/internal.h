@@ -27,7 +27,7 @@ struct mirror {
 /* A place on a device for one running batch. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* NULL: free */
+    struct batch *batch; /* NULL: the slot is free */
     int64_t due_ns;      /* time at which the batch should be over */
     int64_t worst_ns;    /* time that the batch's work takes at the slowest rate */
     attn_problem *problems;
@@ -53,7 +53,7 @@ struct slot {
     /* The arrays below are indexed by the batch's jobs. */
     /* The number of the job whose problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    int16_t members[CONFIG_MAX_BATCH]; /* of a leader: the number of jobs in its problem, itself included */
+    int16_t members[CONFIG_MAX_BATCH]; /* for a leader: the number of jobs in its problem, itself included */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members */
     /* Moves copy the job's tensors to the leader's problem and back, and the job has no mirrors. */
     bool moved[CONFIG_MAX_BATCH];

@@ -213,8 +213,9 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* True if all that this connection has sent was read, and it is idle or has never sent a byte. The kernel tells the
- * latter for TCP only. For a unix socket the result is false, and the deadline of the head decides. */
+/* True if the server has read all that this connection has sent, and the connection is idle or has never sent a byte.
+ * For TCP the kernel tells whether a byte has ever arrived. For a unix socket the result is false, and the deadline of
+ * the head decides. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;

@@ -1,5 +1,5 @@
-/* exchange.h: one exchange of HTTP: how a request arrived and how its answer is sent. Its struct request says what is
- * to be computed. An exchange belongs to its HTTP thread; the loop and the devices see only the request. */
+/* exchange.h: one exchange of HTTP: how a request arrived and how its answer is sent. Its struct request says what must
+ * be computed. An exchange belongs to its HTTP thread; the loop and the devices see only the request. */
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
 

@@ -1,7 +1,7 @@
 /* first_bytes.c: see first_bytes.h.
  *
- * Neither libmicrohttpd nor GnuTLS reports which bytes they could not understand. Both call recv(), and the linker
- * binds these calls to the recv() of this file. It looks at the first bytes that each connection receives. For all
+ * Neither libmicrohttpd nor GnuTLS reports which bytes it could not understand. Both call recv(), and the linker binds
+ * these calls to the recv() of this file. This recv() looks at the first bytes that each connection receives. For all
  * later bytes it only reads one byte of a table. */
 #undef _FORTIFY_SOURCE /* its inline recv() would conflict with the definition here */
 #include "server/http/first_bytes.h"

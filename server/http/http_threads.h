@@ -2,11 +2,11 @@
  *
  * Each HTTP thread is a libmicrohttpd daemon with one thread, so that attnd can choose the thread of a connection.
  *
- * Where the processor is the device, most of a small request's time goes to memory: socket buffers, decoded tensors,
- * the workspace. This memory stays in one core's cache if the core on which the packets arrive serves the connection.
- * The kernel tells that core (SO_INCOMING_CPU). A client on the same machine then shares the core with its requests,
- * and a network card's queue shares it with the requests that it receives. So each core has the same number of threads,
- * and a connection goes to the least busy thread of its core.
+ * If the CPU is the device, most of a small request's time goes to memory: socket buffers, decoded tensors, the
+ * workspace. This memory stays in one core's cache if the core on which a connection's packets arrive also serves the
+ * connection. The kernel tells which core that is (SO_INCOMING_CPU). It is the core of a client on the same machine, or
+ * the core that handles the queue of the network card. So each core has the same number of threads, and a connection
+ * goes to the least busy thread of its core.
  *
  * But a pinned thread may have to wait for its core while others are idle. So threads are pinned only while there is
  * load and the load of the last period is even across cores. A single client whose packets all arrive on one core is

@@ -19,7 +19,7 @@ struct listener {
     int fd;
     bool is_unix;
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
-    char path[108];           /* of a unix socket that attnd made, to be removed at the end; empty otherwise */
+    char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
     struct loop_watch *watch; /* NULL: no connections are accepted */
     bool adopted;             /* another process (the supervisor) holds the socket too */
     int64_t retired_ms;       /* time at which the listener was retired; 0: it is not retired */

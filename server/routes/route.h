@@ -55,9 +55,9 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* What the OpenAPI document says about one route alone. The document derives the rest from other columns, or says it
- * about every route: HEAD, the errors of any request, and those of a body or of a token. For an operation, the row of
- * proto_operations[] has the summary, the description and the answer, and they are NULL here. */
+/* What the OpenAPI document says about one route alone. The document derives the rest from other columns, or says the
+ * same about all routes: HEAD, the errors of any request, and those of a body or of a token. For an operation, the row
+ * of proto_operations[] has the summary, the description and the answer, and they are NULL here. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,

@@ -76,7 +76,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
       .doc = { "kserve", "Not offered", "501.", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_IMPLEMENTED), \
                .answer = "Never", .media = "application/json", .schema = TEXT } }
-/* Triton's shared memory extensions, for system memory and for GPU memory. */
+/* Rows for Triton's shared memory extensions, for system memory and for GPU memory. */
 #define REGION { "region", "Its name.", "q" }
 #define REGIONS_ROW(shm_, method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
     { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shm = ROUTE_ALLOW_##shm_, .answer = handler, \

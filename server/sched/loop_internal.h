@@ -37,7 +37,7 @@ struct loop {
     struct request *oldest, *newest; /* all requests whose connections are suspended */
     struct request *unwatched;       /* the oldest request without a watch; all newer ones have none either */
     bool queue_changed;
-    bool transactions_changed; /* a cache transaction has ended, or a waiting one is gone */
+    bool transactions_changed; /* a cache transaction has ended, or one that waited is gone */
     bool transactions_arrived; /* a job with a cache transaction has arrived and was not examined yet */
     bool scan_cut;             /* the last scan did not reach the end of the queue */
     uint64_t scan;             /* number of the last scan of all waiting transactions */

@@ -53,7 +53,7 @@ struct job_part {
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
 
-    /* Only the loop's thread uses these. */
+    /* Only the loop's thread uses the members below, down to handed_over. */
     struct batch *batch;             /* the batch of the part, while a request waits for the job; NULL: none */
     bool left;                       /* the part left in a batch, and never leaves again */
     struct inline_slot *handed_over; /* an HTTP thread put the part on a device, where it still runs (INLINE_LATE) */
@@ -105,7 +105,7 @@ struct job {
     bool memory_bound;                   /* bound by a GPU's memory and not by its arithmetic: many fit in a batch */
     int context_count;                   /* contexts that hold this job; changed by contexts.c under its lock */
 
-    /* Only the loop's thread uses these, down to given_up. */
+    /* Only the loop's thread uses the members below, down to given_up. */
     struct request *request;            /* NULL: its client no longer waits */
     struct finishing *finishing;        /* work after the run, such as verification; NULL: none */
     int parts_out;                      /* parts that are in batches and not yet back */

@@ -16,11 +16,11 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* requests that have such a slot */
+        _Atomic int count; /* number of requests that have a slot of this kind */
         int limit;         /* upper bound of `count` */
     } places[CALLER_PLACES];
 
-    /* Only the loop's thread uses these. */
+    /* Only the loop's thread uses the members below, down to bytes. */
     int max_batch;
     int64_t window_ns;
     struct job *first, *last; /* all jobs, linked by in_queue, in order of arrival except for priority */
@@ -59,8 +59,8 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which a batch is taken. has_room() tells whether a batch led by this job may leave
- * now; NULL: any may. */
+/* The device for which a batch is taken. has_room() tells whether a batch led by this job may leave now. NULL: any
+ * batch may leave. */
 struct queue_taker {
     int device; /* the device's number */
     bool (*has_room)(void *context, const struct job *job);

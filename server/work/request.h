@@ -112,7 +112,7 @@ struct request {
     char id[REQUEST_ID_BYTES];
     struct request_times times;
 
-    /* While it is received, only the HTTP thread uses these. */
+    /* While the request is received, only the HTTP thread uses the members below. */
     const proto_model *model;      /* the model in its path; NULL: none */
     const proto_format *answer_as; /* the format of its answer */
     proto_parser *parser;
@@ -126,7 +126,7 @@ struct request {
     /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
     int place;
 
-    /* The owner of the state uses these. */
+    /* The owner of the request's state uses the members below. */
     struct job *job; /* a reference */
     bool failed;     /* the answer is a problem document */
     proto_error error;
@@ -135,7 +135,7 @@ struct request {
 
     proto_encoder *encoder; /* encoder of the answer, already measured; NULL: none yet */
 
-    /* While it waits, only the loop's thread uses these. */
+    /* While the request waits, only the loop's thread uses the members below. */
     struct deadline deadline;
     /* The request cannot be handed back yet: another thread checks its body, or writes to its client's shared
      * memory. */

@@ -248,7 +248,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* Few of the transactions that have waited can begin, so this asks first. A new one most likely can begin. */
+    /* Few of the transactions that have waited can begin, so they are examined before memory is leased. A new
+     * transaction most likely can begin. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
