@@ -54,8 +54,9 @@ static bool has_avx512(void)
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 },                                                               /* Ice Lake, Zen 4 */
-    { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 }, /* Haswell, Zen */
+      base64_encode_avx512 }, /* runs on Ice Lake, Zen 4 and later */
+    /* runs on Haswell, Zen and later */
+    { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__
     { "neon", always, base64_decode_neon, NULL, base64_encode_neon },
@@ -166,7 +167,7 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
-    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count); /* invariant 4 */
+    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count); /* invariant 4 of this file */
     assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);
     return taken;

@@ -24,8 +24,8 @@
 typedef struct base64_decoder {
     uint32_t bits;   /* bits of the unfinished group, 6 for each of its characters */
     int held;        /* characters of the unfinished group, 0 to 3; the first '=' of two counts as one */
-    bool ended;      /* padding was seen */
-    uint64_t offset; /* characters consumed */
+    bool ended;      /* padding was seen, so the text must end */
+    uint64_t offset; /* number of characters consumed */
 } base64_decoder;
 
 /* Bytes that `out` must have room for when `count` characters are decoded. SIMD stores whole vectors, which

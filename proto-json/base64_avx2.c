@@ -29,8 +29,9 @@ enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
-    const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, /* hi 0-7 */
-                                     NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER);
+    /* the rows of hi 0 to 7 */
+    const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
+                                     NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
         NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0 occurs in 0 P p */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 occur in digits and letters */
@@ -55,8 +56,8 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
  * numbers are 0 1 2 4 5 6. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
-    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a * 64 + b */
-    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));        /* ab * 4096 + cd */
+    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
+    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));        /* two pairs: ab * 4096 + cd */
     __m256i close = TWICE(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1);
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(fours, close), places);
 }

@@ -58,8 +58,8 @@ static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
 /* Joins 64 sextets to sixteen times 24 bits, each in 32 bits. */
 static inline __m512i joined(__m512i sextets)
 {
-    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a * 64 + b */
-    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));               /* ab * 4096 + cd */
+    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
+    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));               /* two pairs: ab * 4096 + cd */
 }
 
 static inline __m512i closed(__m512i joined16)
@@ -77,7 +77,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) {
             __m512i c = _mm512_loadu_si512(text + done + i * CHARS);
             s[i] = _mm512_permutex2var_epi8(table0, c, table1);
-            any = _mm512_ternarylogic_epi32(any, s[i], c, 0xFE); /* a | b | c */
+            any = _mm512_ternarylogic_epi32(any, s[i], c, 0xFE); /* 0xFE selects a | b | c */
         }
         if (_mm512_movepi8_mask(any)) break;
         for (int i = 0; i < UNROLL * BYTES / LINE; i++) __builtin_prefetch(out + AHEAD + i * LINE, 1);

@@ -32,7 +32,7 @@ base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 
-enum { BASE64_LINE = 64 }; /* bytes of a cache line */
+enum { BASE64_LINE = 64 }; /* size of a cache line in bytes */
 
 /* Returns how many characters must be decoded until the output reaches the next 64-byte line. A group is 3 bytes, and 3
  * * 43 = 1 modulo 64. */

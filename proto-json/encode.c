@@ -35,10 +35,10 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* NULL: text */
+    const attn_tensor *tensor; /* NULL: the piece is text */
     encode_as as;              /* how the tensor is written */
     size_t offset;             /* the text's offset in the encoder's buffer */
-    uint64_t length;           /* bytes */
+    uint64_t length;           /* length of the piece in bytes */
 };
 
 enum {
@@ -71,7 +71,7 @@ struct proto_encoder {
     size_t piece;
     uint64_t taken;  /* characters of that piece that were read */
     uint64_t read;   /* characters of the whole answer that were read */
-    int64_t element; /* next element of an array */
+    int64_t element; /* next element of the array that is being read */
     struct token token;
 };
 
@@ -405,6 +405,6 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    assert(e->piece < e->piece_count || e->read == e->length); /* invariant 2 */
+    assert(e->piece < e->piece_count || e->read == e->length); /* invariant 2 of this file */
     return done;
 }

@@ -78,7 +78,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
         if (t.failure == TEXT_FINE) return t.used;
         if (room == 0) break;
     }
-    /* Not even the fixed members fit. */
+    /* The buffer is too small even for the fixed members. */
     struct text t = text_in(buffer, capacity);
     text_put_string(&t, "{}");
     return t.used;

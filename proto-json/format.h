@@ -28,15 +28,16 @@ struct format_body {
     const char *id;
     proto_sequence sequence;
     uint64_t binary, shared;
-    const proto_input *inputs; /* ATTN_TENSOR_COUNT of them; NULL: none */
+    const proto_input *inputs; /* an array of ATTN_TENSOR_COUNT; NULL: none */
 };
 
 struct proto_format {
     /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error
      * every further feed() returns that error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
-    void (*close)(void *reader);                                               /* NULL is fine */
-    void (*begin)(void *reader, const proto_model *model, int64_t json_bytes); /* proto_parser_kserve(); or NULL */
+    void (*close)(void *reader); /* does nothing for NULL */
+    /* proto_parser_kserve(); NULL: the format needs no such call */
+    void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
     const proto_sequence *(*sequence)(const void *reader); /* proto_parser_sequence(); NULL: this format has

@@ -64,7 +64,7 @@ unsigned hints_of(const proto_item *item)
 {
     const attn_problem *const p = &item->problem;
     const attn_dims d = attn_dims_of(p);
-    const bool pages = p->page_table.rank > 0; /* or keys and values in caches */
+    const bool pages = p->page_table.rank > 0; /* true for pages, and for keys and values in caches */
     unsigned hints = 0;
 #define SAY(hint) hints |= 1U << (hint)
     if (p->has_scale && p->scale == 0) SAY(SCALE_ZERO);

@@ -327,7 +327,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        text_put_json(t, call->id, 6 * ID_BYTES); /* the largest size with escapes */
+        text_put_json(t, call->id, 6 * ID_BYTES); /* the id may become six times as long by escapes */
         text_put_string(t, "\",");
     }
     text_put_string(t, "\"model_name\":\"");

@@ -48,11 +48,11 @@ struct kserve_reader {
     int64_t *sizes; /* for each binary input, the bytes that must arrive */
     int first_binary, extract_count;
     int now;             /* index of the first extracted value that is not complete */
-    uint64_t body_bytes; /* where the body must end */
+    uint64_t body_bytes; /* length that the body must have */
     /* The end of the last tensor in memory. Tensors in shared memory count once they have room. */
     size_t memory_bytes;
 
-    proto_shared *shared; /* inputs first */
+    proto_shared *shared; /* the inputs among `shared` have room in memory */
     int shared_count;
     bool has_room; /* the inputs among them have room in memory */
 

@@ -106,7 +106,7 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all bits below this one */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all bits below this bit */
 
 enum {
     HUGE_EXPONENT = 38,   /* w * 10^39 >= 10^39 > 2^128: beyond every dtype */
@@ -118,7 +118,7 @@ static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for 
 /* Natural numbers as large as 768 digits and the exponents above can make them: below 10^768 * 2^244 < 2^2816. */
 struct big {
     int words;
-    uint32_t word[96]; /* the lowest first */
+    uint32_t word[96]; /* words of 32 bits, the lowest first */
 };
 
 static void big_multiply_add(struct big *b, uint32_t factor, uint32_t addend)
@@ -158,7 +158,7 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     struct big left = { 0, { 0 } }, right = { 1, { m } };
     int exponent = d->exponent; /* exponent of the 19th significant digit, turned into that of the last one */
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* nine digits at a time */
+    uint32_t chunk = 0; /* up to nine digits, which are multiplied in at once */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -312,7 +312,7 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* for these the processor rounds as narrow() does */
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);
@@ -374,7 +374,7 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* 0 to 7 */
+        int count = __builtin_ctzll(others) / 8; /* number of leading digits, 0 to 7 */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -459,7 +459,8 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED]; /* no dtype has larger numbers */
+    /* no dtype has larger numbers than float32 */
+    if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
         r->fraction_element = element;
@@ -943,7 +944,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
     bool even = (c & 1) == 0; /* then the boundaries themselves also round to c */
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* a shift by 1 to 4 bits */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
     /* The value and its boundaries, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
@@ -1021,7 +1022,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* 1.2345e-7 */
+    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* written as 1.2345e-7 */
         t[0] = first;
         t[1] = '.';
         put_eight(t + 2, others);
@@ -1030,7 +1031,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* 0.00012345 */
+    } else if (point <= 0) { /* written as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1041,7 +1042,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         put_eight(t + 1, others);
         if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        put_eight(t + point + 1, others >> 8 * (point - 1)); /* 12.345 */
+        put_eight(t + point + 1, others >> 8 * (point - 1)); /* written as 12.345 */
         t += count + 1;
     }
     return (size_t)(t - text);

@@ -38,7 +38,7 @@
 #include "kernels/attention.h"
 
 enum {
-    NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting */
+    NUMBERS_RANK = ATTN_MAX_RANK, /* the deepest nesting of arrays */
     NUMBERS_CHARS = 768,          /* longest text of one number that is read; a longer one is refused */
     /* Room for the text of one number that is written: at most 16 characters, stored in larger chunks. */
     NUMBERS_TEXT_MAX = 24,

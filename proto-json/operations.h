@@ -20,7 +20,7 @@ enum {
 typedef struct proto_model {
     const char *name;
     proto_op op;
-    bool causal; /* causal is true */
+    bool causal; /* true: the model sets the option causal */
     bool fixed;  /* q has the dtype in the next member and no other */
     attn_dtype dtype;
 } proto_model;
@@ -38,7 +38,7 @@ typedef struct proto_tensor_doc {
 /* Sets of tensors are bits of attn_tensor_id. All texts are constants. */
 typedef struct proto_operation {
     const char *name; /* "decode": in messages, in metrics and in /v1/info */
-    const char *path; /* "/v1/attention/decode" */
+    const char *path; /* path of the route, such as "/v1/attention/decode" */
     attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
 
     bool computes;      /* a device computes the problem */

@@ -82,7 +82,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         "requests: must be the only member of the body"); /* reached inside an item */
+                         /* only a problem within `requests` gets here */
+                         "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
@@ -402,7 +403,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns it now */
+        made = NULL; /* the caller owns the call now */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -75,7 +75,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
     X("bool", "BOOL", "BOOL", 1, U8)
 
 typedef struct proto_dtype {
-    const char *name; /* the wire name */
+    const char *name; /* name in a JSON body */
     attn_dtype as;    /* the resulting dtype of its elements */
     size_t bytes;     /* bytes of an element in base64 */
 } proto_dtype;
@@ -107,11 +107,11 @@ const char *proto_datatype(attn_dtype dtype);
 
 typedef struct proto_limits {
     size_t rest_bytes; /* bytes of a body that are not tensor data */
-    int depth;         /* the deepest nesting */
-    int members;       /* members of one object */
+    int depth;         /* the deepest nesting of arrays and objects */
+    int members;       /* most members of one object */
     /* Values outside tensor data (numbers, strings, arrays, ...). Each costs cJSON a node. */
     int values;
-    int batch;            /* problems in {"requests": [...]} */
+    int batch;            /* most problems in {"requests": [...]} */
     int64_t tensor_bytes; /* decoded bytes of the tensors of one body */
 } proto_limits;
 
@@ -155,7 +155,7 @@ typedef struct proto_item {
     attn_dtype result_dtype; /* out_dtype or grad_dtype, as given or by default: see attn_output() */
     bool has_result_dtype;   /* out_dtype or grad_dtype was given */
     bool has_seed;           /* problem.seed was given; otherwise the caller draws one for a forward with dropout */
-    bool has_layout;         /* `layout` was given */
+    bool has_layout;         /* the member `layout` was given */
     unsigned hints;          /* hints about a valid problem, as bits: see hints.h */
     uint64_t outputs;        /* the outputs of the answer: bits of attn_tensor_id */
     proto_encoding encoding;
@@ -184,8 +184,8 @@ enum { PROTO_PRIORITY_USUAL = 128 }; /* the priority of a problem without one */
 
 /* The type of a member: its form in JSON; its C type in proto_item. */
 typedef enum proto_type {
-    PROTO_TYPE_BOOL,    /* true, false; bool */
-    PROTO_TYPE_NUMBER,  /* any number; double */
+    PROTO_TYPE_BOOL,    /* JSON true or false; a bool */
+    PROTO_TYPE_NUMBER,  /* any JSON number; a double */
     PROTO_TYPE_INTEGER, /* an integer literal (no fraction, no exponent, not -0) from minimum to maximum; int64_t */
     PROTO_TYPE_SEED,    /* an integer literal from 0 to 2^64 - 1, exact; uint64_t */
     PROTO_TYPE_CHOICE,  /* one of `choices`; an enum, whose first value is 0 */
@@ -270,7 +270,7 @@ typedef struct proto_call {
     size_t memory_bytes;        /* bytes of the caller's proto_memory in use */
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
     /* The members below are used for KServe. */
-    const proto_model *model; /* NULL in other formats */
+    const proto_model *model; /* the model of the request; NULL in other formats */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
     uint64_t shared;          /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
@@ -304,7 +304,7 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
 /* Passes what the URL and the head of a KServe request say. Call this before the first byte. `model` is borrowed.
  * json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
 void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
-void proto_parser_free(proto_parser *parser); /* NULL is fine */
+void proto_parser_free(proto_parser *parser); /* does nothing for NULL */
 
 /* Takes the next piece of the body, of any size. After an error every further call returns that error. The
  * text of a syntax error names the byte offset in the body. */
@@ -364,14 +364,14 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * "byte_size": 64}. `offset` may be left out. INVALID comes with a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* up to 2^53 */
+    int64_t offset, bytes; /* each up to 2^53 */
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
 /* The body that registers a region of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* up to 2^53 */
+    int64_t device, bytes; /* each up to 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
@@ -398,7 +398,7 @@ typedef struct proto_verification { /* the result of `verify` */
 
 /* The result of one item that had no error. */
 typedef struct proto_result {
-    char backend[80];                    /* "cpu avx512", "cuda:0 sm90" */
+    char backend[80];                    /* such as "cpu avx512" or "cuda:0 sm90" */
     double timing_us[PROTO_STAGE_COUNT]; /* only the stages of a device are set */
     char context[PROTO_CONTEXT_BYTES];   /* id of the saved context; empty: none */
     /* After a decode or an append: the lengths of the cache_count caches. NULL: none. */

@@ -29,7 +29,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* the size of {} */, HEADER_ALIGNMENT = 8 };
+enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* the length of {}, the shortest header */, HEADER_ALIGNMENT = 8 };
 
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
@@ -48,7 +48,7 @@ struct reader {
 
     /* The state of reading the header. */
     uint8_t length[LENGTH_BYTES];
-    uint64_t header_bytes; /* known after LENGTH_BYTES */
+    uint64_t header_bytes; /* known after LENGTH_BYTES bytes of the body */
     scan *header;          /* NULL: the header has not begun */
     int values;            /* values in the header, with those inside strings of __metadata__ */
     struct tree_memory trees;
@@ -247,13 +247,14 @@ static attn_status option(struct reader *r, const char *name, const char *text)
  * for all names with that beginning. */
 /* clang-format off */
 static const char *const foreign[] = {
-    "format", "framework", "library_name", "library_version", /* PyTorch, transformers, mlx: {"format": "pt"} */
+    "format", "framework", "library_name", "library_version", /* of PyTorch, transformers, mlx: {"format": "pt"} */
     "total_size", "total_parameters", "total_shards",         /* the index of a file in several parts */
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
-    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* torch.distributed.checkpoint */
-    "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version", /* trainers, quantizers */
-    "prompt", "workflow", "software", "training_info",        /* programs that make images */
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
+    /* of programs that train or quantize models */
+    "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
+    "prompt", "workflow", "software", "training_info",        /* of programs that make images */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */

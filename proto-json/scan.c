@@ -41,8 +41,8 @@ enum state {
     STRING,
     ESCAPE,    /* after '\' */
     HEX,       /* the digits of \u */
-    LOW_SLASH, /* after a high surrogate: '\' ... */
-    LOW_U,     /* ... and 'u' */
+    LOW_SLASH, /* after a high surrogate: the '\' of the low one */
+    LOW_U,     /* after that '\': the 'u' */
     MINUS,     /* in a number: the states are named after the character read last */
     ZERO,
     DIGITS,
@@ -51,9 +51,9 @@ enum state {
     EXPONENT,
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
-    LITERAL, /* inside true, false, null */
+    LITERAL, /* inside true, false or null */
     ARRAY,   /* inside an array that is being extracted; the reader in numbers.c has the state */
-    DONE,    /* behind the value */
+    DONE,    /* behind the body's value */
 };
 
 enum sink { REST, EXTRACTED, NOWHERE };
@@ -73,11 +73,11 @@ struct frame {
 struct scan {
     proto_limits limits;
     bool plain;       /* the scanner extracts nothing */
-    bool kserve;      /* JSON as KServe's clients write it */
+    bool kserve;      /* the body is JSON as KServe's clients write it */
     attn_error error; /* once set, every call returns it */
     uint64_t offset;  /* bytes of the body in earlier pieces */
 
-    /* The state of the grammar. */
+    /* The state of the grammar: see invariant 1. */
     enum state state;
     int depth; /* number of frames in use */
     struct frame frames[PROTO_MAX_DEPTH];
@@ -90,7 +90,7 @@ struct scan {
     int utf8_left;       /* continuation bytes that must still follow; the next is from utf8_low to utf8_high */
     unsigned char utf8_low, utf8_high;
 
-    /* The state of the sinks. */
+    /* The state of the sinks: see the comment at the top of this file. */
     enum sink sink;
     int mute_depth;        /* if not 0: the bytes of this frame and of inner ones go NOWHERE */
     char word[WORD_BYTES]; /* the beginning of the string, decoded, with a NUL */
@@ -818,7 +818,7 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         s->offset += count;
         assert(status == s->error.status); /* the error is recorded */
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
-        assert(status != ATTN_OK || /* invariant 3 */
+        assert(status != ATTN_OK || /* invariant 3 of this file */
                (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
         (void)status;
     }

@@ -38,7 +38,7 @@ typedef enum scan_fault {
     SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype, which came behind the array */
 } scan_fault;
 
-/* One extracted value. */
+/* A value that was extracted from the body. */
 typedef struct scan_extract {
     scan_kind kind;
     /* For an array. true: its elements are in `dtype`. false: they are double, because the dtype came behind the
@@ -67,7 +67,7 @@ scan *scan_new_plain(const proto_limits *limits, uint64_t at);
 /* Makes a scanner for JSON as KServe's clients write it. The dtype of `data` is called `datatype`. Inside `data`, NaN,
  * infinities, true and false (for bool) have no quotes. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
-void scan_free(scan *s); /* NULL is fine */
+void scan_free(scan *s); /* does nothing for NULL */
 
 /* Takes the next piece of the body. After an error every further call returns that error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);

@@ -563,7 +563,7 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* except the '>' of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* the next line excludes the '>' of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -685,7 +685,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    suggestion_place place; /* SUGGESTION_OTHER: any */
+    suggestion_place place; /* SUGGESTION_OTHER: any place */
     int before;             /* largest distance from the start of the body; 0: anywhere */
     const char *found;      /* the character found is one of these; empty: a NUL */
     const char *suggestion;
@@ -716,7 +716,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* also behind a minus sign */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* for Infinity, also behind a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

@@ -17,7 +17,7 @@
  * are cut from blocks, which are freed together. */
 enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
 
-/* A block of a tree_memory. */
+/* A block of memory of a tree_memory. */
 struct tree_block {
     struct tree_block *before;
     size_t size;
@@ -212,7 +212,7 @@ static cJSON *take_member(cJSON *in, const char **at)
     if (in && cJSON_IsObject(in)) {
         name = take_string(at);
         if (name == NULL) return NULL;
-        ++*at; /* the colon */
+        ++*at; /* skips the colon */
     }
     cJSON *const value = take_value(at);
     if (value == NULL) return NULL;
@@ -237,7 +237,7 @@ cJSON *tree_parse(const char *rest, size_t bytes)
             continue;
         }
         if (is_container(value)) at++;
-        for (; depth && *at != ','; depth--) at++; /* closing brackets */
+        for (; depth && *at != ','; depth--) at++; /* skips closing brackets */
         if (depth) at++;
     } while (depth);
     assert(at == rest + bytes);

@@ -26,14 +26,14 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
  * NUL. */
 struct text {
     char *at;
-    size_t used;  /* bytes, without the NUL */
+    size_t used;  /* number of bytes, without the NUL */
     size_t size;  /* bytes of memory at `at`; after a failure it equals `used`, and the next piece fails too */
     size_t limit; /* upper bound of `used` */
     bool grows;   /* true: text_growing() made it, and it owns its memory */
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* capacity counts the NUL */
+struct text text_in(char *buffer, size_t capacity); /* `capacity` counts the NUL */
 struct text text_growing(size_t limit);             /* `limit` does not count the NUL; the memory is from malloc() */
 
 /* Hands the memory of a growing text to the caller, who frees it with free(). NULL: the text has failed, and its memory

@@ -46,7 +46,7 @@ struct cache_shape {
     attn_dtype dtype;
     /* Values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention). */
     bool latent;
-    int64_t page_size; /* positions */
+    int64_t page_size; /* number of positions in a page */
 };
 
 struct cache_info {
@@ -136,7 +136,7 @@ struct cache_step {
     size_t pool_bytes, page_bytes;
     size_t granule;          /* bytes from one page number to the next */
     bool k_scaled, v_scaled; /* the caches have scales */
-    int64_t most;            /* pages of the longest row */
+    int64_t most;            /* number of pages of the longest row */
     int32_t *lengths;        /* [rows]: lengths after the step; estimates until it has begun */
 
     bool begun;

@@ -17,8 +17,8 @@ struct pages {
     size_t granule;
     int64_t granules, used, count,
         shared;      /* granules: all of them, and those in pages; pages: all of them, and those with several owners */
-    int64_t next;    /* where the next search begins */
-    uint64_t *taken; /* a bit per granule */
+    int64_t next;    /* granule where the next search begins */
+    uint64_t *taken; /* a bit for each granule; 1: it is in a page */
     int32_t *references; /* [granule]: references to the page that begins there */
     uintptr_t *owners;   /* [granule]: exclusive or of the owners' addresses; with one owner it is that address */
 };

@@ -452,7 +452,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        free(step->moves); /* the step may be tried again */
+        free(step->moves); /* the step may be tried again later, and then makes new moves */
         step->moves = NULL;
         return status;
     }

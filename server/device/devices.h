@@ -72,7 +72,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
  * may still have batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Call this after devices_stop() has returned true, with the mailbox empty. */
-void devices_close(struct devices *devices); /* NULL is fine */
+void devices_close(struct devices *devices); /* does nothing for NULL */
 
 /* Adds a pool for KV caches (--kv-bytes) on each device. The pool's memory is allocated with the first cache. Call this
  * before the first request. INVALID: a device has less memory than that. */

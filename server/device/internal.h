@@ -15,7 +15,7 @@
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 
-enum { LINE = 64 }; /* bytes of a cache line */
+enum { LINE = 64 }; /* size of a cache line in bytes */
 #define NEVER INT64_MAX
 
 struct mirror {

@@ -197,7 +197,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    const bool begins = slot->launched == 0 && slot->step == 0; /* true once per batch */
+    const bool begins = slot->launched == 0 && slot->step == 0; /* true once for each batch */
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
     slot->blocked = false;
@@ -293,7 +293,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
 {
     struct batch *batch = slot->batch;
     assert(request_role() == ROLE_DEVICE && batch->device == device);
-    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2 */
+    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2 of this file */
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK) note_stages(device, slot);
     batch->charged_ns = attn_stream_spent_ns(slot->stream);
@@ -492,7 +492,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* the first member of struct batch */
+        struct batch *const batch = (struct batch *)message; /* `message` is the first member of struct batch */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;

@@ -1,5 +1,5 @@
-/* answer.h: from a request in ANSWERING to a response that libmicrohttpd sends: tensors, a problem document, or what a
- * handler wrote. */
+/* answer.h: makes the response that libmicrohttpd sends for a request in ANSWERING: tensors, a problem document, or the
+ * text of a handler. */
 #ifndef ANSWER_H
 #define ANSWER_H
 

@@ -18,7 +18,7 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS]; /* by descriptor */
+static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS]; /* indexed by descriptor */
 static _Thread_local int last_fd = -1;                /* the socket on which this thread received last */
 
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls)

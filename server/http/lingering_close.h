@@ -40,7 +40,7 @@ struct lingering {
         enum lingering_close_why why;
         int64_t until_ms;
         int64_t left_bytes; /* number of bytes that may still be dropped before the socket is closed */
-    } sockets[LINGER_MOST]; /* in order of arrival */
+    } sockets[LINGER_MOST]; /* ordered by arrival */
 };
 
 void lingering_close_init(struct lingering *linger);

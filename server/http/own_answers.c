@@ -115,7 +115,8 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
     struct connection *const connection = connections_find(this_thread->http->server->connections, fd);
     if (connection == NULL || (connection->request && exchange_of(connection->request)->step == STEP_ANSWER)) return 0;
     connection->sending = true;
-    if (connection->request) return refuse(connection->request, row, refusal); /* logged when the request ends */
+    /* access_log_request() logs it when the request ends */
+    if (connection->request) return refuse(connection->request, row, refusal);
     struct request *const lost = begin_lost_request(connection);
     if (lost == NULL) return refusal_text(refusal, refusals[row].error, refusals[row].detail, NULL, NULL);
     const size_t length = refuse(lost, row, refusal);
@@ -193,7 +194,7 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 ssize_t gnutls_record_send(void *session, const void *bytes, size_t count)
 {
     enum { GNUTLS_E_PUSH_ERROR = -53 };
-    static _Thread_local void *fd_of; /* the function: int fd_of(void *session) */
+    static _Thread_local void *fd_of; /* libgnutls's function: int fd_of(void *session) */
     char refusal[REFUSAL_BYTES];
     if (fd_of == NULL) fd_of = dlsym(RTLD_NEXT, "gnutls_transport_get_int");
     if (status_of(bytes, count) == MHD_HTTP_HTTP_VERSION_NOT_SUPPORTED) first_bytes_tell_in_tls();

@@ -18,7 +18,7 @@
 
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
-    struct caller *caller; /* a reference */
+    struct caller *caller; /* holds a reference */
     char name
         [METRICS_LABEL_BYTES]; /* name of a new account: the comment behind the token, or else the number of its line */
 };

@@ -158,7 +158,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
-        { "connection_bytes", config_connection_bytes(c) }, /* of all connections, without tensors */
+        { "connection_bytes", config_connection_bytes(c) }, /* memory of all connections, without tensors */
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },
         { "token_share_percent", c->token_share },
@@ -174,7 +174,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
-        { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* without arrays of numbers */
+        { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* bytes of a body's JSON without its arrays of numbers */
         { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
         { "json_members", l->members },

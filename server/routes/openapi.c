@@ -42,7 +42,7 @@ __asm__(".pushsection .rodata\n"
         "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* ends with NUL */
 
 /* The document that is being written. */
 struct document {
@@ -63,7 +63,8 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* too many connections */ | ROUTE_ERROR(OUT_OF_MEMORY);
+                                      ROUTE_ERROR(UNAVAILABLE) /* when there are too many connections */ |
+                                      ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);

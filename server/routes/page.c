@@ -17,7 +17,7 @@ __asm__(".pushsection .rodata\n"
         "page_docs: .incbin \"server/routes/docs.html\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char page_index[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char page_index[] __attribute__((visibility("hidden"))); /* ends with NUL */
 extern const char page_docs[] __attribute__((visibility("hidden")));
 
 static const char mark[] = "@VERSION@";

@@ -78,7 +78,7 @@ enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
     enum route_method method;
-    const char *path;     /* the pattern */
+    const char *path;     /* the pattern of the route's paths */
     const char *endpoint; /* label in /metrics and the log; aliases of a path share one label */
     unsigned ports;
     unsigned token; /* the ports on which the route requires a token, if tokens are configured */

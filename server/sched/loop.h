@@ -35,7 +35,7 @@ struct loop_frontend {
     void (*reload)(void *context);                               /* does what SIGHUP requests */
     /* Stops accepting, except on --metrics-listen, so that a drain can be watched and probed. */
     void (*drain)(void *context);
-    void (*close_metrics)(void *context); /* stops accepting on --metrics-listen, too */
+    void (*close_metrics)(void *context); /* also stops accepting on --metrics-listen */
 };
 
 /* Serves until a signal ends it. Returns the exit status: 0 after a drain, 70 when the last device failed. Afterwards
@@ -46,7 +46,7 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend);
  * thread may call this after loop_open(). A signal that arrives before loop_run() is handled in loop_run(). */
 void loop_signal(struct loop *loop, int number);
 
-/* Call this after the web servers and devices are closed. */
+/* Frees the loop. Call this after the web servers and devices are closed. */
 void loop_close(struct loop *loop);
 
 /* Gives a request whose connection is suspended to the loop, which owns it from now on. An HTTP thread calls this. */

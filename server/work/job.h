@@ -101,12 +101,12 @@ struct job {
     struct caches *caches;               /* the table of the caches it names */
     struct job_transaction *transaction; /* cache transaction (transaction.h); NULL: none */
     struct staging_block *tables;        /* page tables of the transaction, while it is running */
-    size_t tables_used;                  /* bytes used of `tables` */
+    size_t tables_used;                  /* number of bytes of `tables` in use */
     bool memory_bound;                   /* bound by a GPU's memory and not by its arithmetic: many fit in a batch */
     int context_count;                   /* contexts that hold this job; changed by contexts.c under its lock */
 
     /* Only the loop's thread uses the members below, down to given_up. */
-    struct request *request;            /* NULL: its client no longer waits */
+    struct request *request;            /* NULL: no client waits for the job any more */
     struct finishing *finishing;        /* work after the run, such as verification; NULL: none */
     int parts_out;                      /* parts that are in batches and not yet back */
     struct job_links in_queue, in_flow; /* links in the list of all waiting jobs, and in that of its flow */

@@ -95,7 +95,7 @@ struct answer {
     char *body;    /* malloc'ed, and passed on to libmicrohttpd; NULL: none */
     bool constant; /* the body is a constant, and libmicrohttpd does not free it */
     size_t length;
-    const char *csp;   /* Content-Security-Policy */
+    const char *csp;   /* value of the header Content-Security-Policy; NULL: none */
     char location[72]; /* Location: the path of what was made; empty: none */
 };
 
@@ -114,7 +114,7 @@ struct request {
 
     /* While the request is received, only the HTTP thread uses the members below. */
     const proto_model *model;      /* the model in its path; NULL: none */
-    const proto_format *answer_as; /* the format of its answer */
+    const proto_format *answer_as; /* format of the request's answer */
     proto_parser *parser;
     struct staging_block *block; /* staging memory that the parser writes to */
     size_t counted_bytes;        /* bytes of `text` or of the answer that are counted as staging memory */
@@ -122,12 +122,12 @@ struct request {
     char *text;                  /* the body of a route that keeps it (malloc) */
     size_t text_bytes;
     uint64_t decoded_bytes;    /* bytes of the unpacked body that went to the parser */
-    int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
+    int64_t client_timeout_ms; /* value of X-Request-Timeout-Ms; -1: not given */
     /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
     int place;
 
     /* The owner of the request's state uses the members below. */
-    struct job *job; /* a reference */
+    struct job *job; /* holds a reference */
     bool failed;     /* the answer is a problem document */
     proto_error error;
     attn_error why; /* text and pointer of the problem */

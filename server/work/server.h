@@ -38,7 +38,7 @@ struct server {
     const struct config *config;
     proto_limits limits;
     int64_t started_ms;
-    _Atomic int phase;              /* enum server_phase */
+    _Atomic int phase;              /* a value of enum server_phase */
     _Atomic int64_t drain_since_ms; /* 0: the server is not draining */
     _Atomic bool stopping;          /* the server stops: from now on no connection may be suspended */
     _Atomic int suspended;          /* connections that are suspended or about to be */

@@ -53,7 +53,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* the axis of positions */
+    const int first = t->rank - 3; /* number of the axis of positions */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {

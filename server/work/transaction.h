@@ -1,13 +1,13 @@
-/* transaction.h: requests whose keys and values are in caches (decode, append). The cache
- * transaction (struct cache_step, caches.h) of such a request, with the problem that a device computes.
+/* transaction.h: the cache transaction of a request whose keys and values are in caches (decode, append), and the
+ * problem that a device computes for it. The transaction itself is a struct cache_step (caches.h).
  *
- *   transaction_prepare()  the thread that prepares the job  checks the caches; completes and checks the problem
- *   transaction_begin()    the loop, until it begins         puts page tables into staging memory
- *   transaction_end()      the loop, after the device        commits or not, even if no request waits for it any more
- *   transaction_free()     with the job
+ *   transaction_prepare()  by the thread that prepares the job: checks the caches, completes and checks the problem
+ *   transaction_begin()    by the loop, repeated until it begins: puts page tables into staging memory
+ *   transaction_end()      by the loop, after the device: commits or not, even if no request waits for it any more
+ *   transaction_free()     when the job is freed
  *
- * An HTTP thread that runs the job itself calls the second and the third (device/inline.c). It does so only where no
- * other transaction waits. */
+ * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). It does so
+ * only if no other transaction waits. */
 #ifndef TRANSACTION_H
 #define TRANSACTION_H
 
