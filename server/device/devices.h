@@ -80,7 +80,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-/* What the first device can compute. Any thread may plan by it. */
+/* Returns what the first device can compute. Any thread may plan problems by it. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
 /* the device with the most memory, with the description from its opening */

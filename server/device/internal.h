@@ -188,11 +188,11 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* Returns the operations of a job as kernels carry them out, in whole tiles: small heads count with their padding. */
 double batch_padded_flops(const struct job *job);
-/* Plans `problem`, which is the problem of an item with this device's addresses. prepare_job() has planned it, unless
- * it belongs to a cache transaction, whose tables are known only now. */
+/* Plans `problem`, the problem of an item with this device's addresses. It adapts the plan that prepare_job() made. A
+ * problem of a cache transaction has no such plan, because its tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
-/* Summary of the batches beside which a guest would run; batch_guest_sees() adds one. */
+/* A summary of the batches beside which a guest would run. batch_guest_sees() adds a batch to it. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow of one of the batches */

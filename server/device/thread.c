@@ -120,8 +120,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Plans all problems at their addresses here. A merged problem has other sizes than the problems that prepare_job()
- * planned. */
+/* Plans all problems of the batch with their addresses on this device. A merged problem gets a plan of its own, because
+ * its sizes differ from those of the problems that prepare_job() planned. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     const attn_capabilities *const can = attn_device_capabilities(device->handle);

@@ -224,7 +224,7 @@ static job_kind kind_of(const struct job *job)
            (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->transaction != NULL) << 50;
 }
 
-/* Scratch memory of all problems that will run, as a device reserves it. */
+/* Sums the scratch memory of all problems that will run, as a device reserves it. */
 static attn_status workspace_of(const struct job *job, const attn_capabilities *can, size_t *bytes, attn_error *err)
 {
     const int all = job->call->count;

@@ -84,7 +84,7 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
-    attn_kernel all = { 0 }; /* what any of them takes */
+    attn_kernel all = { 0 }; /* the union of the features of all kernels */
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))
             all.dtypes |= can->kernels[n]->dtypes, all.features |= can->kernels[n]->features;

@@ -72,15 +72,15 @@ struct job {
     struct staging_block *inputs, *spare;
     proto_call *call;
     proto_result *results; /* an array of call->count */
-    /* An array of call->count, from prepare_job() on: the plans of the problems (job_problem()), by the capabilities of
-     * the first device. A device adapts them to its own addresses (batch_plan()). */
+    /* [call->count], set by prepare_job(): the plans of the problems (job_problem()), made by the capabilities of the
+     * first device. A device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
-    int runnable;         /* items without an error that a device must compute */
-    double flops;         /* operations of the runnable items */
+    int runnable;         /* number of items without an error that a device must compute */
+    double flops;         /* floating-point operations of the runnable items */
     double seconds;       /* time a device is expected to take for the runnable items (attn_cost_of()) */
     double worst_seconds; /* `seconds` if the scores of all rows leave float32's range */
     const char *because;  /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
-    size_t tensor_bytes;  /* bytes of its blocks, which the queue counts */
+    size_t tensor_bytes;  /* bytes of its staging blocks, which the queue counts */
     job_kind kind;
     size_t inputs_used;        /* bytes of `inputs` that hold tensors; a small answer overwrites them */
     struct job_region outputs; /* all output tensors, one after the other */
