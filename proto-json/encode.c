@@ -65,7 +65,7 @@ struct proto_encoder {
     /* The state of measuring. For arrays the numbers are formatted once only to learn their length. */
     uint64_t length;          /* length of the measured pieces */
     size_t measured;          /* number of measured pieces */
-    int64_t measured_element; /* next element of the next array */
+    int64_t measured_element; /* next element to measure of the array that is being measured */
 
     /* The position of the next read. */
     size_t piece;

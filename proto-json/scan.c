@@ -476,7 +476,7 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
         return ATTN_OK;
     default: break;
     }
-    /* the state is HEX */
+    /* In the state HEX, `c` is a digit of \u. */
     digit = text_hex_digit(c);
     if (digit < 0) return unexpected(s, at, expected_in(s), c);
     s->code = s->code * 16 + (uint32_t)digit;

@@ -54,7 +54,7 @@ typedef struct scan_extract {
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
-    uint64_t at;        /* offset of a byte in the body */
+    uint64_t at;        /* offset of the faulty byte in the body */
     const char *reason; /* static text, the reason of the error */
 } scan_extract;
 

@@ -1,16 +1,17 @@
-/* table.c: the table of caches. Their transactions are in transactions.c. See caches.h.
+/* table.c: the table of caches. transactions.c has their transactions. See caches.h.
  *
  * Invariants, all under the lock:
- * 1. A cache's list has a reference to each of its pages; their count is length rounded up to pages.
- * 2. `users` counts the steps on a cache that have begun and not ended. `writing`: one of them appends, and is the
- * only one. What a step reads does not change before the step ends, and needs no lock. A truncation waits in
- * `truncate_to`, a deletion in `dead`; both happen when the last step ends.
- * 3. A step that has begun has the memory for everything its end does: the end cannot fail.
- * 4. A page is charged to its caller once, from when it is taken until its last reference is dropped. Caches that
- * share pages belong to one caller.
+ * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length, rounded up to
+ *    pages.
+ * 2. `users` counts the steps on a cache that have begun and not ended. If `writing` is set, one step appends, and
+ *    no other step uses the cache. Data that a step reads do not change before the step ends, so reading them needs
+ *    no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step ends.
+ * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
+ * 4. A page is charged to its caller once, from its allocation until its last reference is dropped. Caches that
+ *    share pages belong to one caller.
  * 5. A pool's memory is allocated without the lock, because a driver may take long. Meanwhile `opening` is set.
- * 6. Work under the lock takes no longer if there are more or longer caches. Taking and freeing pages may take as long
- * as the request that filled them. Exceptions happen once a second at most: see `expires_ms`. */
+ * 6. Work under the lock does not take longer if there are more caches, or longer ones. Taking and freeing pages may
+ *    take as long as the request that filled them. Exceptions happen at most once a second: see `expires_ms`. */
 #include "server/caches/internal.h"
 
 #include <assert.h>

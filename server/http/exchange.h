@@ -25,7 +25,7 @@ enum exchange_step {
 };
 
 struct exchange {
-    struct request request; /* first, so that exchange_of() can convert */
+    struct request request; /* first member, so that exchange_of() can convert */
     struct http_server *http;
     struct MHD_Connection *mhd;
     struct connection *connection;

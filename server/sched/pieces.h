@@ -27,7 +27,7 @@ struct piece {
 
 struct pieces {
     uv_loop_t *loop;
-    struct queue *queue; /* the queue knows the flows' virtual times */
+    struct queue *queue; /* knows the virtual time of each flow */
     struct piece *first, **last;
     int running; /* number of pieces that libuv has */
 };
