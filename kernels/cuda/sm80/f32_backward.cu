@@ -181,6 +181,24 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
+/* A block's rounds: `tiles` tiles of queries from `first` on, for each head from `h` on. With options a list says which
+ * rounds have a visible pair, and the others are passed. */
+struct query_round {
+    int n, h, row_tile;
+};
+struct query_rounds {
+    int h, first, tiles;
+
+    DEVICE query_round after(query_round r) const
+    {
+        r.n++;
+        if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
+        return r;
+    }
+    /* Round n, which need not exist. */
+    DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
+};
+
 template <int D, bool SCORE_MODS, int PARTS>
 __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MODS>::BLOCKS)
     f32_dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -214,27 +232,13 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
 
-    /* Rounds: tiles [first, first + tiles) of a head, head after head of the group. With options a list says which
-     * rounds have a visible pair. */
-    const int end = first + tiles;
-    struct round {
-        int n, h, row_tile;
-    } now = { 0, hk * (int)g.group, first };
     if constexpr (SCORE_MODS) list_seen_rounds<BM, THREADS>(a, b, hk, j0, min(j0 + BN, Sk), first, tiles, sm.seen);
-    const auto after = [&](round r) {
-        if constexpr (SCORE_MODS) {
-            r.n = seen_tile_above(sm.seen, r.n, rounds);
-            r.h = hk * (int)g.group + r.n / max(tiles, 1), r.row_tile = first + r.n % max(tiles, 1);
-        } else {
-            r.n++;
-            if (++r.row_tile == end) r.h++, r.row_tile = first;
-        }
-        return r;
+    const query_rounds all = { hk * (int)g.group, first, tiles };
+    const auto after = [&](query_round r) {
+        if constexpr (SCORE_MODS) return all.listed(seen_tile_above(sm.seen, r.n, rounds));
+        else return all.after(r);
     };
-    if constexpr (SCORE_MODS) {
-        now.n = -1;
-        now = after(now);
-    }
+    query_round now = SCORE_MODS ? after({ -1 }) : query_round{ 0, all.h, first };
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
@@ -269,7 +273,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const bool want_dq = (PARTS & DK) && sums;
     bool wide = k_stats.wide || v_stats.wide;
 
-    for (round next; now.n < rounds; now = next) {
+    for (query_round next; now.n < rounds; now = next) {
         const int h = now.h, i0 = now.row_tile * BM;
         const int64_t at = query_tile(h, now.row_tile);
         next = after(now);
