@@ -30,7 +30,8 @@ enum { BACKENDS = sizeof backends / sizeof *backends };
 
 const char *const *attn_backends(void)
 {
-    /* Written out instead of copied from the tables, because it must be constant before any thread starts. */
+    /* The names are written out instead of copied from the tables, so that the array is constant before any thread
+     * starts. */
     static const char *const names[] = {
 #ifdef ATTN_FAKE
         "fake",
@@ -177,8 +178,8 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
-/* Finds the next run of problems, from *first on, that are not empty and adjacent. Returns their number; 0 at
- * the end. */
+/* Finds the next run of adjacent problems that are not empty, from *first on, and sets *first to its start. Returns
+ * how many problems it has; 0 at the end. */
 static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
@@ -252,7 +253,7 @@ attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans,
         size_t part = 0;
         const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        if (part > *bytes) *bytes = part; /* one stretch after another uses the same workspace */
+        if (part > *bytes) *bytes = part; /* runs of problems are computed one after another, in the same workspace */
     }
     return ATTN_OK;
 }

@@ -9,7 +9,7 @@
 
 /* ---- The rows ---------------------------------------------------------------------------------------------------- */
 
-enum { COLUMNS = 64 }; /* summed at a time */
+enum { COLUMNS = 64 }; /* columns that are summed at a time */
 
 /* Merges columns [first, first + columns) of a row of out. */
 static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, int64_t first, int64_t columns)
@@ -38,7 +38,7 @@ void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end)
 
 /* ---- The check --------------------------------------------------------------------------------------------------- */
 
-/* `where`: "/parts/3" or ""; `name`: "out" or "lse". */
+/* Refuses a tensor. `where` is "/parts/3", or "" for the result; `name` is "out" or "lse". */
 static attn_status refuse(attn_error *err, const char *where, const char *name, const char *rule)
 {
     char member[64];
@@ -66,17 +66,17 @@ static attn_status check_tensor(const attn_tensor *t, unsigned dtypes, int rank,
 
 static attn_view out_view(const attn_tensor *t)
 {
-    const int axis = t->rank - 3; /* of the rows */
+    const int axis = t->rank - 3; /* the axis of rows */
     return (attn_view){ t->data, t->dtype, axis ? t->stride[0] : 0, t->stride[axis + 1], t->stride[axis] };
 }
 
 static attn_view lse_view(const attn_tensor *t)
 {
-    const int axis = t->rank - 2; /* of the heads */
+    const int axis = t->rank - 2; /* the axis of heads */
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 
-/* Checks a part against the first part: dtype and strides must also be equal. */
+/* Checks a part. Its dtype and strides must be those of the first part. */
 static attn_status check_part(const attn_result *part, const attn_result *first, const int64_t *lse_shape,
                               const char *where, attn_error *err)
 {
@@ -93,7 +93,7 @@ static attn_status check_part(const attn_result *part, const attn_result *first,
     return ATTN_OK;
 }
 
-/* The plan of a merge that was found sound. */
+/* Makes the plan of a merge whose tensors passed the checks. */
 static attn_status plan_of(const attn_result *parts, int count, const attn_result *whole, attn_merge_plan *plan,
                            attn_error *err)
 {

@@ -1,5 +1,5 @@
-/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and a checked merge as
- * backends get it. attn_merge() uses it, and so does the CPU where it splits few queries over many keys. */
+/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that
+ * backends receive. attn_merge() uses both. The CPU uses the arithmetic where it splits the keys of a few queries. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 
@@ -30,15 +30,15 @@ ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t
     for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
 }
 
-/* A checked merge: sizes, the place of each part, and the strides that all parts share. Plain data, which may
- * be copied to a device. */
+/* A checked merge: sizes, the place of each part, and the strides that all parts share. It is plain data and may be
+ * copied to a device. */
 typedef struct attn_merge_plan {
     int64_t B, Sq, H, Dv; /* packed: B is 1 and Sq the rows of all sequences */
     int count;
     const void *part_out[ATTN_MERGE_PARTS];
     const float *part_lse[ATTN_MERGE_PARTS];
-    attn_view out_of_part, lse_of_part; /* data is NULL */
-    attn_view out, lse;                 /* the results; data NULL: not wanted */
+    attn_view out_of_part, lse_of_part; /* views of a part; their data is NULL, because each part has its own memory */
+    attn_view out, lse;                 /* views of the results; data is NULL where the result is not wanted */
 } attn_merge_plan;
 
 ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
@@ -49,7 +49,8 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 /* One row of a merge: row n is head n % H of query n / H. */
 typedef struct attn_merge_row {
     int64_t b, h, i, lse_at; /* lse_at: offset of the row's lse in each part */
-    float top, sum;          /* the largest lse; the sum of the parts' weights, 0 where all parts are empty */
+    /* the largest lse of the parts, and the sum of the parts' weights (0 where all parts are empty) */
+    float top, sum;
 } attn_merge_row;
 
 ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
@@ -66,7 +67,7 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* The share of part p in the row. Shares add up to 1, and no sum of them overflows. */
+/* The share of part p in the row. The shares of all parts add up to 1, so no sum of them overflows. */
 ATTN_HD float attn_merge_share(const attn_merge_plan *m, const attn_merge_row *row, int p)
 {
     return attn_merge_weight(m->part_lse[p][row->lse_at], row->top) / row->sum;

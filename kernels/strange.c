@@ -9,32 +9,35 @@
 #include "kernels/score.h"
 
 enum {
-    MOST_ROWS = 64, /* looked at: where 1/64 of rows is costly, the problem takes at most three times as long */
+    /* the most rows that are sampled: if 1/64 of rows is costly, the problem takes at most three times as long */
+    MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    KEY_NUMBERS = 16,      /* a key takes as long as so many numbers, and its numbers: some 16 ns */
-    NUMBERS = 1 << 19,     /* that all rows together take, but for LEAST_ROWS: a millisecond; */
-    ROW_NUMBERS = 1 << 19, /* and one row: of more keys some are taken, evenly spread from one that `draw` picks */
-    ROW_KEYS = 1 << 16,    /* the same where bias and slopes alone are looked at */
-    TILE = 64,             /* kernels know the largest number of a tile of queries; a tile has at least so many */
+    /* reading a key takes as long as reading this many numbers, some 16 ns, besides its own numbers */
+    KEY_NUMBERS = 16,
+    NUMBERS = 1 << 19, /* numbers that all sampled rows together may read, LEAST_ROWS excepted: a millisecond */
+    /* numbers that one row may read: if it has more keys, evenly spread ones are read, from a random first on */
+    ROW_NUMBERS = 1 << 19,
+    ROW_KEYS = 1 << 16, /* keys that one row may read where only bias and slopes are read */
+    TILE = 64,          /* the fewest queries whose common largest number a kernel uses as a bound */
 };
 
-/* A problem, and bounds on its numbers. */
+/* A problem, and bounds on the size of its numbers. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    double bound_from; /* infinite where no row can reach it */
+    double bound_from; /* infinite where no row can reach limits.bound_from */
     bool gradients;
-    double bound; /* no |scale q.k|, after softcap, is larger */
-    bool bounded; /* `bound` is so small that bias and slopes alone decide */
+    double bound; /* the upper bound on |scale q . k|, after softcap */
+    bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row is ordinary */
 };
 
-/* A row of queries: its sequence, head and place there. */
+/* A row of queries: its sequence b, its head h and its index i in the sequence. */
 struct row {
     int64_t b, h, i;
     attn_sequence s;
-    uint64_t draw; /* a random number */
+    uint64_t draw; /* a random number that picks the keys to read */
 };
 
 enum kind { ORDINARY, CHEAP, COSTLY };
@@ -47,8 +50,9 @@ static double most_of_dtype(attn_dtype dtype)
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Without its sign, a number's bits have the same order as its size, and the bits of NaN are above all. These functions
- * find the largest of n such numbers in vectors of 16 bytes, for numbers of one, two and four bytes. */
+/* Finds the largest of n numbers, compared by size without sign: one function each for numbers of one, two and four
+ * bytes. It compares bits in vectors of 16 bytes. Without the sign bit, bits have the same order as sizes, and the
+ * bits of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -91,7 +95,8 @@ static double most_of(const attn_tensor *t)
     const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
     const int64_t outer = t->rank == 4 ? t->shape[0] : 1, rows = t->shape[t->rank - 3], heads = t->shape[t->rank - 2];
     const int64_t *stride = t->stride + t->rank - 3;
-    const bool together = stride[1] == columns; /* the heads of a row, or the rows of a head, are one run */
+    /* the heads of a row, or the rows of a head, lie in one run of memory */
+    const bool together = stride[1] == columns;
     uint32_t most = 0, bits;
     for (int64_t a = 0; a < outer; a++)
         for (int64_t b = 0; b < rows; b++)
@@ -119,7 +124,7 @@ static double most_of_floats(const attn_tensor *t, double otherwise)
     return most;
 }
 
-/* What scale q . k may be at most, before softcap: by the dtypes, or by the numbers. */
+/* The bound on |scale q . k|, before softcap, where numbers of q and k are at most `q` and `k` in size. */
 static double product_most(const struct look *look, double q, double k)
 {
     const double dot = q * k * (double)look->g.dims.D;
@@ -134,7 +139,7 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* How large products of q and k are at most, and what follows from it. */
+/* Bounds the products of q and k, first by their dtypes, then by their largest numbers, and fills in what follows. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -160,7 +165,7 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* May the row see key j, which is in its range? */
+/* May the row see key j? j is in the row's range. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -172,7 +177,7 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* scale q . k, capped; NaN where the sum leaves float32, because kernels in float32 cannot compute it. */
+/* The score of key j before bias and slopes. NaN where q . k leaves float32: kernels in float32 cannot compute it. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
