@@ -1,14 +1,14 @@
 /* cost.c: attn_cost_of(), the time that a problem is expected to take, from a table of measured rates.
  *
- *   rates    for each kernel, operation and dtype, the cost of a (query, key, head) triple extras   the cost that a
- *   tensor or an option adds to a triple, by family of kernels sums     triples times rates, divided by the number
- *   of the device's units that have work
+ *   rates    for each kernel, operation and dtype: the cost of a (query, key, head) triple
+ *   extras   the cost that a tensor or an option adds to a triple, by family of kernels
+ *   sums     triples times rates, divided by the number of the device's units that have work
  *
  * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), and
  * hold for any number of units. A GPU works in whole blocks: a block of 128 rows takes as long for a single row. On
  * another machine of the same kind the real time may be a third or three times the estimate. `build/cost-bench`
- * prints estimates beside its measurements. Whoever adds or speeds up a kernel measures it with that program and
- * changes the kernel's row.
+ * prints estimates beside its measurements. Measure a new or faster kernel with that program, and change the kernel's
+ * row.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;

@@ -1,14 +1,15 @@
-/* cpu.c: the backend "cpu": flash attention on all cores. This file has the device: memory, streams, marks.
- * The computation is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads
- * of pool.h. reference.c computes problems with a tensor or an option that those files do not support.
+/* cpu.c: the backend "cpu": flash attention on all cores. This file implements the device: memory, streams, marks.
+ * The computation is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of
+ * pool.h. reference.c computes problems with a tensor or an option that those files do not support.
  *
- * A device owns one pool of threads. A call on a stream has done everything when it returns, because the
- * calling thread takes part in the work; done() is always true. Device memory and staging memory are the same
+ * A device owns one pool of threads. A call on a stream returns when all of its work is done, because the calling
+ * thread takes part in the work; done() therefore always says true. Device memory and staging memory are the same
  * plain memory, and the device is unified: no copies are needed. Both count against one limit.
  *
- * Invariants 1. Memory is 64-byte aligned. Its size is stored in the 64 bytes before it, and freeing
- * subtracts it from the count. 2. A workspace is used by one run at a time; each stream brings its own, or
- * run() allocates one for the call. */
+ * Invariants
+ *
+ * 1. Memory is 64-byte aligned. The 64 bytes before it hold its size, which freeing subtracts from the count.
+ * 2. One run at a time uses a workspace. Each stream brings its own workspace, or run() allocates one for the call. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -26,14 +27,13 @@
 
 enum {
     HEADER_BYTES = 64,
-    HUGE_PAGE_BYTES =
-        2 << 20, /* blocks of at least two of these ask for huge pages: fewer page faults and TLB misses */
-    STREAMS = 2, /* each on a thread of its own: cores that find no more in one batch go on with the other */
+    HUGE_PAGE_BYTES = 2 << 20, /* blocks of at least two huge pages use them: this saves page faults and TLB misses */
+    STREAMS = 2, /* each stream runs on a thread of its own: cores without work in one batch join the other batch */
 };
 
-/* What a thread reaches at the very most, by the name of its vectors: three times what the fastest core measured so far
- * did (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four units at 3.5 GHz. And a
- * softmax takes half a cycle per score on the widest of them. */
+/* For each table of simd.h: more operations per second than any thread reaches. The number is three times the
+ * fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four
+ * units at 3.5 GHz. The second bound comes from softmax, which takes half a cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
@@ -59,7 +59,7 @@ struct cpu_stream {
     struct timespec marks[ATTN_MARKS];
 };
 
-/* Computes every checked problem, whatever its tensors and options, but slowly: by reference.h. */
+/* The kernel "double" computes every checked problem, whatever its tensors and options, but slowly (reference.h). */
 static const attn_kernel general[] = {
     { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
     { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
@@ -90,7 +90,8 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE); /* advice: a refusal costs only time */
+    /* madvise() is only advice: if the system refuses, the work is slower */
+    if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
     *memory = block + HEADER_BYTES;
@@ -227,7 +228,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    memmove(to, from, bytes); /* a unified device's caller may well copy a buffer onto itself */
+    memmove(to, from, bytes); /* memmove, because on a unified device a caller may copy a buffer onto itself */
     return ATTN_OK;
 }
 
@@ -272,7 +273,7 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
-enum { MERGED_ROWS = 64 }; /* in an item */
+enum { MERGED_ROWS = 64 }; /* rows that one item merges */
 
 static void merge_item(void *context, int worker, int64_t item)
 {
@@ -286,7 +287,7 @@ static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
     struct pool_part part;
-    attn_merge_plan copy_of_plan = *plan; /* a task's context is not const */
+    attn_merge_plan copy_of_plan = *plan; /* the context of a task is not const */
     (void)err;
     pool_begin(device->pool, &part, stream->owner, stream->cancel);
     pool_run(device->pool, attn_tiles(attn_merge_count(plan), MERGED_ROWS), merge_item, &copy_of_plan);

@@ -2,9 +2,9 @@
  *
  *     device       computes by    why
  *     reference    reference.c    every option, one row at a time: it defines what is correct
- *     paper        paper.c        FlashAttention-2 as in its paper: begin to read here
+ *     paper        paper.c        FlashAttention-2 as in its paper; readers of the kernels begin there
  *
- * Memory is malloc's. One thread computes, and everything is done when a call returns. */
+ * Memory comes from malloc(). One thread computes, and a call returns when its work is done. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -35,7 +35,7 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
      ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(SCALE) |     \
      ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table is a line */
 static const struct plain plains[] = {
     { &attn_backend_reference,
       "textbook loops in double, one thread",
@@ -101,7 +101,7 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = device->backend->name;
     strcpy(info->name, device->backend->name);
     strcpy(info->description, plain_of(device)->description);
-    info->fastest_flops = 1e10; /* doubles, one at a time */
+    info->fastest_flops = 1e10; /* computes doubles, one at a time */
     info->fastest_scores = 1e9;
     info->units = 1;
     info->unified = true;
@@ -212,7 +212,7 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
     return ATTN_OK;
 }
 
-/* clang-format off: a row is a function */
+/* clang-format off: each row is a function */
 #define PLAIN(named, opener)                                                                                          \
     {                                                                                                                 \
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
