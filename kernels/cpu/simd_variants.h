@@ -1,5 +1,5 @@
-/* simd_variants.h: the parts of which simd.c makes its tables. x86-64 and arm64 have tables of their own; a build for
- * one leaves the files of the other empty. Any other processor has only the portable table. */
+/* simd_variants.h: declares the parts from which simd.c makes its tables. x86-64 and arm64 have tables of their own;
+ * in a build for one, the files of the other compile to nothing. Any other processor has only the portable table. */
 #ifndef ATTN_CPU_SIMD_VARIANTS_H
 #define ATTN_CPU_SIMD_VARIANTS_H
 
@@ -25,7 +25,8 @@ void simd_amx_gemm3(int m, int n, int k, const void *A, int64_t lda, const void 
 extern const struct simd_type simd_half_type, simd_single_type;
 void simd_amx_leave(void);
 
-/* Requests the right to use AMX tiles in this process from the operating system. Returns false where it refuses. */
+/* Requests the right to use AMX tiles in this process from the operating system. Returns false where the system
+ * refuses. */
 bool simd_amx_permit(void);
 #else
 #define SIMD_X86 0
