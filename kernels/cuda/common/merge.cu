@@ -1,5 +1,5 @@
-/* merge.cu: attn_merge(). A warp does one row: its lanes share out the parts to find what each weighs, then each lane
- * adds up every 32nd column over the parts, in their order. */
+/* merge.cu: attn_merge() on the GPU. A warp merges one row. Its lanes share the parts to find the weight of each
+ * part. Then each lane sums every 32nd column over the parts, in their order. */
 #include "kernels/merge.h"
 
 #include "kernels/cuda/common/args.cuh"
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(32 * WARPS) merge_rows(const __grid_constant__
     for (int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; n < rows; n += (int64_t)gridDim.x * WARPS) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), to = attn_at(&m.out, row.b, row.h, row.i);
-        __syncwarp(); /* nobody reads the shares of the row before any more */
+        __syncwarp(); /* from here on no lane reads the shares of this row */
         for (int p = threadIdx.x % 32; p < m.count; p += 32) share[p] = attn_merge_share(&m, &row, p);
         __syncwarp();
         for (int64_t d = threadIdx.x % 32; d < m.Dv && m.out.data; d += 32) {
