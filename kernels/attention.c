@@ -251,7 +251,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* The axes of one tensor, by their letters. */
+/* One tensor with the letters of its axes. */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -275,7 +275,8 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Looks each tensor up once, because several functions call this for each problem. */
+/* The sizes of a problem. Each tensor's axes are looked up only once, because several functions call this for each
+ * problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -294,7 +295,7 @@ attn_dims attn_dims_of(const attn_problem *p)
         if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX;
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that do not fit in 63 bits */
+    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that exceed 63 bits */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');
@@ -343,7 +344,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
 
     rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) shape[a] = attn_axis_size(&d, letters[a]);
-    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* a gradient keeps axes of size 1 */
+    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* in a gradient, axes of size 1 stay 1 */
         for (int a = 0; a < rank; a++) shape[a] = p->tensor[owner].shape[a];
     *tensor = attn_tensor_make(NULL, dtype, rank, shape);
     return ATTN_OK;
@@ -384,7 +385,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    if (side_by_side) { /* one axis of rows */
+    if (side_by_side) { /* the rows of all sequences lie on one axis */
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
@@ -524,7 +525,7 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       g.seqlens_k == NULL; /* every sequence has the same number of pairs */
+                       g.seqlens_k == NULL; /* all sequences have the same number of pairs */
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {

@@ -102,7 +102,7 @@ const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype); /* accepts any of the three names, in any case */
 bool attn_dtype_floating(attn_dtype dtype);
 
-/* Writes the wire names of a set of dtypes, "float32, float16 or bfloat16". Returns `text`. */
+/* Writes the wire names of a set of dtypes as text, such as "float32, float16 or bfloat16". Returns `text`. */
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
@@ -302,7 +302,7 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the tensors above, by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the same tensors as an array, by attn_tensor_id */
     };
     attn_layout layout;       /* order of the axes of q k v out and their gradients */
     attn_alignment alignment; /* for causal and window: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
@@ -316,9 +316,10 @@ typedef struct attn_problem {
     bool causal;           /* query i sees keys j <= i' */
     int64_t window_left;   /* query i sees i' - left <= j <= i' + right; -1: unbounded */
     int64_t window_right;
-    double dropout_p; /* in [0, 1): the chance that a probability is dropped; Philox4x32-10, addressed by element */
+    /* in [0, 1): the chance that dropout drops a probability; Philox4x32-10 decides by the element's position */
+    double dropout_p;
     uint64_t seed;
-    bool deterministic; /* backward: the same bits on every run, on every backend */
+    bool deterministic; /* a backward gives the same bits in every run, on every backend */
 
     /* With page_table, or NULL: int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of row b
      * lie in the same pages as those of row b - 1 (0 for row 0), as in forks of one cache. A kernel may read the
@@ -359,7 +360,7 @@ attn_dims attn_dims_of(const attn_problem *p);
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
  *   sinks alibi_slopes *_scale    row and column are 0 */
 typedef struct attn_view {
-    void *data; /* NULL: not given (or without elements) */
+    void *data; /* NULL where the tensor is not given or has no elements */
     attn_dtype dtype;
     int64_t batch, head, row;
 } attn_view;
@@ -443,7 +444,7 @@ enum attn_option_bit {
 
 /* The options above as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {
-    const char *wire; /* "" where the client has no option of that name */
+    const char *wire; /* "" where no option on the wire has this meaning */
     const char *meaning;
 } attn_option_info;
 extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST - 1];
@@ -475,7 +476,7 @@ typedef struct attn_verification {
     double max_abs;  /* the largest |got - want|; infinite where one is finite and the other is not */
     double largest;  /* the largest finite |want| */
     double relative; /* max_abs / largest */
-    int64_t rows;    /* how many were compared */
+    int64_t rows;    /* number of rows that were compared */
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
@@ -531,10 +532,11 @@ typedef struct attn_device_info {
     /* upper bound on its permitted triples per second; both bounds show which work cannot end in time */
     double fastest_scores;
     int units;          /* threads of a CPU, or multiprocessors of a GPU; attn_cost_of() has rates per unit */
-    bool unified;       /* kernels read and write staging memory directly: no copies needed */
-    bool reads_staging; /* kernels whose row says in_place can read staging memory, though device memory is
-                            * faster */
-    int streams;        /* batches worth having in flight; on a unified device each of them has its own thread */
+    bool unified;       /* true: kernels read and write staging memory directly, so no copies are needed */
+    bool reads_staging; /* true: kernels whose row says in_place can read staging memory, though device memory is
+                         * faster */
+    /* number of batches that are worth having in flight; on a unified device each has its own thread */
+    int streams;
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
@@ -543,7 +545,7 @@ typedef struct attn_device_info {
 const char *const *attn_backends(void);
 bool attn_is_gpu(const char *backend);      /* are the devices of this backend something else than the host's
                                              * processor? False for an unknown name */
-int attn_device_count(const char *backend); /* 0 where there is no driver, no such device or no such backend */
+int attn_device_count(const char *backend); /* returns 0 where there is no driver, no such device or no such backend */
 
 /* *device is owned by the caller until attn_device_close(). `options` may be NULL. */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
@@ -551,9 +553,9 @@ attn_status attn_device_open(const char *backend, int index, const attn_device_o
 void attn_device_close(attn_device *device); /* `device` may be NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
-/* Device memory, in which the device computes, and staging memory: host memory with fast copies to and from
- * the device (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. Thread-safe.
- * Contents are undefined. */
+/* Device memory, in which the device computes, and staging memory: host memory with fast copies to and from the
+ * device (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. The functions are
+ * thread-safe. The contents of new memory are undefined. */
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
@@ -612,7 +614,7 @@ typedef struct attn_plan {
     const attn_capabilities *can; /* borrowed */
     const attn_kernel *kernel;
     uint64_t features;      /* attn_features() of the problem */
-    size_t workspace_bytes; /* bytes that this problem adds to attn_workspace(); 0 where the backend sizes all
+    size_t workspace_bytes; /* bytes of attn_workspace() that this problem needs; 0 where the backend sizes all
                              * problems together */
     const void *variant;    /* the variant of the kernel; what it points to is defined by the kernel */
     uint64_t unaligned;     /* tensors (bits of attn_tensor_id) whose address was no multiple of 16 bytes */
@@ -674,7 +676,8 @@ typedef struct attn_move {
     size_t bytes;     /* a multiple of 4; the addresses are multiples of 4 too */
 } attn_move;
 
-/* Queues `count` moves, in any order: no move reads what another writes. The list may be freed when this returns. */
+/* Queues `count` moves, which the device makes in any order: no move may read what another writes. The list may be
+ * freed when this returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors
@@ -745,8 +748,8 @@ void attn_stream_heed(attn_stream *stream, const int *cancel);
  * computes with this machine's threads, owners that compute at the same time share the threads equally, however many
  * streams each has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
-/* Nanoseconds that all threads together computed on this stream since attn_stream_serve(). 0 on a device that is not
- * unified: attn_stream_elapsed_us() has its time. Call it from the stream's thread. */
+/* Nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that is not
+ * unified it is 0, and attn_stream_elapsed_us() has the device's time. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
@@ -763,7 +766,7 @@ double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 /* Microseconds between marks of two streams of one device; NaN where the backend cannot tell. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
-attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* never blocks */
+attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* the call never blocks */
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.

@@ -93,7 +93,7 @@ struct attn_backend {
     bool (*left_rows)(attn_stream *stream); /* NULL: run_some() never leaves rows for a later run */
 };
 
-/* Does the kernel's row take the problem? The kernel may still refuse it: see attn_backend.plan. */
+/* Does the row of the kernel take the problem? The kernel may still refuse it: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* attn_plan_make() with the features given instead of computed. For tests, which add one that no kernel supports. */
@@ -124,7 +124,7 @@ extern const attn_backend attn_backend_paper;
 extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
 extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu, built with ATTN_CUDA */
 extern const attn_backend
-    attn_backend_fake; /* kernels/fake/fake.c: fails by script; only in test builds, with ATTN_FAKE */
+    attn_backend_fake; /* kernels/fake/fake.c: a device that fails by a script; only in test builds, with ATTN_FAKE */
 
 #ifdef __cplusplus
 }

@@ -445,7 +445,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* NaN is refused too */
+    ATTN_SCORE_OPTION_MAP(X) /* the macro's test refuses NaN too */
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
@@ -611,7 +611,7 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, suggestion);
 }
 
-/* Checks that no length exceeds the room of its row or sequence. */
+/* Checks that no length in seqlens exceeds the room of its row or sequence. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {

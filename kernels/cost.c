@@ -255,8 +255,8 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
-/* Counts blocks of `block` rows (the queries, in a backward the keys) of each sequence and head. A block
- * computes all of its rows, padding included. */
+/* Counts the blocks of `block` rows that each sequence and head needs. Rows are queries; in a backward they are
+ * keys. A block computes all of its rows, padding included. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
 {
     const bool back = r->op == ATTN_OP_BACKWARD;
@@ -329,7 +329,7 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* Adds the forward that a backward runs first where out and lse are not given. */
+/* Adds the cost of the forward that a backward runs first where out and lse are not given. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
 {
@@ -365,7 +365,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
 }
 
-/* Operations of a triple, as attn_flops() counts them. */
+/* Floating point operations of one triple, as attn_flops() counts them. */
 static double flops_of_triple(const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);

@@ -1,7 +1,7 @@
-/* dispatch.c: from a call to the backend that serves it.
+/* dispatch.c: finds the backend that serves a call.
  *
  *   backends    the list of the build, in order of preference
- *   kernels     rows of a backend; a plan is the first kernel that takes a problem
+ *   kernels     rows of a backend; a plan has the first kernel that takes the problem
  *   dispatch    one line per function, which calls the device's backend
  *
  * To add a backend, write a table of functions (backend.h) and add it to `backends`. */
@@ -16,7 +16,8 @@
 
 /* ---- Backends ---------------------------------------------------------------------------------------------------- */
 
-/* Preferred first. A server takes the first whose count is above 0; "reference" and "paper" only by name. */
+/* The backends of this build, preferred first. A server takes the first backend that has a device. It takes
+ * "reference" and "paper" only if an option names them. */
 static const attn_backend *const backends[] = {
 #ifdef ATTN_FAKE
     &attn_backend_fake,

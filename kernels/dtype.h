@@ -13,7 +13,7 @@
 
 #include "attention.h"
 
-/* Marks a function that host C, host C++ and device code share. */
+/* ATTN_HD marks a function that host C, host C++ and device code share. */
 #if defined(__CUDACC__)
 #define ATTN_HD static inline __host__ __device__
 #else

@@ -102,7 +102,7 @@ static attn_status plan_of(const attn_result *parts, int count, const attn_resul
     const attn_tensor *out = &parts[0].out;
     const int rank = out->rank;
     if (rank != 3 && rank != 4) return refuse(err, "/parts/0", "out", "must have 3 or 4 axes");
-    const int64_t *const rows = out->shape + rank - 3; /* rows, heads, columns */
+    const int64_t *const rows = out->shape + rank - 3; /* sizes of the axes of rows, heads and columns */
     const int64_t lse_shape[] = { rank == 4 ? out->shape[0] : rows[1], rank == 4 ? rows[1] : rows[0], rows[0] };
     attn_status status = ATTN_OK;
     *plan = (attn_merge_plan){ .B = rank == 4 ? out->shape[0] : 1, .Sq = rows[0], .H = rows[1], .Dv = rows[2] };

@@ -33,7 +33,7 @@ ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t
 /* A checked merge: sizes, the place of each part, and the strides that all parts share. It is plain data and may be
  * copied to a device. */
 typedef struct attn_merge_plan {
-    int64_t B, Sq, H, Dv; /* packed: B is 1 and Sq the rows of all sequences */
+    int64_t B, Sq, H, Dv; /* where packed, B is 1 and Sq counts the rows of all sequences */
     int count;
     const void *part_out[ATTN_MERGE_PARTS];
     const float *part_lse[ATTN_MERGE_PARTS];

@@ -37,7 +37,7 @@ ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint3
     return counter;
 }
 
-/* The words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h. */
+/* Draws the words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h. */
 ATTN_HD attn_philox attn_dropout_words(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
 {
     attn_philox counter;

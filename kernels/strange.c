@@ -1,4 +1,4 @@
-/* strange.c: see strange.h. */
+/* strange.c: implements strange.h. */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -195,7 +195,8 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* The row's score of key j, which it sees; NaN as product(). Where products are bounded, without them. */
+/* The row's score of key j, which the row sees. NaN where product() is NaN. Where products are bounded, only bias
+ * and slopes count. */
 static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
@@ -207,7 +208,7 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* |scale| of q . k, with the factors of the row's key/value head. */
+/* The size of the factor of q . k: |scale| times the float8 scales of the row's key/value head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -218,7 +219,7 @@ static double scale_of(const struct look *look, const struct row *row)
     return scale;
 }
 
-/* The keys of a row that are looked at are so far apart, and the first is picked at random. */
+/* The distance between two keys of a row that are read; the first of them is picked at random. */
 static int64_t step_of(const struct look *look, attn_range keys)
 {
     return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
@@ -231,7 +232,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Do the largest numbers of q near the row and of its keys, all of float32, reach bound_from? */
+/* All numbers are float32. Do the largest number of q near the row and that of the row's keys reach bound_from
+ * together? */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];
@@ -251,8 +253,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Does dq of a row of huge scores leave float32, or nearly? Its keys whose score is `largest` share all of its weight.
- * Rows beside it differ by a factor of two. */
+/* Does dq of a row of huge scores leave float32, or come close? Keys whose score is `largest` share all of the row's
+ * weight. The limit is halved, because neighbouring rows may differ by a factor of two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
 {
@@ -276,7 +278,7 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* By the scores of the row's keys; where there are many by some. */
+/* Finds the kind of a row by the scores of its keys; of many keys only some are read. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -288,7 +290,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* hidden by its bias */
+        if (z == -INFINITY) continue; /* the key's bias hides it */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);
@@ -296,7 +298,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* Where products are so small that none of them moves a bias of this size: kernels know such rows by their bias. */
+    /* If products are so small that none of them changes a bias of this size, kernels recognise the row by its bias. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -322,7 +324,7 @@ static uint64_t next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* The sequence that a line of packed queries belongs to. */
+/* Returns the sequence that row `line` of packed queries belongs to. */
 static int64_t sequence_at(const attn_geometry *g, int64_t line)
 {
     int64_t low = 0, high = g->dims.B;
@@ -353,7 +355,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    for (int64_t n = 0; n < count; n++) { /* one row of each stretch of rows / count */
+    for (int64_t n = 0; n < count; n++) { /* reads one row of each stretch of rows / count rows */
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
         const struct row row = row_at(&look->g, picked, next(&draw));
@@ -381,7 +383,7 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        return (attn_strange){ 0, 1 }; /* sums of P V may be infinite */
+        return (attn_strange){ 0, 1 }; /* where sums of P V may be infinite, every row counts as costly */
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;
     if (ordinary && !given_lse && look.bound_from == INFINITY) return (attn_strange){ 0, 0 };

@@ -72,7 +72,7 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* How many rows of k and v, from `line` on, follow each other at the row stride. */
+/* How many rows of k and v, from `line` on, lie one after the other at the row stride. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
@@ -87,7 +87,7 @@ ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 /* The bound of a window that hides nothing: no key is this far from a query. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
-/* Reads only the shapes and strides of `p`, and no memory of tensors. See kernels/attention.c. */
+/* Makes the geometry of `p`. It reads only shapes and strides, and no memory of tensors. See kernels/attention.c. */
 #ifdef __cplusplus
 extern "C"
 #endif
@@ -112,7 +112,7 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* Rows that sequence b has room for, padding included. Reads cu: call it where cu can be read. */
+/* How many rows sequence b has room for, padding included. It reads cu, so call it where cu can be read. */
 ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
 {
     return cu ? cu[b + 1] - cu[b] : all;
@@ -148,7 +148,7 @@ ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, 
     return keys;
 }
 
-/* Queries that may see key j, inside [0, Sq). */
+/* The queries that may see key j, inside [0, Sq). */
 ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
 {
     const int64_t aligned = j - attn_align(g, s);
@@ -158,7 +158,7 @@ ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, 
     return rows;
 }
 
-/* Keys that any of the queries [r0, r1) may see. */
+/* The keys that at least one of the queries [r0, r1) may see. */
 ATTN_HD attn_range attn_keys_of_rows(const attn_geometry *g, const attn_sequence *s, int64_t r0, int64_t r1)
 {
     attn_range keys = { 0, 0 };

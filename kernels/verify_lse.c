@@ -33,7 +33,7 @@
 #include "backend.h"
 
 enum {
-    FIRST_ROWS = 4,        /* rows that are checked first; where all are right, no others are read */
+    FIRST_ROWS = 4,        /* rows that are checked first; if all are right, no other rows are read */
     ROWS_SHARE = 128,      /* a large problem checks one row of every 128 first, ATTN_LSE_ROWS rows at most */
     ENOUGH_ROWS = 4,       /* see "at least ENOUGH_ROWS rows" above */
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */
@@ -187,7 +187,7 @@ struct reader {
     float k[ATTN_MAX_HEAD_DIM];
 };
 
-enum { AT_ONCE = 8 }; /* numbers per loop of fixed length, which the compiler vectorises */
+enum { AT_ONCE = 8 }; /* numbers per inner loop, whose fixed length lets the compiler vectorise it */
 
 /* Converts a float16 without branches. Its bits, moved to a float32's places, are the number times 2^-112; that also
  * holds for subnormals. */

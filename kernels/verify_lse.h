@@ -28,7 +28,7 @@ enum lse_part {
 typedef struct lse_variant {
     double scale;
     unsigned without; /* bits of enum lse_part */
-    bool applies;     /* this variant differs from the given options */
+    bool applies;     /* true where this variant differs from the given options */
 } lse_variant;
 
 typedef struct lse_variants {
@@ -46,7 +46,7 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds the sum of other keys. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
+/* Adds the sum of other keys to *s. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;

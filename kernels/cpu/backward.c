@@ -34,7 +34,7 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    int64_t ld, ldt, dS_lda; /* row strides of tiles [rows][keys], and of sums [channel][keys] */
+    int64_t ld, ldt, dS_lda; /* row strides of tiles [rows][keys], of sums [channel][keys], and of dS as an A operand */
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
@@ -194,8 +194,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Waits until every chunk before `chunk` has left row tile `index`. *below: the number of chunks known to
- * have finished. */
+/* Waits until every chunk before `chunk` has left row tile `index`. All chunks below *below are known to have
+ * finished. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -268,7 +268,7 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* the key is in another block */
+    if (x == cols) return lse2; /* the row's key is in another block */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
@@ -317,13 +317,13 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
     return scratch->lse2;
 }
 
-/* Up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
+/* A chunk: up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
     int64_t first;       /* first row of the chunk in k and v */
     int n;               /* number of its keys within seqlens_k */
     bool packed;         /* true: some query sees these keys, so they are packed and their sums exist */
-    bool wild;           /* some keys are so large, or not finite, that products may overflow */
+    bool wild;           /* some keys are so large that products may overflow, or are not finite */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums must be added to dv */
 };
 

@@ -24,7 +24,7 @@ enum {
                  * at a time */
 };
 
-/* One head of the bundle. */
+/* One key/value head of the bundle. */
 struct head {
     struct flash_tile t;
     struct visible_block block;

@@ -46,7 +46,7 @@ struct row {
     float q[ATTN_MAX_HEAD_DIM];
 };
 
-/* Masks, bias and scores of a row's keys [j, j + n), n <= KEYS. */
+/* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
 struct keys {
     int64_t j;
     int n, seen;                 /* n keys, of which the row sees `seen` */

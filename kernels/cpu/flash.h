@@ -117,7 +117,7 @@ struct flash_sequence {
 struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk;   /* sequence, key/value head */
-    int64_t index;   /* number of the tile in its key/value head */
+    int64_t index;   /* index of the tile among those of its key/value head */
     int64_t h, i0;   /* first query head and first query */
     int heads, n;    /* number of heads, and queries of each head */
     int rows;        /* heads * n */
@@ -161,7 +161,7 @@ struct flash {
     char *kv;
     uint8_t *kv_values;           /* enum flash_values of each key tile */
     int64_t kv_key_bytes;         /* bytes of kv for each key */
-    attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks] */
+    attn_mask_extremes *extremes; /* extremes of FlashMask's bounds: [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
     _Atomic float *most; /* [B][Hk][2] largest |k| and |v|, see exact.c; negative: not computed yet */
 
@@ -172,7 +172,7 @@ struct flash {
     char *Qa, *dOa;                /* Q and dO as A operands, one row after the other */
     char *Qat, *dOat;              /* Q and dO as transposed A operands, one row tile after the other */
     float *lse2, *delta, *dQ;      /* lse2 is NaN where `strange` holds the row's lse */
-    struct flash_strange *strange; /* see exact.c; written only for the rows that need it */
+    struct flash_strange *strange; /* lse of rows that lse2 cannot hold, see exact.c; written only for these rows */
     uint8_t *row_values; /* for each row tile, at row0 / FLASH_UNIT: enum flash_values of Q (WILD) and of dO (UNREAL) */
     /* the unit sizes are bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -180,10 +180,10 @@ struct flash {
     /* For a backward, by chunk of keys. */
     int64_t chunks; /* chunks of each sequence when not packed, of the longest sequence when packed */
     struct flash_progress *progress;
-    double *slope_parts; /* [B][H][chunks] */
+    double *slope_parts; /* [B][H][chunks] parts of dalibi_slopes */
     /* above 0 where dbias is a sum over heads or batch rows: the number of classes, see backward.c */
     int64_t dbias_classes;
-    int64_t tiles_all, packs_all, chunks_all; /* sums over all sequences */
+    int64_t tiles_all, packs_all, chunks_all; /* numbers of tiles, packs and chunks of all sequences */
     /* number of slices in which FLASH_ROWS zeroes dbias, and slices of each [Sq, Sk] matrix */
     int64_t dbias_slices, dbias_blocks;
 
@@ -214,7 +214,8 @@ struct flash_run {
     bool small; /* the run is too small to wake other threads */
 };
 
-/* Bytes of workspace that suffice for these problems with any lengths of their sequences. TOO_LARGE on overflow. */
+/* Bytes of workspace that suffice for these problems, whatever the lengths of their sequences are. TOO_LARGE on
+ * overflow. */
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
@@ -222,8 +223,8 @@ attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_pla
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
-/* Computes all problems and returns when done. The workspace is 64-byte aligned. Returns false where *cancel
- * (may be NULL) was set and not all was computed. */
+/* Computes all problems and returns when they are done. The workspace is 64-byte aligned. Returns false where
+ * *cancel was set and some work was not done; `cancel` may be NULL. */
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel);
 
@@ -241,7 +242,7 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* Row tile `index` of key/value head hk of sequence b. */
+/* Fills in row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
 
 /* The sequence to which an item belongs. `field` is the offset of a prefix sum in struct flash_sequence. */

@@ -34,8 +34,8 @@ struct head {
     int64_t b, h;
     const int *cancel;
     int64_t N, M, d, dv;           /* N queries, M keys; d numbers in a row of Q and K, dv in a row of V and O */
-    double *Q, *K, *V, *O, *L;     /* [N, d] [M, d] [M, dv] [N, dv] [N] */
-    double *dO, *D, *dQ, *dK, *dV; /* [N, dv] [N] [N, d] [M, d] [M, dv] */
+    double *Q, *K, *V, *O, *L;     /* their sizes: [N, d] [M, d] [M, dv] [N, dv] [N] */
+    double *dO, *D, *dQ, *dK, *dV; /* their sizes: [N, dv] [N] [N, d] [M, d] [M, dv] */
     double S[Br][Bc];
 };
 

@@ -28,7 +28,8 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
     return reference_run(p, NULL, cancel, err);
 }
 
-/* paper.c computes problems with one key/value head per query head, rows of one length, and causal masks or windows. */
+/* paper.c computes problems whose query heads have a key/value head each, whose rows have one length, and whose
+ * masks are causal or a window. */
 #define PAPER_FEATURES                                                                                            \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
      ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \

@@ -156,7 +156,7 @@ static struct lse lse_of_row(const struct reference *r)
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* -inf - -inf would be NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* here -inf - -inf would give NaN */
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);
@@ -184,7 +184,7 @@ static void probabilities_of_row(struct reference *r, struct lse lse)
         if (r->sees[j]) r->P[j] = lse.top == -INFINITY ? 0 : exp(r->z[j] - lse.top - lse.rest);
 }
 
-/* out = P V of row i. */
+/* Computes out = P V for row i. */
 static void output_of_row(struct reference *r, int64_t i)
 {
     const int64_t Dv = r->g.dims.Dv;
@@ -344,7 +344,7 @@ static void close_reference(struct reference *r)
 
 /* ---- A whole problem --------------------------------------------------------------------------------------------- */
 
-/* Key/value head `hk` of sequence b: all of its rows, and its gradients. */
+/* Computes key/value head `hk` of sequence b: all of its rows, and the gradients of its keys and values. */
 static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const int *cancel)
 {
     const attn_dims *d = &r->g.dims;

@@ -219,7 +219,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = t->Bk;
         break;
     }
-    assert(f->BM > 0); /* the last rows of tile_sizes take every head size */
+    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size */
     /* Heads that lie side by side in memory are read together. */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)

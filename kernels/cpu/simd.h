@@ -146,7 +146,7 @@ struct simd_gradient {
 /* A compute type: the format of operands of products, and the functions that read and write operands. */
 struct simd_type {
     attn_dtype dtype; /* the element of an operand: ATTN_F32 or ATTN_BF16 */
-    int k_multiple;   /* k is padded with zeros to a multiple of this */
+    int k_multiple;   /* k is padded with zeros to a multiple of k_multiple */
     int parts;        /* 1, or how many bf16 numbers add up to one element: see simd_split.h */
     int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() needs whole tiles */
 
@@ -263,7 +263,7 @@ const struct simd *simd_find(const char *name);
 /* Names of all tables, slowest first, NULL at the end. */
 extern const char *const simd_names[];
 
-/* The compute type for inputs of a dtype. */
+/* Returns the compute type for inputs of a dtype. */
 static inline const struct simd_type *simd_type_for(const struct simd *simd, attn_dtype dtype)
 {
     const struct simd_type *t = dtype == ATTN_BF16  ? simd->bf16

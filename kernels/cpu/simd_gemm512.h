@@ -10,8 +10,8 @@
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
-/* One step along k of `rows` rows. It reads A at row[0][at], row[0][lda + at], row[0][2 lda + at],
- * row[1][at], ... `both`: it computes both halves of the panel, otherwise the first half alone. */
+/* Does one step along k for `rows` rows. It reads A at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at],
+ * ... `both`: it computes both halves of the panel; otherwise only the first half. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {

@@ -166,7 +166,7 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ; /* a hidden score's cap may be NaN */
+                dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ; /* the cap of a hidden score may be NaN */
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;
             }

@@ -34,7 +34,7 @@ VEC vf row_max(const float *s, int cols, bool flip)
     return v_max(a0, a1);
 }
 
-/* P = exp2(c S - base) of one row. Returns the sum of its lanes. */
+/* Computes P = exp2(c S - base) of one row. Returns the sum of P for each lane. */
 VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
 {
     vf sum[2] = { v_zero(), v_zero() }, x[STEP];
@@ -147,7 +147,8 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     /* Where P is 0 the product is set to 0, because dP may be NaN or infinite there. */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
-    if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n)); /* a hidden score's cap may be NaN */
+    /* the cap of a hidden score may be NaN */
+    if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n));
     *P = kept;
     *dS = dZ;
 }

@@ -48,7 +48,7 @@ VEC vi v_set_i(int32_t x) { return vdupq_n_s32(x); }
 VEC vi v_add_i(vi a, vi b) { return vaddq_s32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return vsubq_s32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return vcltq_s32(a, b); }
-/* x without its `low` lowest bits */
+/* Returns x without its `low` lowest bits. */
 VEC vi v_high_bits(vi x, int low) { return vandq_s32(x, vdupq_n_s32(-(1 << low))); }
 VEC vf v_from_i(vi x) { return vcvtq_f32_s32(x); }
 VEC vi v_bits(vf x) { return vreinterpretq_s32_f32(x); }
@@ -70,7 +70,7 @@ VEC v4 v_hsum4(vf a, vf b, vf c, vf d) { return vpaddq_f32(vpaddq_f32(a, b), vpa
 VEC v4 v_hmax4(vf a, vf b, vf c, vf d) { return vpmaxq_f32(vpmaxq_f32(a, b), vpmaxq_f32(c, d)); }
 /* clang-format on */
 
-/* a * b; 0 where a is 0, for any b */
+/* Returns a * b; 0 where a is 0, for any b. */
 VEC vf v_mul_unless_zero(vf a, vf b)
 {
     const vi product = v_bits(vmulq_f32(a, b));

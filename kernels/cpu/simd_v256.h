@@ -47,7 +47,7 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
-/* a * b; 0 where a is 0, for any b */
+/* Returns a * b; 0 where a is 0, for any b. */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), _mm256_mul_ps(a, b)); }
 VEC vm v_or(vm a, vm b) { return _mm256_or_ps(a, b); }
 VEC vm v_and(vm a, vm b) { return _mm256_and_ps(a, b); }
@@ -56,7 +56,7 @@ VEC vi v_load_i_n(const int32_t *p, int n) { return _mm256_maskload_epi32(p, v_f
 VEC vi v_set_i(int32_t x) { return _mm256_set1_epi32(x); }
 VEC vi v_add_i(vi a, vi b) { return _mm256_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm256_sub_epi32(a, b); }
-/* x without its `low` lowest bits */
+/* Returns x without its `low` lowest bits. */
 VEC vi v_high_bits(vi x, int low) { return _mm256_slli_epi32(_mm256_srai_epi32(x, low), low); }
 VEC vf v_from_i(vi x) { return _mm256_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm256_castps_si256(x); }

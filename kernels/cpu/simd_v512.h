@@ -52,7 +52,7 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
-/* a * b; 0 where a is 0, for any b */
+/* Returns a * b; 0 where a is 0, for any b. */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b); }
 VEC vm v_or(vm a, vm b) { return a | b; }
 VEC vm v_and(vm a, vm b) { return a & b; }
@@ -63,7 +63,7 @@ VEC vi v_iota_i(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7,
 VEC vi v_add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
-/* x without its `low` lowest bits */
+/* Returns x without its `low` lowest bits. */
 VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x, (unsigned)low), (unsigned)low); }
 VEC vf v_from_i(vi x) { return _mm512_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm512_castps_si512(x); }

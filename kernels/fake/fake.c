@@ -107,12 +107,12 @@ enum {
     PATH_BYTES = 256,
 };
 
-/* One entry of a script. */
+/* A rule: one entry of a script. */
 struct rule {
     enum fault_id fault;
     int64_t number; /* the error code or the milliseconds of the fault */
     char path[PATH_BYTES];
-    int64_t first, last; /* the first and the last event that the rule matches */
+    int64_t first, last; /* the first and the last event that the rule hits */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -915,7 +915,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
                 if (is_output(&c->problems[n], id))
                     memset(c->problems[n].tensor[id].data, 0xff,
-                           span(&c->problems[n].tensor[id])); /* outputs have no gaps */
+                           span(&c->problems[n].tensor[id])); /* outputs have no gaps, so one copy takes all elements */
     }
     return 0;
 }

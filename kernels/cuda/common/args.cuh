@@ -70,7 +70,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* Number of rows of all query heads (as in lse), and of all key/value heads (as in dk). */
+/* The number of rows of all query heads (the size of lse), and that of all key/value heads (the rows of dk). */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -317,7 +317,7 @@ struct tile_place {
     bool exists;
 };
 
-/* The last tiles of a head come first: under a causal mask they are the longest. */
+/* The last tiles of a head come first, because they are the longest under a causal mask. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

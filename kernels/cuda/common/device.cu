@@ -92,7 +92,7 @@ struct stream {
     /* pinned memory with the number of the last note that the device has reached; NULL: no notes */
     volatile uint32_t *note;
     uint32_t notes; /* number of notes that were put on the stream so far */
-    int *counter;   /* see cuda_chip */
+    int *counter;   /* the stream's counter for kernels, see cuda_chip */
     /* Two bytes of pinned memory: cuda_chip.found, and whether a problem has left rows out (left_rows()). */
     uint8_t *found;
     bool every_row;    /* the stream's problems leave no rows out */

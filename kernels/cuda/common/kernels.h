@@ -101,7 +101,7 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
 /* The tiles of one head alone may take longer than a step. Several launches then compute a share of the tiles each,
  * and each launch is a step. Results have the same bits. */
 struct tile_range {
-    int64_t first, end; /* [first, end) */
+    int64_t first, end; /* the tiles from `first` to `end` - 1 */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {

@@ -451,7 +451,7 @@ DEVICE float one_key_slack(float lse)
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* P and dZ of a visible pair; dS = dZ * derivative. The whole warp calls it. */
+/* P and dZ of a visible pair, where dS = dZ * derivative. The whole warp calls gradient(). */
 struct pair_gradient {
     float p, drop, dz, ds;
 };

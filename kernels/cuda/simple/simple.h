@@ -49,8 +49,8 @@ static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g,
            chip->multiprocessors;
 }
 
-/* Estimate of the keys that a query row sees, and of the queries that see a key. Packed sequences
- * count as if all had the same length, because their lengths are in device memory. */
+/* Estimates the keys that a query row sees, and the queries that see a key. Packed sequences count as if all had the
+ * same length, because their lengths are in device memory. */
 static inline int64_t keys_of_row(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;

@@ -1,6 +1,5 @@
-/* backward_common.cuh: code shared by the variants of backward.cu: where query tiles and their sums
- * of dQ are, the kernels before (prepare) and after (finish), the keys of a block, and the store of
- * results. */
+/* backward_common.cuh: code that the variants of backward.cu share: where query tiles and their sums of dQ lie, the
+ * kernels that run before (prepare) and after (finish), the keys of a block, and storing results. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 

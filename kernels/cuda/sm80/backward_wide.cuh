@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h,
-                                        0);       /* a tile has kilobytes, so their number has 31 bits */
+                                        0);       /* a tile has kilobytes, so the number of tiles fits in 31 bits */
     int sums_next = 0, sums_now = 0, sums_before; /* the index of the sums of tiles n + 1, n and n - 1 */
 
     const float scale_log2 = (float)g.scale * LOG2E;

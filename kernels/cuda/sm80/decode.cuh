@@ -102,8 +102,8 @@ template <class X> struct shared {
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Computes keys [first, last) for query i, skipping hidden ones (see rows.cuh). One warp calls it.
- * It writes only what tensor cores cannot compute: a result that is not finite, or of huge scores. */
+/* Computes keys [first, last) for query i, skipping hidden ones (see rows.cuh). One warp calls it. It writes only
+ * results that tensor cores cannot compute: results that are not finite, or that come from huge scores. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
 {
@@ -642,7 +642,7 @@ again:
 
     ring.begin(load_rows);
     if (X::FEW && p.ahead) wait_and_let_begin();
-    float c_of[2] = { c, c }; /* of this lane's two rows */
+    float c_of[2] = { c, c }; /* for each of this lane's two rows */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
         if (halves)
 #pragma unroll
@@ -688,7 +688,7 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
+                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is kept in base 2 */
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key seen yet: -inf - -inf would be NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
@@ -743,7 +743,8 @@ again:
         }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F; /* combine_splits() adds it */
+        /* else combine_splits() adds it */
+        const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F;
         const float2 ml = add_up_row(sm, r, sink);
         if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
         const attn_view &lse = g.view[ATTN_T_lse];

@@ -26,7 +26,7 @@ struct decode_plan {
     /* packed: rows of the workspace per key/value head; sequence b has the rows from cu_k[b] / KEYS_A_ROW on */
     int64_t head_rows;
     float *O;   /* in the workspace: rows of D numbers; NULL: no sequence has more than one split */
-    float2 *ml; /* m (base 2) and l of each row */
+    float2 *ml; /* m (base 2) and l of each row of the workspace */
 };
 
 namespace {
@@ -106,7 +106,7 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    const int64_t far = INT64_C(1) << 30; /* lengths are below 2^31 */
+    const int64_t far = INT64_C(1) << 30; /* lengths are below 2^31, so clamping to this changes no result */
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),
               right = (int)attn_min64(g.right, far);

@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* This round's queries are here, and no thread reads the last round's dS any more. */
+        /* this round's queries are loaded, and no thread reads the last round's dS any more */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* S^T = K Q^T */

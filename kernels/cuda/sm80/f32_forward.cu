@@ -121,7 +121,7 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
             for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
 }
 
-/* Completes l over the row's lanes and divides O by it. Returns whether all of O is finite. */
+/* Completes l, the sum over the row's lanes, and divides O by it. Returns whether all of O is finite. */
 template <bool SCORE_MODS, int DT>
 DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* the tile of V has the same number */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
-    /* Tile j of K or V in the planes of its head. */
+    /* Loads tile j of K or V from the planes of its head. */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
         load_planes<D, BN, THREADS>(to, from.data + (int64_t)(k_tile + j * BN / SPLIT_ROWS) * (2 * SPLIT_ROWS * D),
                                     j * BN % SPLIT_ROWS);
@@ -231,8 +231,8 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would leave float16's range. Those below
-         * 2^18 have a small absolute error however wide the tiles are (Q's is in score_bound). */
+        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would leave float16's range. Scores
+         * below 2^18 have a small absolute error even where tiles are wide (score_bound allows for a wide Q). */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* In most problems V's tiles have one exponent, and shift is 0. For a tile of smaller numbers P is made
          * smaller, instead of O larger. */

@@ -165,7 +165,7 @@ template <> DEVICE float dot_pair<__nv_bfloat16>(uint32_t x, uint32_t y, float s
                 fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum));
 }
 
-/* 2^x by the special function unit; 2^-inf is 0. 9.7.3.21. */
+/* 2^x, computed by the special function unit; 2^-inf is 0. 9.7.3.21. */
 DEVICE float exp2_fast(float x)
 {
     float y;

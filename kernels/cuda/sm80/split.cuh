@@ -104,7 +104,7 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Fills the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n]. f32_split.cu. */
+/* Fills the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n]. f32_split.cu defines it. */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 

@@ -371,7 +371,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* C += A B: MT blocks of 16 rows, NT of 8 columns, KK steps of 16. load_a and load_b load the
+/* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the
  * fragments of one step, one step before the products that use them. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)

@@ -101,7 +101,8 @@ template <typename T, class X> struct copies_by_engine {
     /* Finds the boxes of the split; one warp calls it. It reads no entry of the page table past the last key's. */
     DEVICE void find_boxes() const
     {
-        const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN); /* whole tiles are loaded */
+        /* counts whole tiles, because whole tiles are loaded */
+        const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
         for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
              n += 32, key += 32 * at.copies.box)
             sm.boxes[n] = box_of(key);

@@ -40,7 +40,7 @@ __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
 }
 
-/* The splits of a sequence. */
+/* How the keys of a sequence are divided into splits. */
 struct sequence_place {
     attn_sequence s;
     int rows;

@@ -24,7 +24,7 @@ DEVICE void fence_mbarrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* One arrival that also announces `bytes` of asynchronous copies for the current phase. */
+/* Arrives once at the barrier, and announces `bytes` of asynchronous copies for its current phase. */
 DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");

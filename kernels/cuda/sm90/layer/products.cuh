@@ -67,7 +67,7 @@ DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
-/* d[64 x N] = A B over STEPS of k, B MN-major. */
+/* d[64 x N] = A B over STEPS of k, where B is MN-major. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
 {

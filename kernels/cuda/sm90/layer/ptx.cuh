@@ -26,8 +26,8 @@ DEVICE int warpgroup_index()
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
-/* threadIdx.x, read at the call. Values computed from it therefore hold no registers from one loop
- * to the next. */
+/* Returns threadIdx.x, read at the call. Values computed from it therefore hold no registers from one loop to the
+ * next. */
 DEVICE uint32_t thread_anew()
 {
     uint32_t thread;
@@ -356,8 +356,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls X with N, the texts of the accumulators, their operands, the numbers of the operands after
- * them, and the further arguments. */
+/* Calls X with N, the texts of the accumulators, their operands, the numbers of the operands after these, and the
+ * further arguments. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \

@@ -36,7 +36,8 @@ const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* up to this cap: 1 - 2 / (1 + e^2x) has an error of 1.2e-7 of the cap, and lse must be exact to 2e-5 */
+/* the largest softcap that these functions take: 1 - 2 / (1 + e^2x) has an error of 1.2e-7 of the cap, and lse must
+ * be exact to 2e-5 */
 const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* float32 holds all integers up to this one, so distances of ALiBi must be below it */
 
@@ -67,15 +68,15 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
     return x;
 }
 
-/* The score_mods of one head. */
+/* The score_mods that apply to one head. */
 struct head_mods {
     float cap, slope; /* those of score_mods, in units of scores */
     float factor;     /* scores are multiplied by it first */
 };
 
-/* Where q and k have scales, changes the reference too: their product `scale` may be 0, negative or
- * tiny. The scale joins c where it can. Scores are multiplied by it if it changes their sign, or if
- * there is a slope: the slope divided by it might be infinite. */
+/* Makes the head_mods of a head. Where q and k have scales, it changes the reference too, because `scale`, which
+ * includes them, may be 0, negative or tiny. The scale is multiplied into c where that is possible. Scores are
+ * multiplied by it if it changes their sign, or if there is a slope: the slope divided by it might be infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;
