@@ -914,8 +914,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
                 if (is_output(&c->problems[n], id))
-                    memset(c->problems[n].tensor[id].data, 0xff,
-                           span(&c->problems[n].tensor[id])); /* outputs have no gaps, so one copy takes all elements */
+                    memset(c->problems[n].tensor[id].data, 0xff, /* all of it: outputs have no gaps */
+                           span(&c->problems[n].tensor[id]));
     }
     return 0;
 }
