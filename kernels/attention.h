@@ -594,38 +594,39 @@ typedef struct attn_kernel {
     bool in_place;     /* true: it reads each number about once, so it may read from staging memory (reads_staging) */
 } attn_kernel;
 
-/* What a device can compute: data that attn_device_open() makes and that never changes. Any thread may read it until
- * the device is closed, so whoever plans problems needs no device. */
+/* What a device can compute. attn_device_open() makes this data, and it never changes. Any thread may read it until
+ * the device is closed, so code that plans problems needs no device. */
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
     const struct attn_backend *backend;
-    const attn_kernel *kernels[ATTN_MOST_KERNELS]; /* a problem goes to the first one that computes it */
+    const attn_kernel *kernels[ATTN_MOST_KERNELS]; /* the first kernel that takes a problem computes it */
     int kernel_count;
-    const void *facts; /* what else the backend must know to plan; it belongs to the backend */
+    const void *facts; /* what else the backend must know to make plans; the backend owns it */
     size_t facts_bytes;
 } attn_capabilities;
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
-/* How a device computes one problem: chosen once, then handed to attn_workspace() and attn_run(). Plain data of about
- * 1.4 KB that needs no freeing. It belongs to its problem, which is borrowed: neither the problem nor its addresses may
- * change while the plan is used, but its values may. attn_plan_move() adapts it to other addresses. */
+/* How a device computes one problem: attn_plan_make() chooses it once, and attn_workspace() and attn_run() use it.
+ * Plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: neither the problem nor its
+ * addresses may change while the plan is used, but its values may. attn_plan_move() adapts a plan to other
+ * addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* borrowed */
+    const attn_capabilities *can; /* borrowed from the device */
     const attn_kernel *kernel;
     uint64_t features;      /* attn_features() of the problem */
     size_t workspace_bytes; /* bytes of attn_workspace() that this problem needs; 0 where the backend sizes all
                              * problems together */
-    const void *variant;    /* the variant of the kernel; what it points to is defined by the kernel */
-    uint64_t unaligned;     /* tensors (bits of attn_tensor_id) whose address was no multiple of 16 bytes */
+    const void *variant;    /* the variant of the kernel; the kernel defines what the pointer points to */
+    uint64_t unaligned;     /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes */
     attn_geometry geometry; /* geometry of the problem, where the backend needs it */
 } attn_plan;
 
-/* Plans a checked problem. UNSUPPORTED where no kernel computes it. */
+/* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
-/* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. Takes over the kernel
- * of `made`; chooses again only where these are other capabilities, or where other tensors are unaligned. */
+/* Plans `problem`. It is the problem of the plan `made`, with its tensors at other addresses. The function keeps the
+ * kernel of `made`, and chooses again only if the capabilities differ, or if other tensors are unaligned. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 

@@ -19,7 +19,7 @@ typedef struct attn_backend attn_backend;
 struct attn_device {
     const attn_backend *backend;
     int index;
-    attn_capabilities can; /* open() fills it in, but for `backend` */
+    attn_capabilities can; /* open() fills in all of it except `backend` */
 };
 
 struct attn_stream {
@@ -55,8 +55,8 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Can plan->kernel, whose row takes the problem, compute it? If so, the function fills in the rest of
-     * the plan. NULL: every kernel can, and plans need no geometry. */
+    /* Can plan->kernel compute the problem? Its row already takes it. If it can, the function fills in the rest of
+     * the plan. NULL: every kernel computes what its row takes, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -96,7 +96,8 @@ struct attn_backend {
 /* Does the row of the kernel take the problem? The kernel may still refuse it: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* attn_plan_make() with the features given instead of computed. For tests, which add one that no kernel supports. */
+/* attn_plan_make() with given features instead of computed ones. Tests use it to add a feature that no kernel
+ * supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 

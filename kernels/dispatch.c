@@ -101,8 +101,8 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
-/* Names the first tensor or option that no kernel of the operation takes. Where each is taken by some kernel, but no
- * kernel takes all of them, the message names none. */
+/* Writes the error that no kernel computes the problem. It names the first tensor or option that no kernel of the
+ * operation takes. Where some kernel takes each of them, but no kernel takes all, it names none. */
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {

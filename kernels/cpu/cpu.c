@@ -45,11 +45,11 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel fast[2]; /* forward and backward, by flash.h */
+    attn_kernel fast[2]; /* the fast kernels of flash.h: forward and backward */
     struct facts {
         const struct simd *simd;
         int64_t threads;
-    } facts; /* of attn_capabilities */
+    } facts; /* facts of the device's attn_capabilities */
     int64_t memory_total, memory_limit;
     _Atomic int64_t memory_used;
 };
@@ -183,7 +183,8 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* The plans from `first` on that flash attention computes as one run; 0: plan `first` is the general kernel's. */
+/* How many plans from `first` on flash attention computes as one run; 0 where plan `first` needs the kernel
+ * "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
     int n = 0;
@@ -191,7 +192,7 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* The stretches use it one after the other; the general kernel needs none. */
+/* Bytes of workspace. Runs of flash attention use the workspace one after the other; the kernel "double" needs none. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {

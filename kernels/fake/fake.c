@@ -46,7 +46,7 @@
 #include "kernels/cuda/common/errors.h"
 #include "kernels/verify_lse.h"
 
-/* id, name, meaning of its value, meaning of its N, effect */
+/* Each row: id, name in scripts, type of its value, the events that N counts, effect */
 #define FAULT_MAP(X)                                                                                             \
     X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                        \
     X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                     \
@@ -134,8 +134,8 @@ struct lent {
 
 struct fake_device {
     attn_device base;
-    attn_device *cpu;         /* computes */
-    struct fake_device *self; /* of attn_capabilities.facts */
+    attn_device *cpu;         /* the device whose kernels compute */
+    struct fake_device *self; /* the facts of attn_capabilities */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
@@ -593,7 +593,7 @@ static struct fake_device *device_of_facts(const attn_capabilities *can)
     return *(struct fake_device *const *)can->facts;
 }
 
-/* Counts one more such event, and waits as long as the script's rule for it says. Any thread may call this. */
+/* Counts one more such event. Waits as long as the script's rule for it says. Any thread may call this. */
 static void hold(struct fake_device *device, enum fault_id fault, enum event event)
 {
     pthread_mutex_lock(&device->lock);

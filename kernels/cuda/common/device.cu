@@ -72,8 +72,10 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    std::atomic<bool> lost;                     /* a sticky error was seen; only ever set, by any thread */
-    PFN_cuStreamWriteValue32_v11070 write_word; /* NULL: streams take no notes */
+    /* a sticky error has occurred; any thread may set it, and nobody clears it */
+    std::atomic<bool> lost;
+    /* the driver's function that writes a note; NULL: streams have no notes */
+    PFN_cuStreamWriteValue32_v11070 write_word;
 
     pthread_mutex_t lock; /* protects the members below */
     int64_t memory_limit, memory_used, memory_taken;
@@ -172,7 +174,7 @@ double step_seconds()
     return seconds > 0 ? seconds : STEP_SECONDS;
 }
 
-/* Fills in the capabilities: the rows of cuda_kernels[] that are for this chip. */
+/* Fills in the capabilities: those rows of cuda_kernels[] that run on this chip. */
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -496,16 +498,16 @@ void unpin(attn_device *base, void *memory)
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-const size_t WORKSPACE_ALIGN = 1024; /* bytes; TMA and its swizzles need it */
+const size_t WORKSPACE_ALIGN = 1024; /* in bytes; TMA and its swizzles need this alignment */
 
 size_t aligned(size_t bytes)
 {
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Bytes of the marks for rows that a kernel may leave to later launches (cuda_args.rows_later). Returns 0 where no rows
- * are left: such rows are computed one key after the other, and here that takes little longer than a step.
- * decode.cu has few rows, and simple.cu has no tiles. */
+/* Bytes of the marks for rows that a kernel may leave to later launches (cuda_args.rows_later). Returns 0 where the
+ * kernel computes such rows itself, one key after the other, because here that takes little longer than a step. Also
+ * returns 0 for decode.cu, which has few rows, and for simple.cu, which has no tiles. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -518,7 +520,7 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 
-/* The row that a plan was made for: `takes` is its first member. */
+/* The row of cuda_kernels[] that a plan was made for. Its first member is the attn_kernel that the plan points to. */
 const cuda_kernel *kernel_of(const attn_plan *plan)
 {
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
@@ -528,7 +530,7 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    const size_t marks = mark_bytes(chip, plan); /* behind the kernel's own, see launch() */
+    const size_t marks = mark_bytes(chip, plan); /* the marks lie behind the kernel's own workspace, see launch() */
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
 }
@@ -687,7 +689,7 @@ bool has_steps(const device *d, const attn_plan *plan)
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     : 0; /* where all is queued at once, nothing is left */
+                                     : 0; /* where all is queued at once, the kernel leaves no rows */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);

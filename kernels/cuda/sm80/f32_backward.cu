@@ -85,7 +85,7 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Bytes of shared memory. The last members, `options` and `seen`, are used with options only, and else left out. */
+/* Bytes of shared memory. The last members, `options` and `seen`, are used only with options and left out otherwise. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -181,8 +181,8 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* A block's rounds: `tiles` tiles of queries from `first` on, for each head from `h` on. With options a list says which
- * rounds have a visible pair, and the others are passed. */
+/* The rounds of a block. Each round is one tile of queries: tiles [first, first + tiles) of head h, then the same tiles
+ * of head h + 1, and so on. With options a list says which rounds have a visible pair; the block skips the others. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -195,7 +195,7 @@ struct query_rounds {
         if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
         return r;
     }
-    /* Round n, which need not exist. */
+    /* Round n of the list; n may lie past the last round. */
     DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
 };
 
@@ -210,8 +210,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Find the block's keys. In a packed problem sequences own tiles of keys as they own tiles of queries in
-     * tile_place_of(). */
+    /* The block's keys. In a packed problem sequences own tiles of keys as in tile_place_of(). */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -228,8 +227,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* the tile of V has the same number */
-    const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
+    const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS; /* of V too */
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
@@ -251,8 +249,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* Load lse in base 2 and delta. Past the last row, and where a row sees no key, lse is +inf, which makes P
-         * 0. */
+        /* Load lse in base 2 and delta. Where a row does not exist or sees no key, lse is +inf, which makes P 0. */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
@@ -266,8 +263,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* Addresses of fragments: keys by rows of K and V; queries by rows of Q and dO for S and dP, and by columns for
-     * dK and dV. */
+    /* Addresses of fragments: keys by rows; queries by rows for S and dP, and by columns for dK and dV. */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -375,7 +371,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* dS is there, and nobody reads Q and dO any more */
+            __syncthreads(); /* dS is complete, and no thread reads Q and dO any more */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -384,7 +380,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* nobody reads Q and dO any more */
+            __syncthreads(); /* no thread reads Q and dO any more */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }
