@@ -691,31 +691,58 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
  *
  * A merge makes the result over all keys from the results of the same queries over parts of the keys:
  *
- *     lse = log(sum of exp(lse_p))        out = sum of exp(lse_p - lse) * out_p
+ *     lse = log(sum of exp(lse_p))        out = sum of w_p out_p, where w_p = exp(lse_p - lse)
  *
- * The merge computes in float32, part after part in the order given, and rounds each result once to its dtype.
+ * The gradients of a loss with respect to the parts follow from those with respect to out and lse:
  *
- *   A part whose lse is -inf is empty: it adds nothing, and its out is not read.
+ *     dout_p = w_p dout                   dlse_p = w_p (dlse + dout . (out_p - out))
+ *
+ * A backward of each part that is given its dout_p and dlse_p then yields the gradients of the whole. All is computed
+ * in float32, part after part in the order given, and each result is rounded once to its dtype.
+ *
+ *   A part whose lse is -inf is empty: it adds nothing, its out is not read, and its gradients are 0.
  *   Where all parts are empty, out is 0 and lse is -inf.
- *   Where an lse is NaN or +inf, out and lse are NaN: the quotient of two infinities is not known.
+ *   Where an lse is NaN or +inf, all results of the row are NaN: the quotient of two infinities is not known.
  *   NaN in the out of a part that is not empty makes that number of out NaN, however little the part weighs.
  *   Where only one part is not empty, the result equals that part; -0 becomes 0.
- *
- * out of a part is [B, Sq, H, Dv] and lse [B, H, Sq]; packed, they are [total_q, H, Dv] and [H, total_q]. Layout bhsd
- * is a view with the axes 1 and 2 of out swapped. All parts have the same shapes, strides and dtype of out (float32,
- * float16 or bfloat16). The result has their shape; its out may have another of these dtypes and other strides. Rank 0
- * in the result: not wanted. The result must not overlap the parts. */
+ *   A sink is one more part, behind the others. Its lse is sinks[h] and its out is 0. -inf: the head has no sink. */
 enum { ATTN_MERGE_PARTS = 64 }; /* the most parts of one merge */
 
 typedef struct attn_result {
     attn_tensor out, lse;
 } attn_result;
 
-/* Queues the merge on the stream, as attn_run() does; pointers are device memory. `parts` and `whole` may be freed
- * when this returns, the memory of their tensors when the stream is done. INVALID where shapes, strides or dtypes
- * disagree, or memory is missing; err->member is "/parts/3/lse", or "/out" for the result. */
-attn_status attn_merge(attn_stream *stream, const attn_result *parts, int count, const attn_result *whole,
-                       attn_error *err);
+/* A merge. Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or not wanted.
+ *
+ * out and dout are [B, Sq, H, Dv], in layout bhsd [B, H, Sq, Dv], and packed [total_q, H, Dv]. Packed tensors are
+ * always bshd. The last axis of out and dout has stride 1. lse and dlse are [B, H, Sq], packed [H, total_q].
+ * All parts have the same shapes, strides and dtype of out (float32, float16 or bfloat16). The gradients of all parts
+ * also have one dtype and the same strides. `whole`, dout and the gradients may each have another of these dtypes and
+ * other strides than the parts. lse, dlse, sinks and dsinks are float32; sinks and dsinks are contiguous. What is
+ * written must not overlap what is read. */
+typedef struct attn_merge_problem {
+    int count; /* number of parts, 1 to ATTN_MERGE_PARTS */
+    attn_layout layout;
+    const attn_result *parts; /* an array of `count` */
+    attn_tensor sinks;        /* [H] */
+    attn_result whole;        /* written */
+    attn_tensor dout, dlse;   /* gradients with respect to whole.out and whole.lse; a dlse that is not given is 0 */
+    attn_result *gradients;   /* an array of `count`, written: gradients with respect to out and lse of each part. Needs
+                               * dout. NULL: not wanted */
+    attn_tensor dsinks;       /* [H], written: gradient with respect to sinks. Needs dout and sinks */
+} attn_merge_problem;
+
+/* Checks that shapes, strides and dtypes agree. It reads no memory of tensors, which need not have memory yet. INVALID
+ * where they disagree; err->member is "/parts/3/lse/shape/1", or "/dout" for a tensor that is not a part's. */
+attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
+
+/* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
+ * this returns, the memory of their tensors when the stream is done. Errors: those of attn_merge_check(), INVALID where
+ * memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
+attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
+
+/* The cost of a merge that passed attn_merge_check(). Its `worst` is `seconds`. */
+attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
 /* The second of the three steps of attn_lse_choose(): queues the sums on the stream, behind the copies of q
  * and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which

@@ -276,24 +276,38 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
 
 enum { MERGED_ROWS = 64 }; /* rows that one item merges */
 
+/* A merge, and the flag that cancels it. */
+struct merging {
+    const attn_merge_plan *plan;
+    const int *cancel;
+};
+
 static void merge_item(void *context, int worker, int64_t item)
 {
-    const attn_merge_plan *plan = context;
+    const struct merging *merging = context;
     const int64_t first = item * MERGED_ROWS;
     (void)worker;
-    attn_merge_rows(plan, first, attn_min64(first + MERGED_ROWS, attn_merge_count(plan)));
+    if (attn_is_cancelled(merging->cancel)) return;
+    attn_merge_rows(merging->plan, first, attn_min64(first + MERGED_ROWS, attn_merge_count(merging->plan)));
+}
+
+static void merge_sink(void *context, int worker, int64_t h)
+{
+    const struct merging *merging = context;
+    (void)worker;
+    if (!attn_is_cancelled(merging->cancel)) attn_merge_sink(merging->plan, h);
 }
 
 static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
     struct pool_part part;
-    attn_merge_plan copy_of_plan = *plan; /* the context of a task is not const */
-    (void)err;
+    struct merging merging = { plan, stream->cancel };
     pool_begin(device->pool, &part, stream->owner, stream->cancel);
-    pool_run(device->pool, attn_tiles(attn_merge_count(plan), MERGED_ROWS), merge_item, &copy_of_plan);
+    pool_run(device->pool, attn_tiles(attn_merge_count(plan), MERGED_ROWS), merge_item, &merging);
+    if (plan->dsinks) pool_run(device->pool, plan->H, merge_sink, &merging);
     stream->spent_ns += pool_end(device->pool, &part);
-    return ATTN_OK;
+    return attn_is_cancelled(stream->cancel) ? attn_given_up(err) : ATTN_OK;
 }
 
 static attn_status mark(attn_stream *base, int slot, attn_error *err)

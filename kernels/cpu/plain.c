@@ -171,7 +171,7 @@ static attn_status moves(attn_stream *stream, const attn_move *list, int64_t cou
 static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
 {
     (void)stream, (void)err;
-    attn_merge_rows(plan, 0, attn_merge_count(plan));
+    attn_merge_all(plan);
     return ATTN_OK;
 }
 

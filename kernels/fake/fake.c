@@ -858,12 +858,22 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
     return true;
 }
 
-/* Do the parts and results of a merge begin in this device's memory? The caller holds the lock. */
+/* Do the tensors of a merge begin in this device's memory? A tensor without elements may be anywhere. The caller holds
+ * the lock. */
 static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
 {
-    bool here = (!m->out.data || owns(device, m->out.data, 1)) && (!m->lse.data || owns(device, m->lse.data, 1));
-    for (int p = 0; p < m->count && here; p++)
-        here = owns(device, m->part_lse[p], 1) && (m->Dv == 0 || owns(device, m->part_out[p], 1));
+    const bool rows = attn_merge_count(m) > 0, columns = rows && m->Dv > 0;
+    const struct {
+        const void *tensor;
+        bool has_elements;
+    } others[] = { { m->sinks, m->H > 0 }, { m->dsinks, m->H > 0 },  { m->dout.data, columns },
+                   { m->dlse.data, rows }, { m->out.data, columns }, { m->lse.data, rows } };
+    bool here = true;
+    for (size_t i = 0; i < sizeof others / sizeof *others && here; i++)
+        here = !others[i].has_elements || !others[i].tensor || owns(device, others[i].tensor, 1);
+    for (int p = 0; p < m->count && rows && here; p++)
+        here = owns(device, m->part_lse[p], 1) && (!columns || owns(device, m->part_out[p], 1)) &&
+               (!m->gradients || (owns(device, m->part_dlse[p], 1) && (!columns || owns(device, m->part_dout[p], 1))));
     return here;
 }
 
@@ -902,7 +912,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
-        if (c->kind == COMMAND_MERGE) attn_merge_rows(c->merge, 0, attn_merge_count(c->merge));
+        if (c->kind == COMMAND_MERGE) attn_merge_all(c->merge);
         if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
         if (c->kind == COMMAND_RUN &&
             attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK)
