@@ -46,7 +46,8 @@ enum {
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
     /* Bytes of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most
      * 168 bytes). */
-    ITEM_BYTES = ENCODE_PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
+    TENSOR_BYTES = 256,
+    ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
 };
 
 /* One element of an array with the brackets and comma before it, or the brackets at the end. */
@@ -150,10 +151,27 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
+/* put_sizes() of a merge. */
+static void put_merge_sizes(struct text *t, const proto_item *item)
+{
+    const attn_tensor *const out = &item->parts->at[0].out;
+    const int heads = out->rank == 4 && item->problem.layout == ATTN_BHSD ? 1 : out->rank - 2;
+    put_size(t, "{\"parts\":", item->parts->count);
+    if (out->rank == 4) put_size(t, ",\"B\":", out->shape[0]);
+    put_size(t, out->rank == 4 ? ",\"Sq\":" : ",\"total_q\":", out->shape[2 * out->rank - 5 - heads]);
+    put_size(t, ",\"H\":", out->shape[heads]);
+    put_size(t, ",\"Dv\":", out->shape[out->rank - 1]);
+    text_put_char(t, '}');
+}
+
 /* Writes the sizes that the server has read from the shapes; they reveal a wrong layout. Packed queries have no B and
  * no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
+    if (item->parts) {
+        put_merge_sizes(t, item);
+        return;
+    }
     const attn_dims d = attn_dims_of(&item->problem);
     const bool pages = item->problem.page_table.rank > 0, by_rows = d.packed && !pages && item->problem.k.rank == 4;
     int64_t Sk = d.Sk;
@@ -202,7 +220,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         }
         text_put_char(&t, ']');
     }
-    if (item->problem.q.rank > 0) { /* an append has no queries */
+    if (item->problem.q.rank > 0 || item->parts) { /* an append has no queries */
         FACT("sizes");
         put_sizes(&t, item, result);
     }
@@ -242,7 +260,10 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     }
     e = calloc(1, sizeof *e);
     if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
-    e->text = text_growing(((size_t)call->count + 1) * ITEM_BYTES);
+    size_t most = ((size_t)call->count + 1) * ITEM_BYTES;
+    for (int i = 0; i < call->count; i++)
+        if (call->items[i].parts) most += 2 * TENSOR_BYTES * (size_t)call->items[i].parts->count;
+    e->text = text_growing(most);
     call->answer->write(e, call, results, request_id);
     end_text(e);
     if (e->short_of_memory || e->text.failure != TEXT_FINE) {

@@ -27,8 +27,9 @@ struct format_body {
     const proto_model *model;
     const char *id;
     proto_sequence sequence;
-    uint64_t binary, shared;
-    const proto_input *inputs; /* an array of ATTN_TENSOR_COUNT; NULL: none */
+    uint64_t binary, shared, binary_parts[2];
+    int gradients;             /* number of parts up to the last one whose gradient the body names as an output */
+    const proto_input *inputs; /* an array of PROTO_TENSORS; NULL: none */
 };
 
 struct proto_format {

@@ -107,6 +107,7 @@ static size_t memory_for(uint64_t body_bytes)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
+/* Adds a member. */
 static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)
 {
     struct text *const t = encode_text(e);
@@ -122,7 +123,24 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *te
     text_put_string(t, attn_dtype_name(tensor->dtype));
     text_put_string(t, array ? "\",\"data\":" : "\",\"data\":\"");
     encode_tensor(e, tensor, array ? ENCODE_ARRAY : ENCODE_BASE64);
-    text_put_string(t, array ? "}," : "\"},");
+    text_put_string(t, array ? "}" : "\"}");
+}
+
+/* Adds the gradients of the parts of a merge. */
+static void add_gradients(proto_encoder *e, const proto_item *item)
+{
+    struct text *const t = encode_text(e);
+    const proto_parts *const parts = item->parts;
+    text_put_string(t, "\"parts\":[");
+    for (int p = 0; p < parts->count; p++) {
+        const attn_result *const gradient = &parts->at[parts->count + p];
+        text_put_string(t, p ? ",{" : "{");
+        add_tensor(e, attn_tensors[ATTN_T_dout].name, &gradient->out, item->encoding);
+        text_put_char(t, ',');
+        add_tensor(e, attn_tensors[ATTN_T_dlse].name, &gradient->lse, item->encoding);
+        text_put_char(t, '}');
+    }
+    text_put_string(t, "],");
 }
 
 /* Adds the members of one answer. */
@@ -133,7 +151,11 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     const int count = encode_facts(item, result, facts);
     text_put_char(t, '{');
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (item->outputs >> id & 1) add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
+        if (item->outputs >> id & 1) {
+            add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
+            text_put_char(t, ',');
+        }
+    if (item->parts && item->parts->has_back) add_gradients(e, item);
     for (int i = 0; i < count; i++) {
         text_put_string(t, i ? ",\"" : "\"");
         text_put_string(t, facts[i].name);

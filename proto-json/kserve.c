@@ -155,7 +155,8 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
     const attn_status status = end_body(r, err);
     *list = r->shared;
     *count = status == ATTN_OK ? r->shared_count : 0;
-    const bool kernels_only = *count > 0 && !proto_operations[r->model->op].takes_caches &&
+    const proto_operation *const operation = &proto_operations[r->model->op];
+    const bool kernels_only = *count > 0 && !operation->takes_caches && !operation->merges &&
                               !cJSON_HasObjectItem(r->root, "save") && !cJSON_HasObjectItem(r->root, "verify");
     for (int i = 0; i < *count; i++)
         r->shared[i].kernels_only = kernels_only && (r->shared[i].output || proto_may_lie_on_device(r->shared[i].id));
@@ -206,12 +207,14 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     body->model = r->model;
     body->id = r->id;
     body->binary = r->binary;
+    memcpy(body->binary_parts, r->binary_parts, sizeof body->binary_parts);
+    body->gradients = r->gradients;
     body->sequence = r->sequence;
     for (int i = 0; i < r->shared_count; i++)
         if (r->shared[i].output) body->shared |= UINT64_C(1) << r->shared[i].id;
     for (int i = 0; i < r->input_count; i++)
-        r->places[kserve_tensor_named(r->inputs[i].name)] = (proto_input){ i + 1, r->inputs[i].binary,
-                                                                           r->inputs[i].shared };
+        r->places[proto_tensor_named(r->inputs[i].name, false)] = (proto_input){ i + 1, r->inputs[i].binary,
+                                                                                 r->inputs[i].shared };
     body->inputs = r->places;
     return ATTN_OK;
 }
@@ -251,15 +254,15 @@ static void locate(const proto_call *call, attn_error *err)
     first[length] = '\0';
     if (kserve_option_named(first) && strcmp(first, "outputs")) {
         snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
-    } else if (kserve_tensor_named(first) < ATTN_TENSOR_COUNT) {
-        const int id = kserve_tensor_named(first);
-        const proto_input *const input = &call->inputs[id];
+    } else if (proto_tensor_named(first, false) < PROTO_TENSORS) {
+        const int number = proto_tensor_named(first, false);
+        const proto_input *const input = &call->inputs[number];
         if (input->binary && !strcmp(rest, "/data")) rest = "/parameters/" BINARY_SIZE;
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
         /* a tensor that may be a number is never missing: it is a parameter */
-        else if (proto_may_be_number((attn_tensor_id)id))
+        else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* the input is missing */
     } else {
@@ -291,13 +294,14 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
 
 /* Writes an output as bytes, as numbers, or by name only. An output in shared memory has no parameters, because
  * Triton's C++ client requires that. */
-static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *tensor, bool binary, bool in_region)
+static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, bool binary, bool in_region)
 {
+    char name[PROTO_NAME_BYTES];
     struct text *const t = encode_text(e);
     int64_t bytes = 0;
     attn_shape_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes);
     text_put_string(t, "{\"name\":\"");
-    text_put_string(t, attn_tensors[id].name);
+    text_put_string(t, proto_tensor_name(number, true, name));
     text_put_string(t, "\",\"datatype\":\"");
     text_put_string(t, proto_datatype(tensor->dtype));
     text_put_string(t, "\",\"shape\":[");
@@ -318,9 +322,15 @@ static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *t
     }
 }
 
+static bool is_binary(const proto_call *call, int number)
+{
+    const int of_part = number - ATTN_TENSOR_COUNT; /* dout and dlse of each part, in turn */
+    return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
+}
+
 static void answer(proto_encoder *e, const proto_call *call, const proto_result *results, const char *request_id)
 {
-    const proto_item *const item = &call->items[0];
+    proto_item *const item = &call->items[0];
     struct text *const t = encode_text(e);
     bool first = true;
     (void)request_id; /* only problem documents within an envelope contain the id */
@@ -335,15 +345,17 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_string(t, "\",\"model_version\":\"1\",");
     put_parameters(t, item, results);
     text_put_string(t, ",\"outputs\":[");
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (!(item->outputs >> id & 1)) continue;
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        const attn_tensor *const tensor = proto_item_result(item, n);
+        if (!tensor) continue;
         if (!first) text_put_char(t, ',');
         first = false;
-        put_output(e, (attn_tensor_id)id, &item->problem.tensor[id], call->binary >> id & 1, call->shared >> id & 1);
+        put_output(e, n, tensor, is_binary(call, n), n < ATTN_TENSOR_COUNT && call->shared >> n & 1);
     }
     text_put_string(t, "]}");
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (item->outputs & call->binary & UINT64_C(1) << id) encode_tensor(e, &item->problem.tensor[id], ENCODE_BYTES);
+    for (int n = 0; n < PROTO_TENSORS; n++)
+        if (proto_item_result(item, n) && is_binary(call, n))
+            encode_tensor(e, proto_item_result(item, n), ENCODE_BYTES);
 }
 
 const proto_format proto_kserve = {

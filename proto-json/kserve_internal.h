@@ -56,10 +56,12 @@ struct kserve_reader {
     int shared_count;
     bool has_room; /* the inputs among them have room in memory */
 
-    proto_input places[ATTN_TENSOR_COUNT]; /* places of the inputs, once the body is complete */
+    proto_input places[PROTO_TENSORS]; /* places of the inputs, once the body is complete */
     char id[ID_BYTES + 1];
     proto_sequence sequence;
-    uint64_t binary; /* outputs whose bytes follow the answer's JSON */
+    uint64_t binary;          /* outputs whose bytes follow the answer's JSON */
+    uint64_t binary_parts[2]; /* gradients of parts whose bytes do: bits of parts, for dout and for dlse */
+    int gradients;            /* number of parts up to the last one whose gradient is named as an output */
 };
 
 /* ---- kserve_json.c ----------------------------------------------------------------------------------------------- */
@@ -70,9 +72,6 @@ attn_status kserve_end_json(struct kserve_reader *r);
 
 /* Assigns places, behind all others, to inputs that are copied from shared memory. */
 attn_status kserve_place_shared(struct kserve_reader *r);
-
-/* Returns the id of the tensor with this name, or ATTN_TENSOR_COUNT if there is none. */
-int kserve_tensor_named(const char *name);
 
 /* Returns the row of the option with this name, or NULL if there is none. */
 const proto_option *kserve_option_named(const char *name);

@@ -140,15 +140,23 @@ static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
         text_put_string(&t, attn_tensors[id].name);
         before = ", ";
     }
+    if (proto_operations[op].merges) text_put_string(&t, ", and parts.0.out, parts.0.lse, parts.1.out and so on");
     text_put_char(&t, ')');
     return listed;
 }
 
-int kserve_tensor_named(const char *name)
+/* The tensor of a problem that has this name; ATTN_TENSOR_COUNT: there is none. */
+static int named(const char *name)
 {
-    int id = 0;
-    while (id < ATTN_TENSOR_COUNT && strcmp(attn_tensors[id].name, name)) id++;
-    return id;
+    const int number = proto_tensor_named(name, false);
+    return number < ATTN_TENSOR_COUNT ? number : ATTN_TENSOR_COUNT;
+}
+
+/* Does an operation take the tensor of this number as an input? */
+static bool takes_input(proto_op op, int number)
+{
+    if (number < ATTN_TENSOR_COUNT) return proto_takes_tensor(op, (attn_tensor_id)number);
+    return number < PROTO_TENSORS && proto_operations[op].merges;
 }
 
 const proto_option *kserve_option_named(const char *name)
@@ -232,10 +240,11 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
 }
 
 /* Turns a dtype with KServe's name into the dtype's name in a JSON body. */
-static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJSON *input, bool fp8, proto_dtype *dtype)
+static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
+                                 proto_dtype *dtype)
 {
     cJSON *const value = cJSON_DetachItemFromObjectCaseSensitive(input, "datatype");
-    const char *const name = attn_tensors[id].name, *const word = value ? tree_string(value) : NULL;
+    const char *const word = value ? tree_string(value) : NULL;
     char quote[TREE_QUOTE_BYTES], list[DATATYPES_BYTES];
     tree_member pointer;
     attn_status status = ATTN_OK;
@@ -286,7 +295,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "inputs[%d]: name is %s, must be that of a tensor, such as q", index,
                          name_value ? tree_describe(name_value, quote) : "missing");
-    const int id = kserve_tensor_named(name), length = (int)text_cut(name, TREE_NAME_BYTES);
+    const int number = proto_tensor_named(name, false), length = (int)text_cut(name, TREE_NAME_BYTES);
     for (int i = 0; i < index; i++)
         if (!strcmp(r->inputs[i].name, name))
             return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: '%.*s' is given twice", index, length,
@@ -294,7 +303,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (kserve_option_named(name))
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "inputs[%d]: '%s' is no tensor, it goes into the request's parameters", index, name);
-    if (id == ATTN_TENSOR_COUNT || !proto_takes_tensor(r->model->op, (attn_tensor_id)id)) {
+    if (!takes_input(r->model->op, number)) {
         struct text_nearest best = { name, NULL, 3 };
         char suggestion[TREE_SUGGESTION_BYTES];
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
@@ -306,7 +315,8 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                              ? suggestion
                              : list_inputs(r->model->op, listed));
     }
-    slot->name = attn_tensors[id].name;
+    const attn_tensor_id id = proto_tensor_id(number);
+    slot->name = name;
     for (const cJSON *one = input->child; one; one = one->next) {
         if (tree_repeated(input, one)) return tree_twice(slot->name, one->string, &r->error);
         if (!is_one_of(one->string, input_members))
@@ -315,7 +325,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     cJSON *const parameters = cJSON_DetachItemFromObjectCaseSensitive(input, "parameters");
     status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8, &place);
     if (status != ATTN_OK) return status;
-    if ((status = read_datatype(r, index, id, input, fp8, &dtype)) != ATTN_OK) return status;
+    if ((status = read_datatype(r, index, id, slot->name, input, fp8, &dtype)) != ATTN_OK) return status;
 
     const cJSON *const data = cJSON_GetObjectItemCaseSensitive(input, "data");
     slot->binary = size >= 0;
@@ -328,15 +338,16 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary) {
         tree_member at;
         point_to(at, "/inputs/", index, "/parameters/" BINARY_SIZE);
-        status = parse_size((attn_tensor_id)id, cJSON_GetObjectItemCaseSensitive(input, "shape"), &dtype, BINARY_SIZE,
-                            size, at, &r->error);
+        status = parse_size(id, cJSON_GetObjectItemCaseSensitive(input, "shape"), &dtype, BINARY_SIZE, size, at,
+                            &r->error);
+        if (status != ATTN_OK) parse_parts_name(number, &r->error);
         if (status != ATTN_OK) return status;
     }
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
         r->sizes[slot->extract] = slot->shared ? 0 : size; /* its size in the body */
-        place.id = (attn_tensor_id)id;
+        place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;
         if (!cJSON_AddNumberToObject(input, "data", slot->extract)) return no_memory(r);
     } else if (!cJSON_IsNumber(data) || r->extracts[(int)data->valuedouble].kind != SCAN_ARRAY) {
@@ -452,6 +463,20 @@ static attn_status read_output_parameters(struct kserve_reader *r, int index, co
     return check_place(r, pointer, where, said, place);
 }
 
+/* Reads the name of a gradient of a part, which the answer has whether it is named or not. */
+static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
+                                 const proto_shared *place)
+{
+    const int number = proto_tensor_named(name, true) - ATTN_TENSOR_COUNT, part = number / 2;
+    tree_member pointer;
+    point_to(pointer, "/outputs/", index, "/parameters");
+    if (place->bytes >= 0)
+        return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: gradients of parts cannot go to shared memory", name);
+    if (binary) r->binary_parts[number % 2] |= UINT64_C(1) << part;
+    if (part >= r->gradients) r->gradients = part + 1;
+    return ATTN_OK;
+}
+
 /* Turns the names of outputs into the member `outputs`. Without names the default outputs are sent. *text: some outputs
  * are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
@@ -460,7 +485,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     int index = 0;
     *text = false;
     if (!outputs || (cJSON_IsArray(outputs) && !outputs->child)) {
-        r->binary = all_binary ? UINT64_MAX : 0;
+        r->binary = r->binary_parts[0] = r->binary_parts[1] = all_binary ? UINT64_MAX : 0;
         *text = !all_binary;
         return ATTN_OK;
     }
@@ -480,13 +505,19 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
             if (!is_one_of(part->string, output_members))
                 return unknown(r, pointer, "", where, part->string, output_members);
         }
-        const attn_status status = read_output_parameters(r, index, cJSON_GetObjectItemCaseSensitive(one, "parameters"),
-                                                          &binary, &place);
+        attn_status status = read_output_parameters(r, index, cJSON_GetObjectItemCaseSensitive(one, "parameters"),
+                                                    &binary, &place);
         if (status != ATTN_OK) return status;
         cJSON *const name = cJSON_GetObjectItemCaseSensitive(one, "name");
         const char *const word = name ? tree_string(name) : NULL;
         if (!word) return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: name is missing, or is no string", where);
-        const int id = kserve_tensor_named(word);
+        if (proto_operations[r->model->op].merges && proto_tensor_named(word, true) > ATTN_TENSOR_COUNT - 1 &&
+            proto_tensor_named(word, true) < PROTO_TENSORS) {
+            if ((status = read_gradient(r, index, word, binary, &place)) != ATTN_OK) return status;
+            *text |= !binary;
+            continue;
+        }
+        const int id = named(word);
         if (binary && id < ATTN_TENSOR_COUNT) r->binary |= UINT64_C(1) << id;
         place.id = (attn_tensor_id)id;
         if (place.bytes >= 0 && id < ATTN_TENSOR_COUNT) r->shared[r->shared_count++] = place;
@@ -494,6 +525,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
+    if (!names->child) (void)cJSON_DetachItemViaPointer(r->root, names); /* gradients of parts alone */
     return ATTN_OK;
 }
 
@@ -501,7 +533,8 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
 
 bool proto_is_parameter(const proto_option *option)
 {
-    return option->type != PROTO_TYPE_NAMES && strcmp(option->name, "encoding") != 0;
+    return option->type != PROTO_TYPE_NAMES && option->type != PROTO_TYPE_PARTS &&
+           strcmp(option->name, "encoding") != 0;
 }
 
 static attn_status add_number(struct kserve_reader *r, const char *name, int64_t value)
@@ -604,16 +637,15 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
 static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
-    return value && cJSON_AddItemToObject(r->root, attn_tensors[kserve_tensor_named(value->string)].name, value)
-               ? ATTN_OK
-               : no_memory(r);
+    return value && cJSON_AddItemToObject(r->root, attn_tensors[named(value->string)].name, value) ? ATTN_OK
+                                                                                                   : no_memory(r);
 }
 
 /* Makes a member of the problem from an option. */
 static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     const proto_option *const o = kserve_option_named(one->string);
-    const int id = kserve_tensor_named(one->string), length = (int)text_cut(one->string, TREE_NAME_BYTES);
+    const int id = named(one->string), length = (int)text_cut(one->string, TREE_NAME_BYTES);
     tree_member pointer;
     tree_pointer(pointer, "parameters", one->string);
     if (id < ATTN_TENSOR_COUNT && proto_may_be_number((attn_tensor_id)id) &&
@@ -629,7 +661,10 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
         char suggestion[TREE_SUGGESTION_BYTES];
         for (const proto_option *known = proto_options; known->name; known++)
             if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
-        if (o)
+        if (o && o->type == PROTO_TYPE_PARTS)
+            snprintf(suggestion, sizeof suggestion,
+                     "; parts are the inputs parts.0.out, parts.0.lse, parts.1.out, ...");
+        else if (o)
             snprintf(suggestion, sizeof suggestion,
                      "; outputs, and how they are written, are said in the request's outputs");
         else if (!*tree_suggestion(proto_operations[r->model->op].name, &best, suggestion))
@@ -708,7 +743,7 @@ static attn_status unknown_member(struct kserve_reader *r, const char *name)
     const proto_option *const o = kserve_option_named(name);
     tree_member pointer;
     tree_pointer(pointer, NULL, name);
-    if (kserve_tensor_named(name) < ATTN_TENSOR_COUNT)
+    if (named(name) < ATTN_TENSOR_COUNT)
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "unknown member '%s'; a tensor goes into inputs: {\"inputs\": [{\"name\": \"%s\", ...}]}",
                          name, name);

@@ -13,6 +13,7 @@ typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward over keys and values that lie in caches */
     PROTO_OP_APPEND,                        /* adds keys and values to one cache, and computes nothing */
+    PROTO_OP_MERGE,                         /* results of the same queries over parts of the keys become one */
     PROTO_OP_COUNT
 };
 
@@ -25,8 +26,8 @@ typedef struct proto_model {
     attn_dtype dtype;
 } proto_model;
 
-/* The number of models of one operation: one for any dtype, one each for float32, float16 and bfloat16, and each of
- * these four with and without causal. */
+/* The largest number of models of one operation: one for any dtype, one each for float32, float16 and bfloat16, and
+ * each of these four with and without causal. */
 enum { PROTO_MODELS = 8 };
 
 /* What the OpenAPI document says about a tensor in one operation, if that differs from attn_tensors[]. */
@@ -42,6 +43,7 @@ typedef struct proto_operation {
     attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
 
     bool computes;      /* a device computes the problem */
+    bool merges;        /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
     bool takes_caches;  /* keys and values are in caches of the server, and the request is a cache transaction */
     bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
     bool envelope;      /* one body may hold several problems: {"requests": [...]} */
@@ -52,7 +54,8 @@ typedef struct proto_operation {
     uint64_t gives;   /* outputs that the member `outputs` may name */
     uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
 
-    const proto_model *models; /* an array of PROTO_MODELS; NULL: KServe does not offer the operation */
+    const proto_model *models; /* an array of model_count */
+    int model_count;           /* 0: KServe does not offer the operation */
 
     /* Texts for messages and the OpenAPI document. */
     const char *members;               /* "q and caches": the required members, for a message */
@@ -79,7 +82,7 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
 /* Does a device take part? If not, the route's handler answers as soon as the body has passed all checks. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
-    return operation->computes || operation->takes_caches;
+    return operation->computes || operation->merges || operation->takes_caches;
 }
 
 #endif

@@ -152,12 +152,15 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
         if (o && (o->ops >> r->op & 1)) status = parse_option(r, o, member, item, err);
         else if (id < ATTN_TENSOR_COUNT && proto_takes_tensor(r->op, (attn_tensor_id)id))
             status = parse_tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
+        else if (proto_operations[r->op].merges && parse_parts_has(member->string))
+            status = parse_parts_named(r, value, member, item, err);
         else status = foreign(r->op, member->string, err);
         if (status != ATTN_OK) return status;
     }
     if (!item->outputs) item->outputs = proto_operations[r->op].usual;
     if (*item->context) return beside_context(value, err);
     if (proto_operations[r->op].takes_caches) return of_caches(r, item, err);
+    if (proto_operations[r->op].merges) return parse_parts_done(r, item, err);
     parse_starts_of_keys(r, &item->problem);
     const attn_status prepared = proto_item_prepare(item, err);
     if (prepared == ATTN_OK && item->problem.op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
@@ -210,8 +213,9 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
+    if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS; /* a member for each tensor of a part */
     d->format = format;
-    d->reader = format->open(limits, memory);
+    d->reader = format->open(&d->limits, memory);
     if (!d->reader) {
         free(d);
         return NULL;
@@ -324,7 +328,9 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     one = requests->child;
     for (int i = 0; i < count; i++, one = one->next) {
         attn_error fault;
-        if (object(r, one, &call->items[i], &fault) != ATTN_OK) call->items[i] = (proto_item){ .error = fault };
+        if (object(r, one, &call->items[i], &fault) == ATTN_OK) continue;
+        free(call->items[i].parts);
+        call->items[i] = (proto_item){ .error = fault };
     }
     return ATTN_OK;
 }
@@ -374,6 +380,8 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     made->sequence = body.sequence;
     r.sequence = *body.sequence.id != '\0';
     made->binary = body.binary;
+    memcpy(made->binary_parts, body.binary_parts, sizeof made->binary_parts);
+    r.gradients = body.gradients;
     made->shared = body.shared;
     if (body.id && *body.id && !(made->id = strdup(body.id))) {
         status = no_memory(err);
@@ -439,7 +447,10 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item)
 void proto_call_free(proto_call *call)
 {
     if (!call) return;
-    for (int i = 0; i < call->count && call->items; i++) free(call->items[i].caches);
+    for (int i = 0; i < call->count && call->items; i++) {
+        free(call->items[i].caches);
+        free(call->items[i].parts);
+    }
     free(call->items);
     free(call->id);
     free(call);

@@ -1,7 +1,8 @@
-/* parse_internal.h: what the three files that turn a body's tree into problems share. The public part is proto.h.
+/* parse_internal.h: what the four files that turn a body's tree into problems share. The public part is proto.h.
  *
  *   parse.c           problems, and the body: a single problem or an envelope of several
  *   parse_options.c   the table of options, and how a value of each type is read
+ *   parse_parts.c     parts of a merge: a list, or a member for each tensor
  *   parse_tensors.c   a member that is a tensor: its shape, its dtype, the place of its numbers; hints for wrong values
  *
  * Each file may call those below it in this list. */
@@ -29,6 +30,7 @@ struct parse_reader {
     int extract_count;
     uint8_t *memory;
     bool sequence; /* `sequence_id` of KServe replaces `caches` */
+    int gradients; /* number of parts up to the last one whose gradient KServe names as an output */
     struct parse_room *room;
 };
 
@@ -61,6 +63,23 @@ const char *parse_integer_suggestion(const cJSON *value);
  * output. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
+
+/* ---- parse_parts.c ---------------------------------------------------------------------------------------------- */
+
+/* Reads the member `parts`, a list, into the item. */
+attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
+
+/* Is it the name of a tensor of a part? */
+bool parse_parts_has(const char *name);
+/* Reads a member of such a name, which `object` has. */
+attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
+                              attn_error *err);
+
+/* Checks a merge whose members are read, converts its lse, and prepares its outputs. */
+attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
+
+/* Writes "parts.3." before the text of an error about a tensor of part 3. */
+void parse_parts_name(int number, attn_error *err);
 
 /* ---- parse_options.c -------------------------------------------------------------------------------------------- */
 

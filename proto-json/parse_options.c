@@ -14,17 +14,28 @@
 
 /* ---- The options ------------------------------------------------------------------------------------------------- */
 
-enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD, SCORES = BOTH | PROTO_DECODE };
+enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD, SCORES = BOTH | PROTO_DECODE, ANSWERS = SCORES | PROTO_MERGE };
 
 static const char *const layouts[] = { "bshd", "bhsd", NULL };
 static const char *const alignments[] = { "bottom_right", "top_left", NULL };
 static const char *const encodings[] = { "base64", "array", NULL };
+static const char *const bases[] = { "e", "2", NULL };
+static const char *const empties[] = { "-inf", "+inf", NULL };
 
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
     /* columns: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
-    { "layout", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.layout), AT(has_layout), 0, 0, layouts, "\"bshd\"",
-      "order of the axes of q, k, v, out and their gradients" },
+    { "parts", PROTO_TYPE_PARTS, PROTO_MERGE, false, AT(parts), 0, 0, 0, NULL, NULL,
+      "what to merge: out and lse of the same queries over each part of the keys, 1 to 64 of equal shapes and dtypes. "
+      "out is [B, Sq, H, Dv] in float32, float16 or bfloat16, or packed [total_q, H, Dv]; lse is float32 [B, H, Sq], "
+      "or "
+      "packed [H, total_q]. Each tensor may also be a member, parts.0.out, parts.0.lse, ..." },
+    { "lse_base", PROTO_TYPE_CHOICE, PROTO_MERGE, false, AT(lse_base), 0, 0, 0, bases, "\"e\"",
+      "base of the logarithm in lse of the parts; that of the answer is natural" },
+    { "empty_lse", PROTO_TYPE_CHOICE, PROTO_MERGE, false, AT(empty_lse), 0, 0, 0, empties, "\"-inf\"",
+      "what lse of an empty part is; with +inf, -inf is empty too. That of the answer is -inf" },
+    { "layout", PROTO_TYPE_CHOICE, BOTH | PROTO_MERGE, false, AT(problem.layout), AT(has_layout), 0, 0, layouts,
+      "\"bshd\"", "order of the axes of q, k, v, out and their gradients" },
     { "scale", PROTO_TYPE_NUMBER, SCORES, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
       "multiplies q . k; 1/sqrt(D) where it is not given" },
     { "causal", PROTO_TYPE_BOOL, SCORES, false, AT(problem.causal), 0, 0, 0, NULL, "false",
@@ -47,14 +58,15 @@ const proto_option proto_options[] = {
       "it; a backward with dropout_p wants the forward's" },
     { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",
       "the same bits on every run" },
-    { "out_dtype", PROTO_TYPE_DTYPE, PROTO_FORWARD | PROTO_DECODE, false, AT(result_dtype), AT(has_result_dtype), 0, 0,
-      NULL, NULL, "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn" },
+    { "out_dtype", PROTO_TYPE_DTYPE, PROTO_FORWARD | PROTO_DECODE | PROTO_MERGE, false, AT(result_dtype),
+      AT(has_result_dtype), 0, 0, NULL, NULL,
+      "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn; of a merge that of the parts" },
     { "grad_dtype", PROTO_TYPE_DTYPE, PROTO_BACKWARD, true, AT(result_dtype), AT(has_result_dtype), 0, 0, NULL, NULL,
       "dtype of dq, dk and dv: float32, or q's, which it is where it is not given" },
-    { "outputs", PROTO_TYPE_NAMES, SCORES, true, AT(outputs), 0, 0, 0, NULL, NULL,
+    { "outputs", PROTO_TYPE_NAMES, ANSWERS, true, AT(outputs), 0, 0, 0, NULL, NULL,
       "the tensors to send back: forward out and lse; backward dq, dk and dv, and where asked for dsinks, dbias, "
-      "dalibi_slopes" },
-    { "encoding", PROTO_TYPE_CHOICE, SCORES, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
+      "dalibi_slopes; merge out and lse, and where asked for dsinks" },
+    { "encoding", PROTO_TYPE_CHOICE, ANSWERS, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
       "how tensors are written in the answer" },
     { "verify", PROTO_TYPE_ROWS, PROTO_FORWARD, false, AT(verify_rows), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "recompute that many rows, or \"all\", in float64 and report the error" },
@@ -64,9 +76,9 @@ const proto_option proto_options[] = {
       "what a forward with save answered: q, k, v, out, lse and the options come from there" },
     { "caches", PROTO_TYPE_IDS, PROTO_DECODE, false, AT(caches), 0, 0, 0, NULL, NULL,
       "ids of POST /v1/caches, one for each row of q: its keys and values are what the row attends to" },
-    { "timeout_ms", PROTO_TYPE_INTEGER, SCORES | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
-      "milliseconds until the answer is of no use; the server's limit where it is not given" },
-    { "priority", PROTO_TYPE_INTEGER, SCORES, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
+    { "timeout_ms", PROTO_TYPE_INTEGER, ANSWERS | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL,
+      NULL, "milliseconds until the answer is of no use; the server's limit where it is not given" },
+    { "priority", PROTO_TYPE_INTEGER, ANSWERS, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "of the requests of one token that wait for a device, 1 leaves before 2; 0 is as 128. Steps on caches keep their "
       "order" },
     { .name = NULL },
@@ -142,6 +154,13 @@ static void list_add(struct text *list, const char *name, bool last)
     text_put_string(list, name);
 }
 
+static bool is_choice(const proto_option *o, const char *text)
+{
+    int i = 0;
+    while (o->choices[i] && strcmp(text, o->choices[i])) i++;
+    return o->choices[i] != NULL;
+}
+
 static attn_status choice(const proto_option *o, const cJSON *value, int *to, attn_error *err)
 {
     const char *text = tree_string(value);
@@ -159,6 +178,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
         text_consider(&best, o->choices[i]);
     }
     if (cJSON_IsArray(value)) return wrong_word(o->name, NULL, value, rule, "; write it as one string", err);
+    if (tree_number(value) && is_choice(o, tree_number(value)))
+        return wrong_word(o->name, NULL, value, rule, ", in quotes", err);
     if (!text || !*text) return wrong(o->name, NULL, value, rule, err);
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
@@ -317,6 +338,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     }
     case PROTO_TYPE_IDS: status = identifiers(o, value, item, err); break;
+    case PROTO_TYPE_PARTS: status = parse_parts(r, value, item, err); break;
     case PROTO_TYPE_ID: status = identifier(o, value, to, err); break;
     }
     if (status == ATTN_OK && o->given) *(bool *)((char *)item + o->given) = true;

@@ -148,6 +148,26 @@ typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
 enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 };
 
+/* Names of tensors, by number: 0 to ATTN_TENSOR_COUNT - 1 is the tensor with this attn_tensor_id, and behind them come
+ * out and lse of part 0 of a merge, out and lse of part 1, ... In a body these are parts.0.out, parts.0.lse, and so on.
+ * In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
+enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
+
+/* The number of a name, in a body or (`result`) in an answer; PROTO_TENSORS: there is none. */
+int proto_tensor_named(const char *name, bool result);
+/* Writes the name of a number. Returns `name`. */
+const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
+/* The attn_tensor_id that says which dtypes and axes the tensor has: of parts.3.out it is ATTN_T_out. */
+attn_tensor_id proto_tensor_id(int number);
+
+/* The parts of a merge. */
+typedef struct proto_parts {
+    int count;
+    bool named;       /* the body names them parts.0.out, ... instead of having a list */
+    bool has_back;    /* the gradients are wanted */
+    attn_result at[]; /* `count` parts, whose lse is natural and -inf where empty, and `count` gradients */
+} proto_parts;
+
 /* One problem of a body. Its inputs point into the caller's memory. Requested outputs have dtype, rank, shape and
  * strides set and data NULL; the caller provides their memory. */
 typedef struct proto_item {
@@ -168,8 +188,10 @@ typedef struct proto_item {
      * append, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    int64_t timeout_ms; /* member timeout_ms; 0: none */
-    int64_t priority;   /* member priority, where 1 is the most urgent; 0: not given */
+    proto_parts *parts;      /* merge: the parts; NULL: there are none. The proto_call owns them */
+    int lse_base, empty_lse; /* merge: 0, or 1 where lse of the parts has base 2; where that of an empty part is +inf */
+    int64_t timeout_ms;      /* member timeout_ms; 0: none */
+    int64_t priority;        /* member priority, where 1 is the most urgent; 0: not given */
     /* the error of this problem; with a status other than OK the problem is not run and has no result */
     attn_error error;
 } proto_item;
@@ -195,7 +217,8 @@ typedef enum proto_type {
     PROTO_TYPE_ROWS,    /* an integer as for PROTO_TYPE_INTEGER, or "all"; int64_t, PROTO_VERIFY_ALL */
     /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; char (*)[PROTO_CONTEXT_BYTES], then an int. */
     PROTO_TYPE_IDS,
-    PROTO_TYPE_ID, /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
+    PROTO_TYPE_PARTS, /* an array of 1 to ATTN_MERGE_PARTS objects with the tensors out and lse; proto_parts * */
+    PROTO_TYPE_ID,    /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
 } proto_type;
 
 enum {
@@ -203,6 +226,7 @@ enum {
     PROTO_BACKWARD = 1 << ATTN_OP_BACKWARD,
     PROTO_DECODE = 1 << PROTO_OP_DECODE,
     PROTO_APPEND = 1 << PROTO_OP_APPEND,
+    PROTO_MERGE = 1 << PROTO_OP_MERGE,
 };
 
 typedef struct proto_option {
@@ -273,10 +297,11 @@ typedef struct proto_call {
     const proto_model *model; /* the model of the request; NULL in other formats */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
+    uint64_t binary_parts[2]; /* the same of gradients of parts, a bit for each part: dout, dlse */
     uint64_t shared;          /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
     proto_sequence sequence;
     const proto_format *format; /* format of the body */
-    proto_input inputs[ATTN_TENSOR_COUNT];
+    proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
 /* Turns err->member of an error that was found after proto_parser_finish() into a pointer into the body as it was sent.
@@ -288,12 +313,20 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Are the tensors of this item written as arrays of numbers? */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
+/* The tensor of this number in the answer to an item; NULL: the answer does not have it. The caller of a merge also
+ * provides memory for the gradients of the parts. */
+attn_tensor *proto_item_result(proto_item *item, int number);
+
+/* The merge that an item with parts asks for. It points into the item. */
+attn_merge_problem proto_item_merge(const proto_item *item);
+
 /* Prepares the outputs of a problem whose inputs are set: dtype, rank, shape and strides of every tensor in
  * item->outputs. INVALID: an output or its dtype does not fit the inputs. */
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
 /* Checks the problem (attn_check) and prepares its outputs. proto_parser_finish() has done this for every forward or
- * backward item without `context`. For other items the caller does it after setting their tensors. */
+ * backward item without `context`, and has checked every merge. For other items the caller does it after setting their
+ * tensors. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;

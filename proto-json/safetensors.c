@@ -112,7 +112,7 @@ static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *
     tree_pointer(member, NULL, tensor->string);
     slot->name = tensor->string;
     for (const proto_option *o = proto_options; o->name; o++)
-        if (!strcmp(o->name, tensor->string))
+        if (o->type != PROTO_TYPE_PARTS && !strcmp(o->name, tensor->string))
             return attn_fail(&r->error, ATTN_INVALID, member,
                              "%s: is an option, which stands in " METADATA " as a string: {\"" METADATA
                              "\": {\"%s\": \"...\"}}",
@@ -526,22 +526,24 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 
 /* Writes the outputs in the order of the file: larger elements first, so that each tensor is aligned to its
  * elements. */
-static int in_order(const proto_item *item, attn_tensor_id order[ATTN_TENSOR_COUNT])
+static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     int count = 0;
     for (size_t bytes = 8; bytes > 0; bytes /= 2)
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            if ((item->outputs >> id & 1) && attn_dtype_bytes(item->problem.tensor[id].dtype) == bytes)
-                order[count++] = (attn_tensor_id)id;
+        for (int n = 0; n < PROTO_TENSORS; n++) {
+            const attn_tensor *const t = proto_item_result(item, n);
+            if (t && attn_dtype_bytes(t->dtype) == bytes) order[count++] = n;
+        }
     return count;
 }
 
-static void put_tensor(struct text *t, attn_tensor_id id, const attn_tensor *tensor, int64_t *at)
+static void put_tensor(struct text *t, int number, const attn_tensor *tensor, int64_t *at)
 {
+    char name[PROTO_NAME_BYTES];
     int64_t bytes = 0;
     attn_shape_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes);
     text_put_string(t, ",\"");
-    text_put_string(t, attn_tensors[id].name);
+    text_put_string(t, proto_tensor_name(number, true, name));
     text_put_string(t, "\":{\"dtype\":\"");
     text_put_string(t, dtypes[tensor->dtype]);
     text_put_string(t, "\",\"shape\":[");
@@ -575,9 +577,9 @@ static void put_metadata(struct text *t, const proto_item *item, const proto_res
 static void answer(proto_encoder *e, const proto_call *call, const proto_result *results, const char *request_id)
 {
     static const char unknown[LENGTH_BYTES];
-    const proto_item *const item = &call->items[0];
+    proto_item *const item = &call->items[0];
     struct text *const t = encode_text(e);
-    attn_tensor_id order[ATTN_TENSOR_COUNT];
+    int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
     (void)request_id; /* only problem documents within an envelope contain the id */
@@ -585,13 +587,13 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put(t, unknown, sizeof unknown);
     text_put_char(t, '{');
     put_metadata(t, item, results);
-    for (int i = 0; i < count; i++) put_tensor(t, order[i], &item->problem.tensor[order[i]], &at);
+    for (int i = 0; i < count; i++) put_tensor(t, order[i], proto_item_result(item, order[i]), &at);
     text_put_char(t, '}');
     while (t->used % HEADER_ALIGNMENT && t->failure == TEXT_FINE) text_put_char(t, ' ');
     if (t->failure != TEXT_FINE) return;
     const uint64_t length = t->used - LENGTH_BYTES;
     for (int i = 0; i < LENGTH_BYTES; i++) t->at[i] = (char)(length >> 8 * i);
-    for (int i = 0; i < count; i++) encode_tensor(e, &item->problem.tensor[order[i]], ENCODE_BYTES);
+    for (int i = 0; i < count; i++) encode_tensor(e, proto_item_result(item, order[i]), ENCODE_BYTES);
 }
 
 const proto_format proto_safetensors = {

@@ -216,6 +216,39 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
+/* Translates the tensors of a part's result to the device's addresses. */
+static attn_result result_on_device(const struct slot *slot, const attn_result *host)
+{
+    attn_result result = *host;
+    result.out.data = memory_address(slot, result.out.data);
+    result.lse.data = memory_address(slot, result.lse.data);
+    return result;
+}
+
+/* Queues the merges of the batch. They are short: they read each number once or twice. */
+static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
+{
+    attn_result lists[2 * ATTN_MERGE_PARTS];
+    attn_status status = ATTN_OK;
+    for (int j = 0; j < slot->batch->count; j++) {
+        const struct job *job = batch_job(slot->batch, j);
+        for (int i = 0; i < job->call->count && status == ATTN_OK; i++) {
+            const proto_item *const item = &job->call->items[i];
+            if (item->error.status != ATTN_OK || item->parts == NULL) continue;
+            proto_item here = *item;
+            if (!device->info.unified) memory_place(slot, &here.problem);
+            attn_merge_problem m = proto_item_merge(&here);
+            const int count = m.gradients ? 2 * m.count : m.count;
+            for (int p = 0; p < count && !device->info.unified; p++)
+                lists[p] = result_on_device(slot, &item->parts->at[p]);
+            if (!device->info.unified) m.parts = lists;
+            if (!device->info.unified && m.gradients) m.gradients = lists + m.count;
+            status = attn_merge(slot->stream, &m, err);
+        }
+    }
+    return status;
+}
+
 /* Puts the kernels on the stream that sum the rows whose lse only the device can check. The tensors are on the device
  * now. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
@@ -256,6 +289,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     for (int j = 0; j < batch->count; j++)
         if (!slot->moved[j] && (status = memory_move(device, slot, batch_job(batch, j), err)) != ATTN_OK) return status;
     if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
+    if ((status = merge_parts(device, slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
     slot->step = slot->first_step = 0;

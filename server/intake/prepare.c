@@ -29,9 +29,14 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* alignment of attn_move */ };
 
-static bool is_output(attn_tensor_id id, attn_op op)
+/* The output of this number, for which memory is needed; NULL: none. A context keeps more than what is answered. */
+static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
-    return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    const attn_op op = item->problem.op;
+    if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
+    if (number >= ATTN_TENSOR_COUNT || item->parts) return proto_item_result(item, number);
+    if (attn_tensors[number].role != (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK)) return NULL;
+    return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
 /* True if an item before this one uses the same context. */
@@ -166,39 +171,41 @@ static uint64_t elsewhere_of(const struct job *job)
 }
 
 /* Adds the bytes of an item's outputs, except `elsewhere`, each rounded up to the alignment. */
-static attn_status count_outputs(const proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
+static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_tensor *t = &item->problem.tensor[id];
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        const attn_tensor *t = output_of(item, elsewhere, n);
+        char name[PROTO_NAME_BYTES];
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
+        if (t == NULL) continue;
         if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) ||
             __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
             __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
-            return attn_fail(err, ATTN_TOO_LARGE, NULL, "%s: its size does not fit in 64 bits", attn_tensors[id].name);
+            return attn_fail(err, ATTN_TOO_LARGE, NULL, "%s: its size does not fit in 64 bits",
+                             proto_tensor_name(n, true, name));
         *bytes = *bytes / ALIGNMENT * ALIGNMENT;
     }
     return ATTN_OK;
 }
 
 /* Returns how many numbers of the item an answer writes as text. */
-static int64_t count_numbers(const proto_item *item)
+static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_tensor *t = &item->problem.tensor[id];
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        const attn_tensor *const t = proto_item_result(item, n);
         int64_t elements;
-        if ((item->outputs >> id & 1) && attn_shape_elements(t->rank, t->shape, &elements)) sum += elements;
+        if (t && attn_shape_elements(t->rank, t->shape, &elements)) sum += elements;
     }
     return sum;
 }
 
 static void place_outputs(proto_item *item, uint64_t elsewhere, char **at)
 {
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        attn_tensor *t = &item->problem.tensor[id];
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        attn_tensor *const t = output_of(item, elsewhere, n);
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
+        if (t == NULL) continue;
         t->data = *at;
         if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size))
             *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -215,7 +222,7 @@ static job_kind kind_of(const struct job *job)
 {
     const double most = job->memory_bound ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
     if (job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
-    if (is_better_alone(job)) return 0;
+    if (is_better_alone(job) || proto_operations[job->call->op].merges) return 0;
     if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
     const attn_problem *p = &job->call->items[0].problem;
     const attn_dims d = attn_dims_of(p);
@@ -300,7 +307,7 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     const uint64_t draw = (uint64_t)clock_ns();
     double costliest = 0;
     const bool looks = job->worst_seconds > PREPARE_STRANGE_S && job->worst_seconds > PREPARE_STRANGE * job->seconds;
-    if (job->seconds < PREPARE_CLOSER_S && !looks) return;
+    if ((job->seconds < PREPARE_CLOSER_S && !looks) || proto_operations[job->call->op].merges) return;
     job->flops = job->seconds = job->worst_seconds = 0;
     for (int i = 0; i < job->call->count; i++) {
         if (job_problem(job, i) == NULL) continue;
@@ -347,8 +354,10 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
             continue;
         }
         job->runnable += proto_is_run(operation);
-        if (job_problem(job, i)) {
-            const attn_cost cost = attn_cost_of(largest, &job->plans[i]);
+        if (job_problem(job, i) || operation->merges) {
+            const attn_merge_problem merge = operation->merges ? proto_item_merge(item) : (attn_merge_problem){ 0 };
+            const attn_cost cost = operation->merges ? attn_merge_cost(largest, &merge)
+                                                     : attn_cost_of(largest, &job->plans[i]);
             add_cost(job, &cost, &costliest);
         }
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;

@@ -42,6 +42,25 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
+/* A tensor of a part of a merge as a member, or its gradient: a part's rows say no more. */
+static void put_part_tensor(struct json *j, attn_tensor_id id)
+{
+    json_comma(j);
+    json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
+}
+
+/* A list of parts: objects with these two tensors. */
+static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
+{
+    json_put(j,
+             "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'object','additionalProperties':false,"
+             "'required':['%s','%s'],'properties':{",
+             ATTN_MERGE_PARTS, attn_tensors[one].name, attn_tensors[other].name);
+    put_part_tensor(j, one);
+    put_part_tensor(j, other);
+    json_raw(j, "}}");
+}
+
 /* Writes the schema of a tensor as a member, 'q':{...}. Rules that the schema does not express are checked by the
  * server. */
 static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
@@ -123,6 +142,7 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
             j, "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'}",
             PROTO_MAX_CACHES, PROTO_CONTEXT_BYTES - 1);
         break;
+    case PROTO_TYPE_PARTS: put_parts(j, ATTN_T_out, ATTN_T_lse); break;
     case PROTO_TYPE_ID:
         json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
         break;
@@ -171,6 +191,7 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
         json_name(j, attn_tensors[t].name);
     }
     if (operation->takes_caches && !operation->cache_in_path) json_name(j, "caches");
+    if (operation->merges) json_name(j, "parts");
     if (with_context) json_name(j, "context");
     json_put(j, "],'properties':{");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
@@ -232,12 +253,18 @@ static void put_request_schemas(struct json *j, proto_op op, const proto_limits 
 static void put_result_schema(struct json *j, proto_op op)
 {
     const proto_operation *const operation = &proto_operations[op];
-    const bool sizes = operation->needs >> ATTN_T_q & 1;
+    const bool sizes = operation->needs >> ATTN_T_q & 1 || operation->merges;
     json_put(j, "{'type':'object','additionalProperties':false,'required':[");
     json_put(j, operation->takes_caches ? "'lengths','backend','timing_us'" : "'backend','timing_us'");
     json_put(j, sizes ? ",'sizes'],'properties':{" : "],'properties':{");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t)) put_tensor(j, op, (attn_tensor_id)t);
+    if (operation->merges) {
+        json_comma(j);
+        json_put(j, "'parts':{'description':'With dout: the gradients with respect to out and lse of each part.',");
+        put_parts(j, ATTN_T_dout, ATTN_T_dlse);
+        json_raw(j, "}");
+    }
     json_comma(j);
     if (sizes)
         json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");

@@ -31,9 +31,8 @@
 static const proto_model *model_at(int n)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
-        if (proto_operations[op].models == NULL) continue;
-        if (n < PROTO_MODELS) return &proto_operations[op].models[n];
-        n -= PROTO_MODELS;
+        if (n < proto_operations[op].model_count) return &proto_operations[op].models[n];
+        n -= proto_operations[op].model_count;
     }
     return NULL;
 }
@@ -60,9 +59,11 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
     struct text text = text_in(why, KSERVE_WHY_BYTES);
     text_printf(&text, "there is no model '%.*s'%s%s%s; there are ", shown, name.at,
                 nearest.name ? ", did you mean '" : "", nearest.name ? nearest.name : "", nearest.name ? "'?" : "");
-    for (int m = 0; (model = model_at(m)) != NULL; m += PROTO_MODELS)
-        text_printf(&text, "%s%s", m == 0 ? "" : model_at(m + PROTO_MODELS) ? ", " : " and ", model->name);
-    text_printf(&text, ", each also with _fp32, _fp16 or _bf16, and then _causal behind its name (GET /v2/models lists "
+    for (int m = 0, next; (model = model_at(m)) != NULL; m = next) {
+        next = m + proto_operations[model->op].model_count;
+        text_printf(&text, "%s%s", m == 0 ? "" : model_at(next) ? ", " : " and ", model->name);
+    }
+    text_printf(&text, ", some also with _fp32, _fp16 or _bf16, and then _causal behind the name (GET /v2/models lists "
                        "them)");
     return NULL;
 }
@@ -101,13 +102,23 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
+/* Adds the names of the parts' tensors, or of their gradients, from part `first` on: "parts.1.out,parts.1.lse,...". */
+static void add_parts(struct text *t, int first, bool gradients)
+{
+    char name[PROTO_NAME_BYTES];
+    for (int n = ATTN_TENSOR_COUNT + 2 * first; n < PROTO_TENSORS; n++)
+        text_printf(t, "%s%s", t->used ? "," : "", proto_tensor_name(n, gradients, name));
+}
+
 /* Describes a tensor as the metadata do, or as the configuration does (`type` is "TYPE_"). The two have different names
  * for the same facts. */
-static void put_tensor(struct json *j, const proto_model *model, attn_tensor_id id, bool config)
+static void put_tensor(struct json *j, const proto_model *model, int number, bool config)
 {
+    char name[PROTO_NAME_BYTES];
+    const attn_tensor_id id = proto_tensor_id(number);
     json_comma(j);
     json_put(j, config ? "{'name':'%s','data_type':'TYPE_%s','dims':" : "{'name':'%s','datatype':'%s','shape':",
-             attn_tensors[id].name, datatype_of(model, id));
+             proto_tensor_name(number, false, name), datatype_of(model, id));
     put_open_shape(j, id);
     if (is_optional(model, id)) json_put(j, ",'optional':true");
     json_raw(j, "}");
@@ -118,6 +129,8 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_put(j, config ? "'input':[" : "'inputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
+    for (int which = 0; which < 2 && proto_operations[model->op].merges; which++) /* of the part that all merges have */
+        put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (proto_operations[model->op].usual >> id & 1) put_tensor(j, model, (attn_tensor_id)id, config);
@@ -176,7 +189,7 @@ static void put_names(struct json *j, const char *name, const struct text *names
 
 static char *write_config(const proto_model *model, size_t *length)
 {
-    enum { NAMES_BYTES = 1024 };
+    enum { NAMES_BYTES = 4096 };
     struct json j = { 0 };
     char inputs[NAMES_BYTES], outputs[NAMES_BYTES], options[NAMES_BYTES];
     struct text in = text_in(inputs, sizeof inputs), out = text_in(outputs, sizeof outputs),
@@ -188,6 +201,7 @@ static char *write_config(const proto_model *model, size_t *length)
             text_printf(&in, "%s%s", in.used ? "," : "", name);
         if ((operation->gives & ~operation->usual) >> id & 1) text_printf(&out, "%s%s", out.used ? "," : "", name);
     }
+    if (operation->merges) add_parts(&in, 1, false), add_parts(&out, 0, true);
     for (const proto_option *o = proto_options; o->name; o++)
         if ((o->ops >> model->op & 1) && proto_is_parameter(o))
             text_printf(&option, "%s%s", option.used ? "," : "", o->name);

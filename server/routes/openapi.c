@@ -113,6 +113,11 @@ static const struct {
     { "BackwardRequest", "requests", "Two problems in one body",
       "{'requests':[{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 "},"
       "{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 ",'causal':true}]}" },
+    { "MergeRequest", "numbers", "Typed by hand: two parts of equal weight, the second empty for the last query",
+      "{'parts':[{'out':{'shape':[1,2,1,1],'dtype':'float32','data':[1,2]},"
+      "'lse':{'shape':[1,1,2],'dtype':'float32','data':[0.5,0.25]}},"
+      "{'out':{'shape':[1,2,1,1],'dtype':'float32','data':[3,0]},"
+      "'lse':{'shape':[1,1,2],'dtype':'float32','data':[0.5,'-Infinity']}}],'encoding':'array'}" },
     { "AppendRequest", "numbers", "Typed by hand: three positions of a float32 cache with kv_heads 1 and head_dim 2",
       "{'k':{'shape':[3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]},"
       "'v':{'shape':[3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}}" },
