@@ -682,17 +682,21 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 2.5 && spread > of_spread / 1.5 && spread < of_spread * 1.5;
 }
 
-/* Is a mistake of precision there? */
+/* Is a mistake of precision there? One that is known by its size must have it in all tensors that are wrong. */
 static bool is_imprecise(const struct judge *j, const struct candidate *c)
 {
+    const bool by_size = hypotheses[c->first.row].of_size;
     bool any = false;
-    if (c->breaks && !hypotheses[c->first.row].of_size) return false;
+    if (c->breaks && !by_size) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
         const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which], *const left =
                                                                                                     &c->left[which];
-        if (!is_given(j, frame_tensors[which]) || left->count == 0 || which == 1) continue;
-        if (hypotheses[c->first.row].of_size) any |= has_size(j, which, c, now);
-        else any |= now->bad == 0 && left->bad == 0 && mean_of(now) > 0 && mean_of(left) < JUDGE_PATTERN * mean_of(now);
+        if (!is_given(j, frame_tensors[which]) || left->count == 0) continue;
+        if (by_size && (j->wrong >> which & 1)) {
+            if (!has_size(j, which, c, now)) return false;
+            any = true;
+        } else if (!by_size && which != 1)
+            any |= now->bad == 0 && left->bad == 0 && mean_of(now) > 0 && mean_of(left) < JUDGE_PATTERN * mean_of(now);
     }
     return any;
 }

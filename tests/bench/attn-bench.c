@@ -365,15 +365,15 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         use(&p, o, blocks, false);
         must(attn_check(&p, &err));
         use(&p, o, blocks, true);
-        if (attn_plan_make(m->device, &p, &plans[0], &err)) die("UNSUPPORTED", err.text);
+        if (attn_plan_make(attn_device_capabilities(m->device), &p, &plans[0], &err)) die("UNSUPPORTED", err.text);
         attn_device_free(m->device, workspace);
-        must(attn_workspace(m->device, plans, 1, &workspace_bytes, &err));
+        must(attn_workspace(attn_device_capabilities(m->device), plans, 1, &workspace_bytes, &err));
         must(attn_device_alloc(m->device, workspace_bytes + 1, &workspace, &err));
         must(attn_run(m->stream, plans, 1, workspace, &err));
         must(attn_stream_wait(m->stream, &err));
     }
     turns[0] = p;
-    must(attn_plan_make(m->device, &turns[0], &plans[0], &err));
+    must(attn_plan_make(attn_device_capabilities(m->device), &turns[0], &plans[0], &err));
     while (o->reading && !m->info.unified && sets < MOST_COPIES && sets * reading < COPIES_BYTES) {
         turns[sets] = p;
         for (int n = 0; n < 2 - o->latent; n++) {
@@ -384,7 +384,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             turns[sets].tensor[id].data = copies[sets][n];
         }
         if (o->latent) turns[sets].v.data = turns[sets].k.data;
-        must(attn_plan_make(m->device, &turns[sets], &plans[sets], &err));
+        must(attn_plan_make(attn_device_capabilities(m->device), &turns[sets], &plans[sets], &err));
         sets++;
     }
     for (int n = 1; n < WARM_RUNS; n++) {

@@ -666,7 +666,7 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     size_t bytes;
     int64_t step = 0;
     if (!b->in_steps) return attn_run(b->stream, plans, count, NULL, err);
-    attn_status status = attn_workspace(b->device, plans, count, &bytes, err);
+    attn_status status = attn_workspace(attn_device_capabilities(b->device), plans, count, &bytes, err);
     if (!status && bytes) status = attn_device_alloc(b->device, bytes, &workspace, err);
     for (b->calls = 0; !status && step != ATTN_NO_MORE_STEPS; b->calls++) {
         status = attn_run_some(b->stream, plans, count, workspace, &step, err);
@@ -710,7 +710,8 @@ UNWATCHED attn_status fixtures_run(struct bench *b, struct fixture *const *list,
     }
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);
     for (int n = 0; n < count && !status; n++)
-        status = attn_plan_for(b->device, &problems[n], attn_features(&problems[n]) | b->also, &plans[n], err);
+        status = attn_plan_for(attn_device_capabilities(b->device), &problems[n], attn_features(&problems[n]) | b->also,
+                               &plans[n], err);
     if (!status) status = run_plans(b, plans, count, err);
     for (int n = 0; n < count && !status && !b->info.unified; n++)
         for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++)
@@ -757,7 +758,8 @@ UNWATCHED void run_reference(const attn_problem *p)
     attn_plan plan;
     attn_error err = { 0 };
     bench_open(&b, "reference", 0);
-    if (attn_plan_make(b.device, p, &plan, &err) || attn_run(b.stream, &plan, 1, NULL, &err)) {
+    if (attn_plan_make(attn_device_capabilities(b.device), p, &plan, &err) ||
+        attn_run(b.stream, &plan, 1, NULL, &err)) {
         fprintf(stderr, "reference: %s\n", err.text);
         exit(1);
     }

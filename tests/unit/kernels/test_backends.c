@@ -70,7 +70,7 @@ static bool is_taken(const struct spec *s)
     attn_error err;
     if (strcmp(backend, "paper") != 0) return true;
     fixture_make(&f, s);
-    const attn_status status = attn_plan_make(bench.device, &f.p, &plan, &err);
+    const attn_status status = attn_plan_make(attn_device_capabilities(bench.device), &f.p, &plan, &err);
     fixture_clear(&f);
     assert_true(status == ATTN_OK || status == ATTN_UNSUPPORTED);
     return status == ATTN_OK;
@@ -111,6 +111,10 @@ int main(void)
         cmocka_unit_test(test_merged_parts_are_the_whole),
         cmocka_unit_test(test_merges_of_empty_and_strange_parts),
         cmocka_unit_test(test_merges_that_disagree_are_refused),
+        cmocka_unit_test(test_merges_of_a_layout_are_those_of_its_views),
+        cmocka_unit_test(test_gradients_of_a_merge_are_the_differences_of_its_loss),
+        cmocka_unit_test(test_gradients_of_empty_parts_are_zeros),
+        cmocka_unit_test(test_a_sink_is_a_part_without_a_value),
     };
     const struct CMUnitTest lists[] = {
         cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),

@@ -14,6 +14,7 @@
 #include <strings.h>
 
 #include "server/routes/info.h"
+#include "server/routes/openapi.h"
 #include "server/base/limits.h"
 #include "server/routes/routes.h"
 
@@ -617,7 +618,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     size_t length = 0;
     assert_int_equal(attn_device_open("reference", 0, NULL, &device, &err), ATTN_OK);
     attn_device_describe(device, &d.info);
-    d.device = device;
+    d.can = attn_device_capabilities(device);
     const struct info_facts facts = { .config = &config,
                                       .limits = &limits,
                                       .state = "ready",
