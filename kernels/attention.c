@@ -404,7 +404,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        default: break; /* d, e, n, and k of a bias stand on the last axis, whose stride is 1 */
+        default: break; /* d, e, n, and the k of bias and keep_mask, name the last axis (stride 1) */
         }
     }
     return view;
@@ -480,8 +480,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
 
 /* May a kernel without options multiply the scale into the exponent's factor? It may not where the scale is 0,
  * negative or infinite: the scale times a score of -inf would be NaN. It may not where the scale is tiny: q . k may
- * exceed float32 although scale * q . k is ordinary. It may where the scale is large: a score that exceeds float32
- * is then so far from ordinary scores that ordinary keys have no weight beside it. */
+ * exceed the range of float32 although scale * q . k is within it. It may where the scale is large: a score beyond
+ * float32 is then so far from all scores within range that their keys have no weight beside it. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);

@@ -319,7 +319,8 @@ typedef struct attn_problem {
     /* in [0, 1): the chance that dropout drops a probability; Philox4x32-10 decides by the element's position */
     double dropout_p;
     uint64_t seed;
-    bool deterministic; /* a backward gives the same bits in every run, on every backend */
+    /* every run of a backward on the same backend gives the same bits; all backends support it, but two may differ */
+    bool deterministic;
 
     /* With page_table, or NULL: int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of row b
      * lie in the same pages as those of row b - 1 (0 for row 0), as in forks of one cache. A kernel may read the
@@ -365,8 +366,8 @@ typedef struct attn_view {
     int64_t batch, head, row;
 } attn_view;
 
-/* A checked problem with all lookups done. It is plain data and may be copied to a device. Its pointers are the
- * problem's pointers. */
+/* A checked problem in the form that kernels read: sizes, options, and each tensor's address and strides for batch,
+ * head and row. It is plain data and may be copied to a device. Its pointers are the problem's pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
     int64_t group;      /* H / Hk: query head h reads key/value head h / group */
@@ -635,7 +636,7 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 /* An estimate by the rates of one machine of each kind. The real time is usually a third to three times as long.
  *   flops    attn_flops()
  *   seconds  time on a device that has nothing else to do
- *   worst    seconds, if the scores of every row leave float32
+ *   worst    seconds, if the scores of every row exceed the range of float32
  *   because  the name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, seconds, worst;
@@ -643,13 +644,14 @@ typedef struct attn_cost {
 } attn_cost;
 
 /* The cost of a checked, planned problem on the device of `info`. Index tensors must be in host memory. The estimate
- * assumes that no row leaves float32 and that FlashMask hides nothing. The call takes some 150 ns. */
+ * assumes that all scores are within the range of float32 and that FlashMask hides nothing. The call takes some 150
+ * ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* Estimates more closely than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It
- * estimates the share of rows that leave float32 from a few rows, which the random number `draw` picks. `readable`
- * names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v at some 10 GB/s,
- * and takes a few milliseconds more. */
+/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It looks at a
+ * few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range of
+ * float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v
+ * at some 10 GB/s, and takes a few milliseconds more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Bytes of scratch memory (device memory) that attn_run() needs for these plans together. */
@@ -755,11 +757,11 @@ attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const att
  * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else
  * meanwhile. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
  *
- * Rows whose scores leave float32 take up to a thousand times as long as others. attn_run_some() may leave them out
- * at first in a problem of a few milliseconds, because only its results show whether it has such rows. When all is
- * queued and the stream is done, attn_stream_left_rows() says whether a problem did so since its last call. If it
- * did, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at the
- * first call. */
+ * Rows whose scores exceed the range of float32 take up to a thousand times as long as others. attn_run_some() may
+ * leave them out at first in a problem of a few milliseconds, because only its results show whether it has such rows.
+ * When all is queued and the stream is done, attn_stream_left_rows() says whether a problem did so since its last call.
+ * If it did, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at
+ * the first call. */
 enum { ATTN_NO_MORE_STEPS = -1 };
 #define ATTN_EVERY_ROW (INT64_C(1) << 62)
 attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,

@@ -31,7 +31,7 @@
 
 typedef long long ll; /* the type that printf's %lld takes */
 
-/* What a message calls the axis of each letter. */
+/* The name of each letter's axis in messages. */
 static const char *letter_name(char letter)
 {
     switch (letter) {

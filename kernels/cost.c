@@ -34,10 +34,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Kernels repair rows whose scores leave float32. GENERIC's variant for options needs no repair from GENERIC_CHEAP
- * on (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair every row of a tile whose numbers allow scores
- * of SINGLE_BOUND, in each variant (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 is repaired too,
- * even where its scores are huge. */
+/* Kernels repair rows whose scores exceed the range of float32. GENERIC's variant for options needs no repair from
+ * GENERIC_CHEAP on (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair every row of a tile whose numbers
+ * allow scores of SINGLE_BOUND, in each variant (cuda/sm80/f32_forward.cu). A backward whose dq exceeds the range of
+ * float32 is repaired too, even where its scores are huge. */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -46,8 +46,8 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define FLOAT8 (ATTN_DTYPE_BIT(F8E4M3))
 #define ANY    ATTN_DTYPES_FORWARD
 
-/* Nanoseconds of one unit. A triple costs pair + product * (D + Dv). In a row that leaves float32 a triple costs
- * strange + strange_product * (D + Dv) more. */
+/* Nanoseconds of one unit. A triple costs pair + product * (D + Dv). In a row whose scores exceed the range of float32
+ * a triple costs strange + strange_product * (D + Dv) more. */
 struct rate {
     const char *kernel;
     attn_op op;
@@ -59,7 +59,7 @@ struct rate {
     double pair, product;
     double strange, strange_product;
     double cheap; /* of each triple in a row that counts as cheap in attn_strange (strange.h) */
-    double most;  /* the largest score of an ordinary row; in a backward with a given lse, the largest lse */
+    double most;  /* the largest score of a row that needs no repair; in a backward with a given lse, the largest lse */
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
@@ -228,8 +228,8 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64,     /* rows of a head that one unit of a CPU works on */
-    UNIT_KEYS = 2048,   /* keys that one unit of a CPU, or one block of a decode kernel, works on where rows are few */
+    UNIT_ROWS = 64,     /* rows of a head that one thread of a CPU works on at a time */
+    UNIT_KEYS = 2048,   /* where rows are few: keys that a thread of a CPU, or a block of decode, works on at a time */
     BLOCK = 128,        /* rows of a block of other GPU kernels; in a backward, keys of a block */
     OPTIONS_BLOCK = 64, /* rows of a block of GENERIC's forward with options */
     WARPS = 32,         /* rows that a multiprocessor computes at a time where a warp has one row */

@@ -30,7 +30,7 @@ struct look {
     double bound_from; /* infinite where no row can reach limits.bound_from */
     bool gradients;
     double bound; /* the upper bound on |scale q . k|, after softcap */
-    bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row is ordinary */
+    bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
 };
 
 /* A row of queries: its sequence b, its head h and its index i in the sequence. */
@@ -177,7 +177,8 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* The score of key j before bias and slopes. NaN where q . k leaves float32: kernels in float32 cannot compute it. */
+/* The score of key j before bias and slopes. NaN where q . k exceeds the range of float32: kernels in float32 cannot
+ * compute it. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -253,8 +254,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Does dq of a row of huge scores leave float32, or come close? Keys whose score is `largest` share all of the row's
- * weight. The limit is halved, because neighbouring rows may differ by a factor of two. */
+/* Does dq of a row of huge scores exceed the range of float32, or come close to its ends? Keys whose score is `largest`
+ * share all of the row's weight. The limit is halved, because neighbouring rows may differ by a factor of two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
 {

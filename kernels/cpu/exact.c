@@ -1,4 +1,4 @@
-/* exact.c: rows whose numbers leave the range of float32 vectors, and rows whose scores are all equal.
+/* exact.c: computes rows in double whose numbers exceed the range of float32, and rows whose scores are all equal.
  *
  * All other code of this folder keeps scores in base 2 in float32, where a score of 2.4e38 becomes infinite. It also
  * divides the sum O = P V by l only at the end, and a sum of a few values of 1e38 becomes infinite before that. Such
@@ -11,11 +11,11 @@
  * loops in float32 computed that too, so O is right and only lse is wrong. flash_exact_alike() recognises the row by
  * its bias alone.
  *
- * Products that overflow. A product q . k may leave float32 while scale q . k is ordinary. Packing finds out at no
- * cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. Otherwise a
- * partial sum that left float32 is infinite or NaN and remains so. flash_scores() tests for products that are not
- * finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first would not
- * help: scale * q may underflow where scale q . k does not, and every ordinary score would have other bits.
+ * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing finds
+ * out at no cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow.
+ * Otherwise a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products that are
+ * not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first would not
+ * help: scale * q may underflow where scale q . k does not, and every score within range would have other bits.
  *
  * lse is kept in two parts. Beside a score of 1e38 a double cannot hold the logarithm of a sum as well, and P =
  * exp(z - lse) would be 1 for each key. A backward keeps both parts by row (flash.strange), and marks such a row

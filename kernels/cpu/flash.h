@@ -144,7 +144,7 @@ struct flash {
     attn_geometry g;
     bool backward, recompute; /* recompute: a backward without out and lse, which starts with a forward */
     bool plain;               /* scores need only a positive scale and ranges of columns */
-    bool may_overflow;        /* dot products of these dtypes of q and k can leave float32 */
+    bool may_overflow;        /* dot products of these dtypes of q and k can exceed the range of float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
@@ -363,8 +363,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* delta = rowsum(dO O) of n rows of O, without dlse: for the queries of head h from row `first` of the tensor on. dO
- * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large number of
- * K makes dQ wrong. */
+ * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
+ * makes dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 

@@ -173,7 +173,8 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
  * f32 products. They pad D and Dv to multiples of 32, so f32 is chosen where padding would cost more than that. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* With such a scale, scores can only be ordinary if the products are tiny. bf16 products would flush these to 0. */
+    /* With such a scale, scores are within range only if the products are tiny. bf16 products would flush tiny products
+     * to 0. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* bf16 represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);

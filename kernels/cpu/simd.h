@@ -119,7 +119,8 @@ struct simd_score {
     float *cap;
 };
 
-/* The gradient of the scores of one tile. All tiles are [rows][ld]. */
+/* The gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]; P_b, dS_a and dS_b are operands, each
+ * with its own stride. */
 struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* row stride in elements of S, dP, cap, drop and dZ */
@@ -213,7 +214,8 @@ struct simd {
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
 
-    /* S[j] = q . K[j] in double, each product exact, j < n. exact.c uses it for rows that leave float32. */
+    /* S[j] = q . K[j] in double, each product exact, j < n. exact.c uses it for rows whose scores or sums exceed the
+     * range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
     /* Is every S[r][c] a finite number? */

@@ -220,8 +220,8 @@ DEVICE float lse_of_sum(float m, float l)
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Do causal, window and lengths let query i see any key? If such a row has no largest score, all of its products
- * have left float32. */
+/* Do causal, window and lengths let query i see any key? If such a row has no largest score, all of its products exceed
+ * the range of float32. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);

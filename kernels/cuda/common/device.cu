@@ -683,9 +683,9 @@ bool has_steps(const device *d, const attn_plan *plan)
            plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
 }
 
-/* Queues those steps of a long problem that chip->steps selects: the steps of its kernel, then those of the rows
- * that the kernel left. A problem that is too short for a check in the middle only reports to the host that it has
- * left rows: see attn_run_some(). */
+/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
+ * compute the rows which the kernel only marked. A short problem is not checked between its steps: it reports to the
+ * host that it has marked rows, see attn_run_some(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
@@ -828,7 +828,7 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    if (own) { /* the kernels use it until they are done, so the call waits for them */
+    if (own) { /* kernels use the memory `own` until they end, so this call waits before it frees it */
         attn_error late;
         const attn_status waited = wait(base, &late);
         if (status == ATTN_OK && waited != ATTN_OK) {

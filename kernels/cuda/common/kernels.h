@@ -18,7 +18,7 @@
 #include "kernels/attention.h"
 #include "kernels/merge.h"
 
-/* What a launcher knows about the device and about the launch. */
+/* The device's properties, and the options of one launch, as kernels' launch() functions read them. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;

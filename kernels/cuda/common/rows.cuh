@@ -215,7 +215,7 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Leaves a row or key to a later launch, by writing `what` to its mark. The whole warp calls it. */
+/* Marks a row or key with `what`, so that a later launch computes it. The whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -223,9 +223,11 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
     *a.rows_found = 1; /* other warps may write the same value */
 }
 
-/* Which rows forward_row() writes: every row, or only rows that tensor cores cannot compute. Such a row has a result
- * that is not finite, or huge scores (unless in_base_2() made them). A result of tensor cores may also be infinite
- * or NaN because their sums overflowed; is_unsound() decides by the row's own numbers. */
+/* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
+ * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: the same,
+ * except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see in_base_2()). A result
+ * of tensor cores may also be infinite or NaN because their sums overflowed; is_unsound() decides by the row's own
+ * numbers. */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Must forward_row() replace the tensor cores' result in out and lse? */

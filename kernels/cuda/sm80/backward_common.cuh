@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(128, 8)
     }
 }
 
-/* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------- */
+/* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
 /* The keys of a block, and the query tiles that see any of them. In a packed problem sequences own tiles of keys as
  * they own tiles of queries in tile_place_of(). */
