@@ -201,10 +201,10 @@ enum {
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
 /* From PREPARE_CLOSER_S expected seconds on, FlashMask's bounds are read for a closer estimate. q, k and v are
- * searched for rows that leave float32's range if such rows could make the problem slow. The condition: if all rows
- * were like that, it would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without them. The
- * search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the slow-down is
- * smaller than PREPARE_STRANGE. */
+ * searched for rows whose scores exceed the range of float32, if such rows could make the problem slow. The condition:
+ * if all rows were like that, it would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without
+ * them. The search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the
+ * slow-down is smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S  0.05
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
@@ -262,8 +262,8 @@ enum {
     NAPS_MOST = 4,
 };
 
-/* Work of the problems in an inline slot, padded: some 100 us of a core. An HTTP thread has other connections to
- * serve, and for more work it is worth waking more cores. */
+/* The most FLOPs of the problems in an inline slot, with padding: some 100 us of a core. A larger problem is worth
+ * waking other cores, and the HTTP thread has other connections to serve. */
 #define INLINE_FLOPS 2e7
 /* Largest inline work for a GPU whose memory has all tensors: some 400 us of a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11

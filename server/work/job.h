@@ -78,7 +78,7 @@ struct job {
     int runnable;         /* number of items without an error that a device must compute */
     double flops;         /* floating-point operations of the runnable items */
     double seconds;       /* time a device is expected to take for the runnable items (attn_cost_of()) */
-    double worst_seconds; /* `seconds` if the scores of all rows leave float32's range */
+    double worst_seconds; /* `seconds` if the scores of all rows exceed the range of float32 */
     const char *because;  /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
     size_t tensor_bytes;  /* bytes of its staging blocks, which the queue counts */
     job_kind kind;
