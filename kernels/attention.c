@@ -129,7 +129,7 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* What a message to a client calls the size that `letter` stands for. */
+/* The name of the size that `letter` stands for, in messages to clients. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {

@@ -193,15 +193,14 @@ typedef struct attn_axes {
 
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), role, dtypes, axes (unpacked and
  * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its
- * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: IN read by
- * forward and backward; OUT forward writes (backward reads them where given);
- *        IN_BACK read by backward; OUT_BACK written by backward.
- * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
- * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
- * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
- * and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by
- * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
- * sinks, alibi_slopes and the scales, which must be in host memory there.
+ * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: forward and backward
+ * read IN; forward writes OUT, and backward reads OUT where given; backward reads IN_BACK and writes OUT_BACK. q is [B,
+ * Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their gradients.
+ * Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H,
+ * total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start and
+ * seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by side:
+ * cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias, sinks, alibi_slopes
+ * and the scales, which must be in host memory there.
  *
  * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
  * float8_e4m3fn.
@@ -402,12 +401,12 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
 /* ---- Features
  * ------------------------------------------------------------------------------------------------------
  *
- * What a kernel must support to compute a problem: one bit for every tensor that is given or wanted, and for every
- * option in use. A kernel's row names the bits that it supports, and the kernel gets no problem with another bit. A
- * tensor or option that is added to the tables is therefore refused by all kernels whose row does not name it.
- * Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the definition in score.h, and a new
- * option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel names
- * those bits itself. */
+ * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
+ * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
+ * with another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row does
+ * not name it. Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the definition in score.h,
+ * and a new option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel
+ * names those bits itself. */
 
 /* Each row: id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more options. */
 #define ATTN_OPTION_MAP(X)                                                                   \
@@ -541,8 +540,8 @@ typedef struct attn_device_info {
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, preferred first, with NULL at the end. "reference" and "paper" run
- * only when named. */
+/* Names of the backends in this build, preferred first, with NULL at the end. Devices of "reference" and "paper" are
+ * used only if an option names them. */
 const char *const *attn_backends(void);
 bool attn_is_gpu(const char *backend);      /* are the devices of this backend something else than the host's
                                              * processor? False for an unknown name */
@@ -566,9 +565,9 @@ void attn_staging_free(attn_device *device, void *memory, size_t bytes);
  * it (CUDA: a cudaIpcMemHandle_t). *memory becomes its address in this process, and problems use it in place. The
  * lender may change its contents at any time, and must not free it before this process has released it. A handle
  * that is imported twice may give the same *memory; each import is released once. Errors: INVALID (no valid handle,
- * a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend has
- * none), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a release may wait
- * for all work of the device. Release everything before attn_device_close(). */
+ * a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend cannot
+ * import memory), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a release may
+ * wait for all work of the device. Release everything before attn_device_close(). */
 enum { ATTN_HANDLE_BYTES = 64 };
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
                                void **memory, attn_error *err);
@@ -631,7 +630,7 @@ attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *pro
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
-/* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
+/* ---- Cost: the time that a problem is expected to take (cost.c) -------------------------------------------------- */
 
 /* An estimate by the rates of one machine of each kind. The real time is usually a third to three times as long.
  *   flops    attn_flops()
@@ -746,9 +745,9 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* The cost of a merge that passed attn_merge_check(). Its `worst` is `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* The second of the three steps of attn_lse_choose(): queues the sums on the stream, behind the copies of q
- * and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which
- * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* Does the second of the three steps that attn_lse_choose() describes: queues the sums on the stream, behind the copies
+ * of q and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which the
+ * caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 

@@ -31,8 +31,8 @@ struct attn_stream {
     int64_t spent_ns;
 };
 
-/* Has the caller cancelled the work? run() calls this between pieces of work of a few milliseconds and gives up if
- * so. `cancel` may be NULL. */
+/* Has the caller cancelled the work? run() calls this between pieces of work of a few milliseconds, and stops if the
+ * answer is true. `cancel` may be NULL. */
 static inline bool attn_is_cancelled(const int *cancel)
 {
     return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;

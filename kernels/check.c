@@ -11,9 +11,9 @@
  *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
- *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens, page_table, mask rows,
- *      keep_mask, bias, sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the
- *      client's own affair.
+ *   6. values of tensors that control which memory a kernel reads, or which numbers it computes: cu_seqlens, seqlens,
+ *      page_table, mask rows, keep_mask, bias, sinks, slopes, fp8 scales. The host reads them here. Values of q, k, v
+ *      and gradients are not checked.
  *
  * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
  * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */
@@ -103,7 +103,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        /* `letters` may lack the first of these letters, where that axis may be missing */
+        /* `letters` may lack its first letter, where the first axis may be missing */
         const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
@@ -722,7 +722,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* ---- All of it --------------------------------------------------------------------------------------------------- */
+/* ---- The whole check --------------------------------------------------------------------------------------------- */
 
 /* Steps 1 to 3 of the list at the top, without the sizes of results. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
@@ -798,7 +798,7 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    { /* a computation holds out and lse even where the client does not want them, so their sizes must fit in int64_t */
+    { /* kernels compute out and lse even where the client does not want them, so their sizes must fit in int64_t */
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };
         if (!attn_shape_bytes(ATTN_F32, 4, rows, &bytes))

@@ -53,21 +53,21 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes of q, bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* of each head of each sequence, whatever its size; for GPU kernels of each block, see struct work */
+    /* cost of each head of each sequence, whatever its size; for GPU kernels, cost of each block (see struct work) */
     double head;
-    double number; /* of each number of K and V of each key/value head: the time to read or pack it */
+    double number; /* cost of reading or packing a number of K or V, once for each key/value head */
     double pair, product;
     double strange, strange_product;
-    double cheap; /* of each triple in a row that counts as cheap in attn_strange (strange.h) */
+    double cheap; /* cost of each triple in a row that counts as cheap in attn_strange (strange.h) */
     double most;  /* the largest score of a row that needs no repair; in a backward with a given lse, the largest lse */
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
 
 /* GENERIC's backward was measured on strange rows: 400 ns where each block runs alone, 1450 ns on a full device (64
- * columns). Its rate lies between. sm90's forward computes values whose sums overflow twice.
+ * columns). The table's rate lies between the two. sm90's forward computes a tile twice if its sums of values overflow.
  *
- * Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap, most. */
+ * Columns: kernel, operation, dtypes, family; head, number, pair, product; strange, strange_product, cheap, most. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -131,7 +131,7 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* What computes the extra.
+/* The units of the device that compute an extra.
  *   TILES  the blocks that compute the kernel's tiles
  *   WAITS  the same blocks; a block alone on its multiprocessor waits for memory half of the time, two blocks do not
  *   ROWS   a warp for each row */

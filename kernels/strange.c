@@ -139,7 +139,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Bounds the products of q and k, first by their dtypes, then by their largest numbers, and fills in what follows. */
+/* Bounds the products of q and k, first by their dtypes, then by their largest numbers, and fills in the members that
+ * depend on these bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;

@@ -26,9 +26,9 @@ typedef struct attn_strange_limits {
     bool gradients;
 } attn_strange_limits;
 
-/* The shares of a checked problem. The largest numbers of q, k and v show for nearly all problems that no row can leave
- * float32. For the others the shares are estimated from the scores of a few rows, which `draw` picks. A client
- * that does not know `draw` cannot write a problem whose costly rows are never picked.
+/* The shares of a checked problem. For nearly all problems the largest numbers of q, k and v show that no row is
+ * strange. For the others the shares are estimated from the scores of a few rows, which `draw` picks. A client that
+ * does not know `draw` cannot write a problem whose costly rows are never picked.
  *
  * `readable`: the tensors (bits of attn_tensor_id) that this thread may read; the rows of others count as not strange.
  * The call reads q, k and v once at most, at some 10 GB/s, and then computes for a few milliseconds. */

@@ -159,7 +159,7 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     return seen == 1;
 }
 
-/* ---- Rows that are alike ----------------------------------------------------------------------------------------- */
+/* ---- Rows whose scores are all equal ----------------------------------------------------------------------------- */
 
 /* The largest |k| (which 0) or |v| (1) of a key/value head; infinity where one is not finite. The first call
  * computes it and stores it for later calls. */

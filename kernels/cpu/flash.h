@@ -1,4 +1,5 @@
-/* flash.h: what forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles of a problem.
+/* flash.h: types and functions that forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles
+ * of a problem.
  *
  * A run is attn_run()'s array of planned problems. It is computed in phases; a phase is one parallel loop over the
  * items of all problems together, so many small problems cost no more barriers than one:
@@ -78,7 +79,7 @@ struct flash_lse {
     double top, rest;
 };
 
-/* What packing found in a tile: a set of bits. */
+/* Properties of a tile's values that packing found, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME) that their sum may be infinite */

@@ -14,7 +14,7 @@
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/reference.h"
 
-/* ---- What differs ------------------------------------------------------------------------------------------------ */
+/* ---- Differences of the two devices ------------------------------------------------------------------------------ */
 
 struct plain {
     const attn_backend *backend;
@@ -56,7 +56,7 @@ static const struct plain *plain_of(const attn_device *device)
     return device->backend == plains[0].backend ? &plains[0] : &plains[1];
 }
 
-/* ---- What is alike ----------------------------------------------------------------------------------------------- */
+/* ---- Code that both devices share -------------------------------------------------------------------------------- */
 
 struct plain_stream {
     attn_stream base;

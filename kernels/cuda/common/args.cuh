@@ -33,8 +33,8 @@ struct cuda_args {
     uint32_t drop_below;
     float drop_scale;               /* 1 / (1 - dropout_p) */
     int64_t drop_first, drop_batch; /* dropout counts head h of row b of the batch as drop_first + b * drop_batch + h */
-    /* Where row i of lse, delta and a recomputed out lies: for sequence b and head h at b * lse_batch + h * lse_head
-     * + q_start + i. */
+    /* Row i of lse, delta and a recomputed out, of sequence b and head h, lies at b * lse_batch + h * lse_head +
+     * q_start + i. */
     int64_t lse_batch, lse_head;
     /* the launch computes tiles from this number on, in each head (packed: counted over all sequences) */
     int first_tile;
@@ -101,7 +101,7 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* What all pairs of a row, or of a tile of one head, have in common. */
+/* Values that are the same for all pairs of a row, or of a tile of one head. */
 struct head_args {
     int64_t b, h, hk; /* sequence (or batch row), query head, and the query head's key/value head */
     attn_sequence s;

@@ -48,8 +48,8 @@ enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one cop
 /* Blocks of device memory have sizes 2^n and 1.5 * 2^n, so at most a third of a block is unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* More than any GPU reaches: what the fastest known GPU promises for dense float8, and twice the exponentials of all
- * its special function units. */
+/* Upper bounds that no GPU reaches: the specified rate of dense float8 on the fastest known GPU, and twice the
+ * exponentials of all its special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
@@ -58,8 +58,8 @@ enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
  * all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes before the marks of rows that were left. They hold cuda_args.rows_found where the stream reads it instead of
- * the host. */
+/* Bytes before the marks of rows that kernels left to a later launch. They hold cuda_args.rows_found where the stream
+ * reads it instead of the host. */
 enum { MARKS_HEAD = 16 };
 
 struct block {

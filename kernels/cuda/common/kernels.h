@@ -1,4 +1,4 @@
-/* kernels.h: the table of CUDA kernels, and what a kernel offers to device.cu.
+/* kernels.h: the table of CUDA kernels, and the functions that a kernel provides for device.cu.
  *
  * A kernel is one row: what it computes (attn_kernel: its name, which a response reports in `backend`, the
  * operation, dtypes, head dims, features), the compute capabilities that it is for, and two functions. The first row

@@ -187,8 +187,8 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Computes z of a visible pair from its rows of q and k: by score(), or in double where q.k or a partial sum leaves
- * float32. The whole warp calls it. */
+/* Computes z of a visible pair from its rows of q and k: by score(), or in double where q.k or a partial sum exceeds
+ * the range of float32. The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
@@ -204,8 +204,8 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
 }
 
 /* The largest score for which tensor core kernels are exact. They round the score that a row's exponents are
- * relative to (m c, in base 2), but not the exponents. From 2^24 on the largest P is no longer 1, and from 2^28 on
- * it may leave float16. forward_row() computes rows whose scores are beyond this limit. */
+ * relative to (m c, in base 2), but not the exponents. From 2^24 on the largest P is no longer 1, and from 2^28 on it
+ * may exceed the range of float16. forward_row() computes rows whose scores are beyond this limit. */
 const float SCORE_MOST = 1 << 27;
 
 /* Did tensor cores compute a row correctly, given its largest score m? BUT_HUGE: the kernel's

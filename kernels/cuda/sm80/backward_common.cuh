@@ -28,7 +28,7 @@ DEVICE float4 read_fragment(const float *sums, int lane)
 #endif
 }
 
-/* Copies row_values to shared memory; 32 threads of the block do it. */
+/* Copies row_values to shared memory. 32 threads of the block make the copy. */
 DEVICE void load_values(row_values *to, const row_values *from)
 {
     static_assert(sizeof(row_values) == 32 * 16);
