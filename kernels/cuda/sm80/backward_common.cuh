@@ -54,8 +54,8 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
 }
 
 /* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the sums. One block
- * per query tile and head. The bound of eight blocks per multiprocessor keeps lse_in_parts() from taking the
- * registers of two of them, because memory needs many loads in flight. */
+ * per query tile and head. Eight blocks must fit on a multiprocessor, because reading needs many loads in flight.
+ * Without this bound, the registers of lse_in_parts() would leave room for only six. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* Returns the sum of x over a block's threads to all of them. */
+/* Returns the sum of x over all threads of a block. Every thread of the block gets the sum. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);

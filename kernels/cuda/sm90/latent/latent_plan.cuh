@@ -105,7 +105,8 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
-/* Two kernels compute this and must get the same bits, so every rounding is written explicitly. */
+/* Folds two partial results of a row into one. Two kernels use this struct and must get the same bits, so every
+ * rounding is written explicitly. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
