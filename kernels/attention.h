@@ -756,10 +756,10 @@ attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const att
  * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else
  * meanwhile. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
  *
- * Rows whose scores exceed the range of float32 take up to a thousand times as long as others. attn_run_some() may
- * leave them out at first in a problem of a few milliseconds, because only its results show whether it has such rows.
- * When all is queued and the stream is done, attn_stream_left_rows() says whether a problem did so since its last call.
- * If it did, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at
+ * Rows whose scores exceed the range of float32 take up to a thousand times as long as others. In a problem of a few
+ * milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has any.
+ * When all is queued and the stream is done, attn_stream_left_rows() returns whether rows were skipped since its last
+ * call. If so, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at
  * the first call. */
 enum { ATTN_NO_MORE_STEPS = -1 };
 #define ATTN_EVERY_ROW (INT64_C(1) << 62)

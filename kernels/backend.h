@@ -90,7 +90,7 @@ struct attn_backend {
      * Not called for empty problems. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() never leaves rows for a later run */
+    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() always computes all rows */
 };
 
 /* Does the row of the kernel take the problem? The kernel may still refuse it: see attn_backend.plan. */

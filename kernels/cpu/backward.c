@@ -195,7 +195,7 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Waits until every chunk before `chunk` has left row tile `index`. All chunks below *below are known to have
+/* Waits until every chunk before `chunk` has finished row tile `index`. All chunks below *below are known to have
  * finished. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)

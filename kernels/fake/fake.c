@@ -1,5 +1,5 @@
-/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. Only in test builds
- * (ATTN_FAKE); a program that people run does not contain it.
+/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. It is only in test builds
+ * (ATTN_FAKE); a released program does not contain it.
  *
  * The fake device shows its caller the same difficulties as a real device, in their worst form. It has memory of its
  * own: an allocation is full of NaN, and a pointer outside its allocations is an illegal address. It is

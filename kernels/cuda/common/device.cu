@@ -58,8 +58,8 @@ enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
  * all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes before the marks of rows that kernels left to a later launch. They hold cuda_args.rows_found where the stream
- * reads it instead of the host. */
+/* Bytes before the marks of rows that a later launch computes. They hold cuda_args.rows_found where the stream reads it
+ * instead of the host. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -95,9 +95,9 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes that were put on the stream so far */
     int *counter;   /* the stream's counter for kernels, see cuda_chip */
-    /* Two bytes of pinned memory: cuda_chip.found, and whether a problem has left rows out (left_rows()). */
+    /* Two bytes of pinned memory: cuda_chip.found, and whether kernels have skipped rows of a problem (left_rows()). */
     uint8_t *found;
-    bool every_row;    /* the stream's problems leave no rows out */
+    bool every_row;    /* kernels compute all rows of the stream's problems */
     bool after_decode; /* the kernel of decode.cu was queued last, and it writes `written` */
     memory_range written[2];
 };
@@ -505,9 +505,9 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Bytes of the marks for rows that a kernel may leave to later launches (cuda_args.rows_later). Returns 0 where the
- * kernel computes such rows itself, one key after the other, because here that takes little longer than a step. Also
- * returns 0 for decode.cu, which has few rows, and for simple.cu, which has no tiles. */
+/* Bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later). Returns 0 where
+ * the kernel computes such rows itself, one key after the other, because here that takes little longer than a step.
+ * Also returns 0 for decode.cu, which has few rows, and for simple.cu, which has no tiles. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -689,7 +689,7 @@ bool has_steps(const device *d, const attn_plan *plan)
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     : 0; /* where all is queued at once, the kernel leaves no rows */
+                                     : 0; /* where all is queued at once, the kernel computes all rows itself */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);

@@ -33,8 +33,8 @@ struct cuda_chip {
     /* the stream's counter, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
     uint8_t *rows_later, *keys_later, *rows_found; /* the members of the same names in cuda_args */
-    /* Pinned memory: had kernels left rows when the host last checked? NULL: no later launch
-     * of this run computes such rows, see launch_steps(). */
+    /* Pinned memory: had kernels marked rows when the host last checked? NULL: no later launch of this run computes
+     * such rows, see launch_steps(). */
     uint8_t *found;
     /* where a divided problem's part starts, and the heads of all parts; 0: undivided */
     int64_t first_batch, first_head, all_heads;
@@ -54,7 +54,7 @@ struct cuda_steps {
     bool more;      /* this call has left a step to the next call */
     bool any;       /* this call has queued a step */
     bool idle;      /* all work that earlier calls queued had ended when this call began */
-    bool looked;    /* this call has queued a check for rows that were left; only the next call sees its result */
+    bool looked;    /* this call has queued a check for marked rows; only the next call sees its result */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)

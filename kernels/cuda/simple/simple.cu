@@ -81,8 +81,8 @@ DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wante
     }
 }
 
-/* Computes rows that were left to later launches (cuda_args.rows_later). query_row() numbers their marks. `a` has no
- * marks itself; otherwise rows would be left once more. */
+/* Computes rows that earlier launches only marked (cuda_args.rows_later). query_row() numbers their marks. rows_later
+ * of `a` itself is NULL; otherwise this launch would mark the rows again and not compute them. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
@@ -169,7 +169,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest of rows with a huge lse that were left to later launches. This precedes their gradients. */
+/* Computes lse and rest of rows with a huge lse that earlier launches only marked. The launches that compute the rows'
+ * gradients follow. */
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
 {
@@ -430,7 +431,7 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
     if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
 }
 
-/* Queues a step that lets the host see at its end whether rows have been left so far. The next check begins anew. */
+/* Queues a step that tells the host, at its end, whether kernels have marked rows since the last check. */
 static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -439,9 +440,9 @@ static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, for rows that were left. Where there are many rows, a warp
- * checks several. A call that has queued a check leaves these steps to the next call. If the check found no such
- * row, the steps are counted, but nothing is launched. */
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp checks
+ * several. A call that has queued a check leaves these steps to the next call. If the check found no such row, the
+ * steps are counted, but nothing is launched. */
 template <typename F> static void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */

@@ -284,7 +284,7 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
 
 /* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, which brings the
  * row's largest number to 2^14 or more. Divides `factor` by that power. Returns false where a bit was lost: where a
- * number is 2^31 times smaller than its row's largest, or `factor` leaves its range. Infinities and NaN stay
+ * number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN stay
  * infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
