@@ -194,13 +194,14 @@ typedef struct attn_axes {
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), role, dtypes, axes (unpacked and
  * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its
  * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: forward and backward
- * read IN; forward writes OUT, and backward reads OUT where given; backward reads IN_BACK and writes OUT_BACK. q is [B,
- * Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their gradients.
- * Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H,
- * total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start and
- * seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by side:
- * cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias, sinks, alibi_slopes
- * and the scales, which must be in host memory there.
+ * read IN; forward writes OUT, and backward reads OUT where given; backward reads IN_BACK and writes OUT_BACK.
+ *
+ * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
+ * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
+ * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
+ * and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by
+ * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias, sinks,
+ * alibi_slopes and the scales, which must be in host memory there.
  *
  * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
  * float8_e4m3fn.
