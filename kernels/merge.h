@@ -81,7 +81,7 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* The share in the row of a part, or of the sink, with this lse. All shares add up to 1, so their sum never
+/* The share that a part, or the sink, with this lse has in the row. All shares add up to 1, so their sum never
  * overflows. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
