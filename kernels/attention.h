@@ -267,8 +267,9 @@ typedef struct attn_tensor_info {
 } attn_tensor_info;
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
-/* What a tensor may be over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
- * text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with `text` write to it and return it. */
+/* The properties that a tensor may have, over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes),
+ * and both as text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with `text` write to it and return
+ * it. */
 enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
@@ -584,8 +585,8 @@ void attn_host_unpin(attn_device *device, void *memory);
 
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
-/* What a kernel computes. A device tries its kernels in order, and the first that takes a problem computes it. A
- * kernel may still refuse a problem for its sizes or strides. */
+/* The problems that a kernel computes. A device tries its kernels in order, and the first that takes a problem computes
+ * it. A kernel may still refuse a problem for its sizes or strides. */
 typedef struct attn_kernel {
     const char *name; /* "avx512", "sm90", "generic" */
     attn_op op;
@@ -595,7 +596,7 @@ typedef struct attn_kernel {
     bool in_place;     /* true: it reads each number about once, so it may read from staging memory (reads_staging) */
 } attn_kernel;
 
-/* What a device can compute. attn_device_open() makes this data, and it never changes. Any thread may read it until
+/* The kernels that a device has. attn_device_open() makes this data, and it never changes. Any thread may read it until
  * the device is closed, so code that plans problems needs no device. */
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {

@@ -144,17 +144,17 @@ void attn_merge_all(const attn_merge_plan *m)
 
 /* ---- The check --------------------------------------------------------------------------------------------------- */
 
-/* A tensor of a merge and what it must be. */
+/* A tensor of a merge, and the properties that it must have. */
 struct expected {
     const attn_tensor *tensor;
     int part;         /* -1: it is not a part's */
     const char *of;   /* "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
-    int rank;         /* with this shape: */
+    int rank;         /* number of axes, whose sizes follow */
     int64_t shape[ATTN_MAX_RANK];
     const char *axes[ATTN_MAX_RANK]; /* what the sizes are */
-    bool has_memory;                 /* unless it has no elements */
+    bool has_memory;                 /* it must have memory, unless it has no elements */
 };
 
 enum { NAME_BYTES = 24 };

@@ -280,7 +280,7 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Finds the kind of a row by the scores of its keys; of many keys only some are read. */
+/* Finds the kind of a row by the scores of its keys. If the row has many keys, it reads only some of them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];

@@ -30,7 +30,7 @@ typedef struct proto_model {
  * each of these four with and without causal. */
 enum { PROTO_MODELS = 8 };
 
-/* What the OpenAPI document says about a tensor in one operation, if that differs from attn_tensors[]. */
+/* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
     const char *says; /* NULL ends a list */

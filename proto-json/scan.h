@@ -23,7 +23,7 @@
 #define SCAN_STRING 's'
 #define SCAN_NUMBER 'n'
 
-/* What a value was in the body: base64 text, an array of numbers, or plain bytes. */
+/* The form that a value had in the body: base64 text, an array of numbers, or plain bytes. */
 typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
 
 enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the caller's memory */

@@ -20,7 +20,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    assert(limit < SIZE_MAX / 4); /* so twice the size plus the NUL does not overflow */
+    assert(limit < SIZE_MAX / 4); /* twice the size plus the NUL must not overflow */
     return (struct text){ .limit = limit, .grows = true };
 }
 

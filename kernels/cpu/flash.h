@@ -127,7 +127,7 @@ struct flash_tile {
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
 };
 
-/* What a row tile sees of a key tile that starts at key j0: columns c0 to c0 + cols - 1. */
+/* The columns that a row tile sees of a key tile that starts at key j0: c0 to c0 + cols - 1. */
 struct visible_block {
     int c0, cols;
     bool ranged; /* causal or window hides some column from some row */

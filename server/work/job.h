@@ -144,7 +144,7 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts ran. Call this when all are back. */
 bool job_ran(const struct job *job);
-const attn_error *job_error(const struct job *job); /* for a job that did not run */
+const attn_error *job_error(const struct job *job); /* the first error of a job that did not run */
 
 /* Frees the tensors' memory early. Call this when no one reads them any more and there is a single reference. */
 void job_release_memory(struct job *job);

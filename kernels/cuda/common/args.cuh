@@ -164,7 +164,7 @@ template <typename real> DEVICE float saturated(real z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
 }
 
-/* What bias and ALiBi add to the score of a pair. */
+/* The number that bias and ALiBi add to the score of a pair. */
 template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];

@@ -62,7 +62,7 @@ DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
     return y;
 }
 
-/* What a block computes: rows from r0 on, in splits [begin, end). */
+/* The work of a block: rows from r0 on, in splits [begin, end). */
 struct block_place {
     sequence_place q;
     int b, r0, begin, end;
