@@ -40,6 +40,9 @@ char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind k
 /* The size that belongs to a letter. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
+/* The same with the letters of an observe's outputs. */
+int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
+
 /* The dtypes that a rule (attn_dtype_rule) allows. */
 typedef struct attn_dtype_set {
     unsigned always, as_q; /* bits of attn_dtype: allowed with any q; allowed where q has the same dtype */

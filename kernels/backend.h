@@ -104,7 +104,8 @@ typedef struct attn_part {
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* Writes, on the host, the results of padding rows: 0, and -inf to lse. Kernels never write them. See padding.c. */
+/* Writes, on the host, the results of padding rows: 0, and -inf to lse. Kernels never write them. It fills all
+ * outputs of an observe, top_keys with -1: kernels write only rows that exist and keys that are seen. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* attention.c lists the backends of the build, preferred first. */

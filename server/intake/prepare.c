@@ -28,11 +28,6 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* of attn_move */ };
 
-static bool is_output(attn_tensor_id id, attn_op op)
-{
-    return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
-}
-
 /* True if an item before this one uses the same context. */
 static bool uses_before(const struct job *job, int index)
 {
@@ -170,7 +165,7 @@ static attn_status count_outputs(const proto_item *item, uint64_t elsewhere, siz
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *t = &item->problem.tensor[id];
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
+        if (!attn_writes(&item->problem, (attn_tensor_id)id) || t->rank == 0 || (elsewhere >> id & 1)) continue;
         if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) ||
             __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
             __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
@@ -197,7 +192,7 @@ static void place_outputs(proto_item *item, uint64_t elsewhere, char **at)
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *t = &item->problem.tensor[id];
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
+        if (!attn_writes(&item->problem, (attn_tensor_id)id) || t->rank == 0 || (elsewhere >> id & 1)) continue;
         t->data = *at;
         if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size))
             *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
