@@ -553,6 +553,24 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
 bool attn_verifier_step(attn_verifier *verifier);
 attn_verification attn_verifier_close(attn_verifier *verifier);
 
+/* Counts the pairs (query, key, head) that all masks of a checked problem let through, and, where `tile` is not NULL,
+ * the tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no such
+ * pair, in `whole` ones every pair is one, `partial` are the others. Tiles at the ends may be smaller. All are exact
+ * below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The problem is borrowed until close().
+ *
+ * attn_counter_step() counts some more, for up to about a millisecond, and says whether that was the last step.
+ * attn_count_work() is how many keys, tiles or elements of masks are looked at, each some nanosecond; open() refuses
+ * more than 2^32 of them: TOO_LARGE. */
+typedef struct attn_counts {
+    double pairs, skipped, whole, partial;
+    attn_status status; /* NO_MEMORY: counting ended early */
+} attn_counts;
+typedef struct attn_counter attn_counter;
+attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
+bool attn_counter_step(attn_counter *counter);
+attn_counts attn_counter_close(attn_counter *counter);
+double attn_count_work(const attn_problem *p, const int64_t tile[2]);
+
 /* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in double, with at
  * most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the probabilities of a row sum to
  * more than 1. INVALID too where one conversion (base 2, another scale, a mask left out) makes the sum of every row 1;

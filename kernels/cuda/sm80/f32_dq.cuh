@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
     const auto above = [&](int n) { /* the next tile of keys that has a visible pair */
-        if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
-        else return n + 1;
+                                    if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
+                                    else return n + 1;
     };
     if constexpr (SCORE_MODS) {
         const int end = (int)attn_min64(i0 + BM, x.s.Sq);
