@@ -367,7 +367,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     struct sum sum = { .because = "" };
     const double call = call_seconds(r);
-    if (flops <= 0) return (attn_cost){ flops, call, call, "" };
+    if (flops <= 0 || (p->op == ATTN_OP_OBSERVE && attn_is_empty(p))) return (attn_cost){ flops, call, call, "" };
     if (reads_as_it_lies(r, p, &d)) r = &few_rows[r->family];
     triples *= scores_made(p, &d);
     const struct work w = work_of(plan, r, &d, triples, info->units);

@@ -153,7 +153,8 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
     *list = r->shared;
     *count = status == ATTN_OK ? r->shared_count : 0;
     const bool kernels_only = *count > 0 && !proto_operations[r->model->op].takes_caches &&
-                              !cJSON_HasObjectItem(r->root, "save") && !cJSON_HasObjectItem(r->root, "verify");
+                              !cJSON_HasObjectItem(r->root, "caches") && !cJSON_HasObjectItem(r->root, "save") &&
+                              !cJSON_HasObjectItem(r->root, "verify");
     for (int i = 0; i < *count; i++)
         r->shared[i].kernels_only = kernels_only && (r->shared[i].output || proto_may_lie_on_device(r->shared[i].id));
     return status;

@@ -30,7 +30,7 @@
 #define NO_BIAS    "a decode takes 'keep_mask' and 'alibi_slopes', and adds nothing else to the scores"
 #define AS_A_MASK  "write 'keep_mask' (uint8 or bool, 1: may attend)"
 #define A_WINDOW   "write \"window\": [left, right]"
-#define NO_WEIGHTS "the weights are never formed; the nearest to them is lse, which a forward and a decode return"
+#define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
 /* Words with one hint in a forward and a backward, and another in a decode. */
 #define BIASES                                                                                               \
@@ -266,6 +266,8 @@ const struct suggestion suggestions[] = {
     { "decode", LAYOUTS " layout", "leave it out, q is [B, Sq, H, D], k and v are [B, S, Hk, D]" },
     { SCORES, "attn_mask_type mask_type mask_mode causal_type causal_variant",
       "write \"causal\": true, and 'alignment'" },
+    { "observe", "v value values", "leave it out, an observe needs q and k alone" },
+    { "observe", "outputs returns names wanted quantities", "write 'observe'" },
     { "backward", DOUTS, "write 'dout'" },
     { "backward", "dsoftmax_lse dlogsumexp grad_lse", "write 'dlse'" },
     { "backward", "requires_grad need_grad compute_grad with_grad return_grad",
@@ -427,8 +429,11 @@ const struct suggestion suggestions[] = {
       "gradients are 'dq', 'dk' and 'dv' of POST /v1/attention/backward" },
     { "outputs", "o output attn_output attn_out", "write 'out'" },
     { "outputs", "softmax_lse logsumexp", "write 'lse'" },
-    { "outputs", "attn_weights attention_weights attentions attn_probs probs weights scores logits",
-      "the weights are never formed; the nearest to them is 'lse'" },
+    { "outputs", "attn_weights attention_weights attentions attn_probs probs weights scores logits", NO_WEIGHTS },
+    { "observe", "attn_weights attention_weights attentions attn_probs probs probabilities p scores",
+      "write \"observe\": [\"weights\"], with rows and keys for a part of them" },
+    { "observe", "max max_score qk_max logit_max max_qk", "write \"observe\": [\"max_logit\"]" },
+    { "observe", "attention_sum column_sum col_sum importance mass", "write \"observe\": [\"key_mass\"]" },
     { NULL, NULL, NULL },
 };
 

@@ -117,9 +117,11 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_put(j, config ? "'input':[" : "'inputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
+    const proto_operation *const operation = &proto_operations[model->op];
+    const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (proto_operations[model->op].usual >> id & 1) put_tensor(j, model, (attn_tensor_id)id, config);
+        if (outputs >> id & 1) put_tensor(j, model, (attn_tensor_id)id, config);
     json_raw(j, "]");
 }
 

@@ -145,7 +145,13 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     /* Any page will do for the check; the real table is made when the transaction begins. */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     0; /* lengths differ, so the mask is for the last keys of each row */
+                                     0;        /* lengths differ, so the mask is for the last keys of each row */
+    if (item->problem.op == ATTN_OP_OBSERVE) { /* key_mass and the region end where the longest cache does */
+        item->problem.observe.shown_keys = 1;
+        for (int i = 0; i < step->rows; i++)
+            if (step->lengths[i] > item->problem.observe.shown_keys)
+                item->problem.observe.shown_keys = step->lengths[i];
+    }
     return proto_item_prepare(item, err);
 }
 

@@ -178,7 +178,8 @@ static void test_every_example_of_the_protocol_is_true(void **state)
     (void)state;
     for (int i = 0; i < count; i++) {
         static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
-        const bool backward = !strcmp(blocks[i].mark, "backward"), binary = !strcmp(blocks[i].mark, "kserve_binary"),
+        const bool backward = !strcmp(blocks[i].mark, "backward"), observe = !strcmp(blocks[i].mark, "observe"),
+                   binary = !strcmp(blocks[i].mark, "kserve_binary"),
                    kserve = binary || !strcmp(blocks[i].mark, "kserve"),
                    file = binary || !strcmp(blocks[i].mark, "safetensors");
         const struct block *says = i + 1 < count && blocks[i + 1].mark[0] >= '2' && blocks[i + 1].mark[0] <= '5'
@@ -186,7 +187,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
                                        : NULL;
         size_t bytes = strlen(blocks[i].text);
         char *must = NULL;
-        if (!backward && !file && !kserve && strcmp(blocks[i].mark, "forward")) continue;
+        if (!backward && !observe && !file && !kserve && strcmp(blocks[i].mark, "forward")) continue;
         char *const body = file ? file_of(blocks[i].text, &bytes) : strdup(blocks[i].text);
         requests++;
         for (size_t split = 0; split <= bytes; split++) {
@@ -198,8 +199,10 @@ static void test_every_example_of_the_protocol_is_true(void **state)
                               bytes - (binary ? 8 : 0), first_then_rest, &first);
             else
                 decode_in_pieces(&d, file ? &proto_safetensors : &proto_json,
-                                 backward ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, NULL, body, bytes, first_then_rest,
-                                 &first);
+                                 backward  ? ATTN_OP_BACKWARD
+                                 : observe ? ATTN_OP_OBSERVE
+                                           : ATTN_OP_FORWARD,
+                                 NULL, body, bytes, first_then_rest, &first);
             text = decoded_text(&d);
             if (!must) {
                 int http;
@@ -242,7 +245,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
 static void test_the_protocol_names_every_member(void **state)
 {
     FILE *f = fopen(PROTOCOL, "r");
-    static char text[1 << 16];
+    static char text[1 << 17];
     size_t bytes;
     (void)state;
     if (!f) fail_msg("cannot open %s", PROTOCOL);
