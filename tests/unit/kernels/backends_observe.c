@@ -12,7 +12,10 @@
 static int disagree(const struct spec *list, size_t count)
 {
     int failed = 0;
-    for (size_t n = 0; n < count; n++) failed += !agrees(&list[n]);
+    for (size_t n = 0; n < count; n++) {
+        const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000; /* minutes on the emulator */
+        if (!(large && is_brief())) failed += !agrees(&list[n]);
+    }
     return failed;
 }
 
