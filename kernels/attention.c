@@ -129,7 +129,7 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* The size that a letter stands for, in a client's words. */
+/* What a message to a client calls the size that `letter` stands for. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -157,7 +157,8 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k'; /* rows of keys */
+    /* the rows of all sequences of keys share one axis */
+    const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
         if (attn_axis_may_be_one(kind, a, rank)) at = stpcpy(at, "1 or ");
@@ -173,8 +174,8 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    if ((set->always & ~set->as_q) != 0 &&
-        (set->always & (set->always - 1)) == 0) { /* a single dtype; where there are more, the dtype follows q's */
+    /* only one dtype is always allowed; with more, the dtype follows q's */
+    if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
     }
@@ -243,10 +244,11 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
         axes++;
     if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
         axes = info->plain;
-    for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* no snprintf(), which took 2 us per problem here */
+    /* snprintf() took 2 us per problem here, so letters are copied */
+    for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* attn_check() refuses bhsd when packed, and with pages */
+        !packed) { /* attn_check() refuses bhsd in packed problems and with pages */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -254,7 +256,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* The axes of one tensor, by their letters. */
+/* One tensor with the letters of its axes. */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -278,7 +280,8 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Looks each tensor up once, because several functions call this for each problem. */
+/* The sizes of a problem. Each tensor's axes are looked up only once, because several functions call this for each
+ * problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -293,10 +296,11 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Dv = p->op == ATTN_OP_OBSERVE ? 0 : size_on(&v, 'e');
     if (d.packed && rows_of_keys(p)) {
         d.row_k = d.Sk;
-        if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX; /* attn_check() refuses it */
+        /* attn_check() refuses sizes that overflow */
+        if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX;
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that do not fit in 63 bits */
+    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that exceed 63 bits */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');
@@ -306,7 +310,7 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks the dtype of an output that has a choice; `option` is its option on the wire. */
+/* Checks that an output of id `id` may have this dtype. `option` is the wire name of the option that chose it. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -386,7 +390,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
         const attn_status status = check_weights(rank, shape, err);
         if (status != ATTN_OK) return status;
     }
-    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* a gradient keeps axes of size 1 */
+    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* in a gradient, axes of size 1 stay 1 */
         for (int a = 0; a < rank; a++) shape[a] = p->tensor[owner].shape[a];
     *tensor = attn_tensor_make(NULL, dtype, rank, shape);
     return ATTN_OK;
@@ -434,7 +438,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    default: return 0; /* the client chooses 'm' and 'n' of mask_startend_rows and 't' of page_table */
+    default: return 0; /* the client chooses the sizes of 'm' and 'n' (mask_startend_rows) and of 't' (page_table) */
     }
 }
 
@@ -456,14 +460,14 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    if (side_by_side) { /* one axis of rows */
+    if (side_by_side) { /* the rows of all sequences lie on one axis */
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* the stride of an axis of size 1 is never
-                                                                 * used; a broadcast axis has stride 0 */
+        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* the stride of an axis of size 1 is never used,
+                                                                     * and a broadcast axis has stride 0 */
         switch (letters[a]) {
         case 'b':
         case 'p': view.batch = stride; break;
@@ -477,7 +481,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        default: break; /* d, e, n, and k of a bias: the last axis, stride 1 */
+        default: break; /* d, e, n, and k of a bias stand on the last axis, whose stride is 1 */
         }
     }
     return view;
@@ -540,7 +544,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            if (count == 1) continue; /* broadcast, or the only row or head */
+            if (count == 1) continue; /* the axis is broadcast, or has a single row or head */
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
             else if (letter == 'g' || letter == 'm') first = part->first_head, count = part->heads;
@@ -552,10 +556,10 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
     return some;
 }
 
-/* May a kernel without options fold the scale into the exponent's factor? It may not where the scale is 0,
- * negative or infinite, because -inf times it would be NaN. It may not where the scale is so small that scale
- * q.k may be ordinary though q.k has left float32. With a larger scale, a score outside float32 is so far
- * from ordinary ones that its key does not count beside them. */
+/* May a kernel without options multiply the scale into the exponent's factor? It may not where the scale is 0,
+ * negative or infinite: the scale times a score of -inf would be NaN. It may not where the scale is tiny: q . k may
+ * exceed float32 although scale * q . k is ordinary. It may where the scale is large: a score that exceeds float32
+ * is then so far from ordinary scores that ordinary keys have no weight beside it. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
@@ -622,7 +626,7 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       g.seqlens_k == NULL; /* every sequence has the same number of pairs */
+                       g.seqlens_k == NULL; /* all sequences have the same number of pairs */
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {
@@ -637,12 +641,14 @@ int64_t attn_rows_that_exist(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     int64_t rows = 0;
-    if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq); /* q was checked */
+    /* attn_check() has counted q's elements, so this product cannot overflow */
+    if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq);
     for (int64_t b = 0; b < g.dims.B; b++) rows += g.seqlens_q[b];
     return rows * g.dims.H;
 }
 
-/* Triples of a sequence that FlashMask permits, for the heads that share each row of bounds. */
+/* The (query, key, head) triples of a sequence that FlashMask permits, for those heads that share each row of
+ * bounds. */
 static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
 {
     const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];

@@ -29,9 +29,9 @@
 
 #define AXIS_MAX INT32_MAX /* index tensors are int32, and dropout counts rows in 32 bits */
 
-typedef long long ll; /* for %lld */
+typedef long long ll; /* the type that printf's %lld takes */
 
-/* What each letter of an axis is called in a message. */
+/* What a message calls the axis of each letter. */
 static const char *letter_name(char letter)
 {
     switch (letter) {
@@ -54,7 +54,7 @@ static const char *letter_name(char letter)
     }
 }
 
-/* "/k/shape/2" */
+/* Writes the pointer to an axis: "/k/shape/2". */
 #define MEMBER_BYTES sizeof(((attn_error *)0)->member)
 static const char *axis_member(char member[MEMBER_BYTES], attn_tensor_id id, const char *part, int axis)
 {
@@ -68,8 +68,9 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* for text of an index or a shape: "[0, 3, 17]" */
-enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 }; /* for each number: digits and sign of an int64_t, comma and space */
+/* Writes an index or a shape as text: "[0, 3, 17]". */
+/* for each number: the digits and sign of an int64_t, a comma and a space */
+enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
     size_t n = (size_t)snprintf(text, INDEX_BYTES, "[");
@@ -100,7 +101,8 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        const char *const all = attn_tensors[id].axes.plain; /* `letters` may lack the first of these letters */
+        /* `letters` may lack the first of these letters, where that axis may be missing */
+        const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
                          attn_tensors[id].name, is, t->rank, (int)strlen(attn_tensors[id].axes.plain) - 1,
@@ -120,7 +122,8 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                                    : "; a missing axis is written as 1");
 }
 
-/* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float16 as q's, or float32". */
+/* Messages: "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", and for other tensors "must be
+ * float16 as q's, or float32". */
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
@@ -134,8 +137,8 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
                      as_q && others ? ", or " : "", attn_dtype_list(others, list));
 }
 
-/* No axis may be negative or too large, and the bytes must be countable, in float32 too, because answers may
- * be wider than their inputs. */
+/* Checks each axis: it may not be negative or too large. Checks also that the tensor's bytes fit in int64_t, even in
+ * float32, because results may be wider than their inputs. */
 static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -156,7 +159,7 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
     return ATTN_OK;
 }
 
-/* Checks the sizes that other tensors determine. */
+/* Checks those sizes of a tensor that other tensors determine. */
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -167,7 +170,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* a gradient: the tensor it belongs to is checked
+        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* the tensor whose gradient this is has been checked
                                                            * already */
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -218,7 +221,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
 
 /* ---- 1. q, k, v -------------------------------------------------------------------------------------------------- */
 
-/* The axis that a letter stands on, in the client's order of axes. */
+/* The axis that `letter` stands on, counted in the client's order of axes. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -290,7 +293,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
                          "for each sequence",
                          (ll)(p->cu_seqlens_q.shape[0] - 1));
-    if (p->cu_seqlens_q.rank) { /* before dims: it sets B */
+    if (p->cu_seqlens_q.rank) { /* attn_dims_of() reads B from cu_seqlens_q, so this check comes before it */
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
             return status;
@@ -300,7 +303,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
-    if (p->page_table.rank && (status = check_page_table(p, err))) return status; /* before dims: it sets Sk */
+    /* attn_dims_of() reads Sk from page_table, so this check comes before it */
+    if (p->page_table.rank && (status = check_page_table(p, err))) return status;
     for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
             (status = check_sizes(p, qkv[i], err)))
@@ -421,7 +425,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
     if (last > INT64_MAX / (int64_t)bytes - 1)
         return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
                          "%s: its strides reach past 2^63 bytes", name);
-    /* A result may get its memory later; attn_run() checks it again. */
+    /* A result may still lack memory here; attn_run() checks for it before the run. */
     if (axis_of(p, id, 'k') == 1 && t->rank == 4 && p->cu_seqlens_q.rank && p->page_table.rank == 0 && elements > 0 &&
         t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1])
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
@@ -439,13 +443,13 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* NaN too */
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* `!` refuses NaN too */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* NaN is refused too */
+    ATTN_SCORE_OPTION_MAP(X) /* the macro's test refuses NaN too */
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
@@ -456,7 +460,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (p->keep_mask_at_end && p->keep_mask.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/keep_mask_at_end",
                          "keep_mask_at_end: is true, but keep_mask is not given");
-    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* NaN too */
+    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* `!` refuses NaN too */
         return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1%s",
                          p->dropout_p, p->dropout_p > 1 ? "; it is no percentage" : "");
     return ATTN_OK;
@@ -530,8 +534,8 @@ static int64_t first_float_not_finite(const void *row, int64_t count, int64_t mi
     int64_t j;
     uint32_t any = 0;
     for (j = 0; j < count; j++)
-        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* without a branch, so that the compiler
-                                                                    * vectorises the loop */
+        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* the loop has no branch, so that the compiler
+                                                                    * vectorises it */
     if (!any) return -1;
     for (j = 0; j < count; j++)
         if (!isfinite(x[j]) && !(minus_inf_allowed && x[j] == -INFINITY)) return j;
@@ -551,7 +555,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* a bias may always be -inf */
+    (void)limit; /* -inf is valid in every bias */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -575,7 +579,7 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    enum { AT_ONCE = 64 }; /* by vectors */
+    enum { AT_ONCE = 64 }; /* elements per inner loop, whose fixed length lets the compiler vectorise it */
     const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
     int64_t j = 0;
     for (int32_t outside = 0; j + AT_ONCE <= count; j += AT_ONCE) {
@@ -587,7 +591,7 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Tests every row (last axis) of a tensor. `rule` is the end of the message. */
+/* Tests every row (last axis) of a tensor. `rule` is the last part of the message: what the value must be. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -603,18 +607,18 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would write the sign of NaN */
+            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would print the sign of a NaN */
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        int a = last - 1; /* advances to the next row, as an odometer counts */
+        int a = last - 1; /* moves on to the next row, the last axis first, as an odometer counts */
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }
 }
 
-/* The first of the values 1 to n that is below its predecessor; n + 1 where they ascend. */
+/* The index of the first value, from 1 to n, that is smaller than the value before it; n + 1 where all ascend. */
 static int64_t first_descent(const int32_t *values, int64_t n)
 {
     int64_t i = 1;
@@ -622,8 +626,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
     return i;
 }
 
-/* A hint for wrong values. Where they add up to the rows, they are lengths; where they ascend to the rows,
- * they are ends. Otherwise the hint is empty. */
+/* A hint for wrong cu_seqlens. Values whose sum is the number of rows are probably lengths. Ascending values whose
+ * last is the number of rows are probably ends. Otherwise the hint is empty. */
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
@@ -668,7 +672,7 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, suggestion);
 }
 
-/* Checks that no length exceeds the room of its row or sequence. */
+/* Checks that no length in seqlens exceeds the room of its row or sequence. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {
@@ -687,7 +691,8 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* Packed queries with k of [B, Sk, Hk, D]: checks that a given cu_seqlens_k has the starts of k's rows. */
+/* For packed queries with k of [B, Sk, Hk, D]: checks that cu_seqlens_k, where given, says where each row of k
+ * starts. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const cu = p->cu_seqlens_k.data;
@@ -700,7 +705,7 @@ static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* Checks the entries that kernels read: in row b, the pages that hold its first seqlens_k[b] keys. */
+/* Checks the entries of page_table that kernels read: for row b, the pages that hold its first seqlens_k[b] keys. */
 static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -708,7 +713,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        if (p->page_table.stride[0] == 0 && pages <= seen) continue; /* all have the same row */
+        /* stride 0: all rows of the table are the same row, which was checked */
+        if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
             return attn_fail(err, ATTN_INVALID, "/page_table/data",
@@ -721,7 +727,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     return ATTN_OK;
 }
 
-/* Checks prefix_keys: each prefix must lie within both rows, and their page tables must agree in it. */
+/* Checks prefix_keys. A prefix must lie within its row and the row before, and both rows' page tables must agree
+ * there. */
 static attn_status check_prefixes(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -778,7 +785,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
 
-/* Steps 1 to 3, without the sizes of results. */
+/* Steps 1 to 3 of the list at the top, without the sizes of results. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -795,23 +802,23 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Would the other layout have fewer heads than rows? Real problems nearly always have. Axis 1 has the heads
- * in bhsd, axis 2 in bshd. A single query is fewer than the heads in any layout. */
+/* Would this tensor have fewer heads than rows if it had the other layout? Real problems nearly always have fewer
+ * heads. Axis 1 holds the heads in bhsd, axis 2 in bshd. A problem with a single query tells nothing. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;
     return t->shape[heads] < t->shape[3 - heads];
 }
 
-/* Called after shapes were refused. Where all shapes are valid in the other layout, and that layout is the
- * likelier one, the message ends with a hint. The length of alibi_slopes says nothing about axes. A request
- * in bhsd has named its layout, because bshd is the default. */
+/* Adds a hint to the message about a refused shape, where all shapes are valid in the other layout and that layout
+ * is likelier. The length of alibi_slopes says nothing about axes. A request in bhsd gets no hint: bshd is the
+ * default, so the client has chosen bhsd itself. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    for (int a = 1; a <= 2; a++) /* there may be no rows, but not no heads: with a 0 the other order fits by chance */
+    for (int a = 1; a <= 2; a++) /* rows may be 0, but with 0 heads the other order of axes would fit by chance */
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;
     other.layout = as_bhsd ? ATTN_BHSD : ATTN_BSHD;
@@ -823,8 +830,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
              as_bhsd ? "[B, H, S, D]" : "[B, S, H, D]", as_bhsd ? "missing" : "meant");
 }
 
-/* Called after the shape of k was refused. Where it would be valid with its last two axes exchanged, or with
- * q in its place, the message says so. */
+/* Adds a hint to the message about a refused shape of k. It says whether k would be valid with its last two axes
+ * exchanged, or if q and k changed places. */
 static void suspect_k(const attn_problem *p, attn_error *err)
 {
     attn_problem transposed = *p, exchanged = *p;
@@ -852,7 +859,7 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    { /* out and lse exist inside a computation even where they are not wanted: their sizes must be countable */
+    { /* a computation holds out and lse even where the client does not want them, so their sizes must fit in int64_t */
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };
         if (!attn_shape_bytes(ATTN_F32, 4, rows, &bytes))

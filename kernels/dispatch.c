@@ -1,7 +1,7 @@
-/* dispatch.c: from a call to the backend that serves it.
+/* dispatch.c: finds the backend that serves a call.
  *
  *   backends    the list of the build, in order of preference
- *   kernels     rows of a backend; a plan is the first kernel that takes a problem
+ *   kernels     rows of a backend; a plan has the first kernel that takes the problem
  *   dispatch    one line per function, which calls the device's backend
  *
  * To add a backend, write a table of functions (backend.h) and add it to `backends`. */
@@ -16,7 +16,8 @@
 
 /* ---- Backends ---------------------------------------------------------------------------------------------------- */
 
-/* Preferred first. A server takes the first whose count is above 0; "reference" and "paper" only by name. */
+/* The backends of this build, preferred first. A server takes the first backend that has a device. It takes
+ * "reference" and "paper" only if an option names them. */
 static const attn_backend *const backends[] = {
 #ifdef ATTN_FAKE
     &attn_backend_fake,
@@ -30,7 +31,8 @@ enum { BACKENDS = sizeof backends / sizeof *backends };
 
 const char *const *attn_backends(void)
 {
-    /* Written out instead of copied from the tables, because it must be constant before any thread starts. */
+    /* The names are written out instead of copied from the tables, so that the array is constant before any thread
+     * starts. */
     static const char *const names[] = {
 #ifdef ATTN_FAKE
         "fake",
@@ -99,8 +101,8 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
-/* Names the first tensor or option that no kernel of the operation takes. Where each is taken by some kernel, but no
- * kernel takes all of them, the message names none. */
+/* Writes the error that no kernel computes the problem. It names the first tensor or option that no kernel of the
+ * operation takes. Where some kernel takes each of them, but no kernel takes all, it names none. */
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {
@@ -179,8 +181,8 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
-/* Finds the next run of problems, from *first on, that are not empty and adjacent. Returns their number; 0 at
- * the end. */
+/* Finds the next run of adjacent problems that are not empty, from *first on, and sets *first to its start. Returns
+ * how many problems it has; 0 at the end. */
 static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
@@ -254,7 +256,7 @@ attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans,
         size_t part = 0;
         const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        if (part > *bytes) *bytes = part; /* one stretch after another uses the same workspace */
+        if (part > *bytes) *bytes = part; /* runs of problems are computed one after another, in the same workspace */
     }
     return ATTN_OK;
 }

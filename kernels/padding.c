@@ -1,5 +1,6 @@
-/* padding.c: results of rows that do not exist: behind seqlens_q, and in the room between packed sequences. No kernel
- * writes them; out, dq, dk and dv are 0 there, and lse is -inf. All outputs of an observe are filled, since its kernels
+/* padding.c: the results of padding rows. Padding rows lie behind the seqlens_q of a sequence, or in the gap between
+ * two packed sequences. Kernels do not write them. attn_fill_padding() sets out, dq, dk and dv to 0 there, and lse
+ * to -inf. All outputs of an observe are filled, since its kernels
  * write only what some query sees. */
 #include <math.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 #include "backend.h"
 #include "tiles.h"
 
-/* Rows [first, end) of sequence b and each head. */
+/* Sets rows [first, end) of sequence b to 0, in every head. */
 static void fill_rows(const attn_view *view, int64_t heads, int64_t columns, int64_t b, int64_t first, int64_t end)
 {
     const size_t bytes = attn_dtype_bytes(view->dtype);

@@ -1,5 +1,5 @@
-/* strange.h: how much of a problem lies in rows that leave what float32 holds. Kernels compute such rows one by one,
- * which may cost a hundred times as much (cost.c). */
+/* strange.h: how much of a problem lies in strange rows, whose numbers leave the range of float32. Kernels compute
+ * such rows one by one, which may cost a hundred times as much as other rows (cost.c). */
 #ifndef ATTN_STRANGE_H
 #define ATTN_STRANGE_H
 
@@ -13,8 +13,9 @@ typedef struct attn_strange {
     double cheap, costly;
 } attn_strange;
 
-/* A row is ordinary where the size of its largest score is below `from`; in a backward with a given lse, the
- * size of lse counts instead. From `cheap_from` on it is cheap. Two things make a row costly all the same:
+/* A row is ordinary where the size of its largest score is below `from`; in a backward with a given lse, the size of
+ * lse counts instead. From `cheap_from` on a row is cheap. Two things make a row costly whatever the size of its
+ * scores:
  *
  *   bound_from  the product of the largest number of q near it, that of its keys, D and the scale reaches this bound,
  *               whatever the scores are. It concerns float32 alone; 0: no bound

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-/* Tensors by their role in ATTN_TENSOR_MAP: a new row there is in these sets too. */
+/* Sets of tensors by their role in ATTN_TENSOR_MAP, so that a new row there is in these sets too. */
 #define BIT(name)                       ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
 #define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
@@ -22,12 +22,14 @@
     {                                          \
         name "_causal", op, true, fixed, dtype \
     }
-#define MODELS(name, op)                                                                            \
-    (const proto_model[PROTO_MODELS])                                                               \
-    {                                                                                               \
-        OF_DTYPE(name, op, false, ATTN_F32), OF_DTYPE(name "_fp32", op, true, ATTN_F32),            \
-            OF_DTYPE(name "_fp16", op, true, ATTN_F16), OF_DTYPE(name "_bf16", op, true, ATTN_BF16) \
-    }
+#define MODELS(name, op)                             \
+    (const proto_model[PROTO_MODELS]){               \
+        OF_DTYPE(name, op, false, ATTN_F32),         \
+        OF_DTYPE(name "_fp32", op, true, ATTN_F32),  \
+        OF_DTYPE(name "_fp16", op, true, ATTN_F16),  \
+        OF_DTYPE(name "_bf16", op, true, ATTN_BF16), \
+    },                                               \
+        .model_count = PROTO_MODELS
 
 /* clang-format off */
 static const proto_tensor_doc of_decode[] = {
@@ -51,6 +53,17 @@ static const proto_tensor_doc of_observe[] = {
 static const proto_tensor_doc of_append[] = {
     { ATTN_T_k, "[S, Hk, D]; the cache's dtype: keys of S more positions" },
     { ATTN_T_v, "[S, Hk, Dv]; the cache's dtype: their values; not of a latent cache" },
+    { 0, NULL },
+};
+
+static const proto_tensor_doc of_merge[] = {
+    { ATTN_T_sinks, "[H]; float32: one more part for each head, with this lse and without a value; merged once" },
+    { ATTN_T_dout, "the shape of out of a part; float32, float16 or bfloat16: gradient with respect to out; the answer then "
+                   "has parts" },
+    { ATTN_T_dlse, "the shape of lse of a part; float32: gradient with respect to lse; zeros where not given; needs dout" },
+    { ATTN_T_out, "the shape of out of a part; out_dtype, or the dtype of the parts: the whole; 0 where all parts are empty" },
+    { ATTN_T_lse, "the shape of lse of a part; float32: natural logarithm; -inf where all parts are empty" },
+    { ATTN_T_dsinks, "[H]; float32: gradient with respect to sinks; needs dout" },
     { 0, NULL },
 };
 
@@ -114,6 +127,20 @@ const proto_operation proto_operations[PROTO_OP_COUNT] = {
         .members = "k and v", .title = "Append", .summary = "Keys and values at the end of a cache",
         .description = "k is [S, Hk, D], v is [S, Hk, Dv]: S positions more, or none.",
         .answer = "They are there", .tensors = of_append,
+    },
+    [PROTO_OP_MERGE] = {
+        "merge", "/v1/attention/merge", ATTN_OP_FORWARD,
+        .merges = true, .envelope = true,
+        .takes = BIT(sinks) | BIT(dout) | BIT(dlse), .gives = BIT(out) | BIT(lse) | BIT(dsinks),
+        .usual = BIT(out) | BIT(lse),
+        .models = (const proto_model[]){ { "attention_merge", PROTO_OP_MERGE, false, false, ATTN_F32 } }, .model_count = 1,
+        .members = "parts", .title = "Merge", .summary = "Results over parts of the keys become one",
+        .description =
+            "Each part is the out and lse of the same queries over a part of the keys. The answer is the result over "
+            "all keys: lse = log(sum of exp(lse_p)), out = sum of exp(lse_p - lse) out_p, in float32 and in the order "
+            "given. With dout it also has the gradients of each part: a backward of each part that is given them "
+            "yields the gradients of the whole.",
+        .answer = "The whole, and the gradients of its parts", .tensors = of_merge,
     },
 };
 /* clang-format on */

@@ -1,21 +1,22 @@
-/* decode.c: from a tree of members to problems that have passed attn_check().
+/* parse.c: turns a tree of members into problems that have passed attn_check().
  *
- * The format's reader (format.h) has taken the tensor values out of the body and made a tree of what is left, which is
- * small. Here names get their meaning, whatever the format was. Three tables say it all: attn_tensors[]
- * (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the rest, and
- * proto_operations[] (operations.h) for what an operation takes of both. A member that an operation does not take is
- * refused by name.
+ * The format's reader (format.h) has extracted the tensor values from the body and made a tree of the rest, which is
+ * small. This file interprets the names in the tree, in the same way for all formats. It uses three tables:
+ * attn_tensors[] (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the
+ * other members, and proto_operations[] (operations.h) for the members that an operation takes. A member that an
+ * operation does not take is refused by name.
  *
  *     body -> reader -> tree -> object() -> parse_tensor(), parse_option() -> attn_check() -> proto_call
  *                 \---> memory -------------^
  *
  * Invariants:
- *   1. Every member is looked at exactly once, in the order of the body; the first fault is the one reported, with its
+ *   1. Every member is examined exactly once, in the order of the body. The first error is reported, with its
  *      pointer.
- *   2. A number is its text until its type is known: integers are never read through a double.
- *   3. A problem without error in a proto_call has passed attn_check() and its outputs have shapes; only one with a
- *      `context` has not, for its tensors are elsewhere.
- *   4. In an envelope the fault of one problem is its own; broken JSON, limits and lack of memory fail the whole. */
+ *   2. A number stays text until its type is known, so integers are never read through a double.
+ *   3. A problem without an error in a proto_call has passed attn_check(), and its outputs have shapes. Exceptions
+ *      are problems with a `context` or with caches, whose tensors are elsewhere.
+ *   4. In an envelope, the error of one problem concerns that problem alone. Malformed JSON, exceeded limits and
+ *      lack of memory fail the whole body. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -47,7 +48,7 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* The first operation that takes a member of this name; PROTO_OP_COUNT: none does. */
+/* Returns the first operation that takes a member of this name, or PROTO_OP_COUNT if none does. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -59,8 +60,8 @@ static proto_op op_of(const char *name)
     return op;
 }
 
-/* The error for a name that this operation does not take: a member of another operation, an output, or an
- * unknown name. */
+/* Makes the error for a name that this operation does not take: a member of another operation, an output, or an unknown
+ * name. */
 static attn_status foreign(proto_op op, const char *name, attn_error *err)
 {
     const int id = tensor_named(name);
@@ -81,7 +82,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         "requests: must be the only member of the body"); /* reached inside an item */
+                         /* only a problem within `requests` gets here */
+                         "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
@@ -90,7 +92,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* With `context` the problem comes from the saved forward. Only members that a backward adds may stand beside it. */
+/* Checks the members beside `context`. The problem comes from the saved forward, so only members that a backward adds
+ * may be given. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -109,7 +112,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    const bool one = operation->cache_in_path; /* no axis of caches */
+    const bool one = operation->cache_in_path; /* k and v have no axis for several caches */
     const int rank = one ? 3 : 4;
     tree_member member;
     const uint64_t needs = operation->may_take_caches ? operation->needs & operation->beside_caches : operation->needs;
@@ -195,6 +198,8 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
         if (o && (o->ops >> r->op & 1)) status = parse_option(r, o, member, item, err);
         else if (id < ATTN_TENSOR_COUNT && proto_takes_tensor(r->op, (attn_tensor_id)id))
             status = parse_tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
+        else if (proto_operations[r->op].merges && parse_parts_has(member->string))
+            status = parse_parts_named(r, value, member, item, err);
         else status = foreign(r->op, member->string, err);
         if (status != ATTN_OK) return status;
     }
@@ -202,6 +207,7 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
     if (*item->context) return beside_context(value, err);
     if (proto_operations[r->op].asks && (status = of_observe(r, value, item, err)) != ATTN_OK) return status;
     if (proto_uses_caches(r->op, item)) return of_caches(r, item, err);
+    if (proto_operations[r->op].merges) return parse_parts_done(r, item, err);
     parse_starts_of_keys(r, &item->problem);
     const attn_status prepared = proto_item_prepare(item, err);
     if (prepared == ATTN_OK && item->problem.op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
@@ -217,7 +223,7 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* An impossible dtype is refused even where no output has it. */
+    /* A dtype that no output can have is refused even if no output uses it. */
     attn_status status = ATTN_OK;
     if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
     else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);
@@ -225,8 +231,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* A gradient of a tensor that was not given is a fault of the request (400). NOT_FOUND is for lost
-     * contexts and caches. */
+    /* A gradient of a tensor that was not given is an error of the request (400). NOT_FOUND is for missing contexts and
+     * caches. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -255,8 +261,9 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
+    if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS; /* a member for each tensor of a part */
     d->format = format;
-    d->reader = format->open(limits, memory);
+    d->reader = format->open(&d->limits, memory);
     if (!d->reader) {
         free(d);
         return NULL;
@@ -309,7 +316,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* attn_check() reads the values of all other tensors. For these it checks only their sizes. */
+/* For the tensors of this list attn_check() checks only sizes. It reads the values of all other tensors. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -376,6 +383,7 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
                                "caches: cannot stand in requests; send a problem on caches by itself");
         if (status == ATTN_OK) continue;
         free(item->caches);
+        free(item->parts);
         *item = (proto_item){ .error = fault };
     }
     return ATTN_OK;
@@ -426,6 +434,8 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     made->sequence = body.sequence;
     r.sequence = *body.sequence.id != '\0';
     made->binary = body.binary;
+    memcpy(made->binary_parts, body.binary_parts, sizeof made->binary_parts);
+    r.gradients = body.gradients;
     made->shared = body.shared;
     if (body.id && *body.id && !(made->id = strdup(body.id))) {
         status = no_memory(err);
@@ -455,7 +465,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller's now */
+        made = NULL; /* the caller owns the call now */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);
@@ -491,7 +501,10 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item)
 void proto_call_free(proto_call *call)
 {
     if (!call) return;
-    for (int i = 0; i < call->count && call->items; i++) free(call->items[i].caches);
+    for (int i = 0; i < call->count && call->items; i++) {
+        free(call->items[i].caches);
+        free(call->items[i].parts);
+    }
     free(call->items);
     free(call->id);
     free(call);

@@ -1,4 +1,4 @@
-/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See decode.c. */
+/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See parse.c. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -17,8 +17,9 @@
 enum {
     BOTH = PROTO_FORWARD | PROTO_BACKWARD,
     LOOKS = BOTH | PROTO_OBSERVE,
-    OUTPUTS = BOTH | PROTO_DECODE,
-    SCORES = OUTPUTS | PROTO_OBSERVE
+    OUTPUTS = BOTH | PROTO_DECODE | PROTO_MERGE,
+    SCORES = BOTH | PROTO_DECODE | PROTO_OBSERVE,
+    ANSWERS = SCORES | PROTO_MERGE
 };
 enum { MOST_TILE = 1 << 30 };
 
@@ -30,12 +31,23 @@ static const char *const window_form[] = { "[left, right]" UNBOUNDED, NULL };
 static const char *const region_form[] = { "[first, end]", NULL };
 static const char *const map_form[] = { "[cells of queries, cells of keys]", NULL };
 static const char *const tile_form[] = { "[queries, keys]", NULL };
+static const char *const bases[] = { "e", "2", NULL };
+static const char *const empties[] = { "-inf", "+inf", NULL };
 
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
-    /* name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
-    { "layout", PROTO_TYPE_CHOICE, LOOKS, false, AT(problem.layout), AT(has_layout), 0, 0, layouts, "\"bshd\"",
-      "order of the axes of q, k, v, out and their gradients" },
+    /* columns: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
+    { "parts", PROTO_TYPE_PARTS, PROTO_MERGE, false, AT(parts), 0, 0, 0, NULL, NULL,
+      "what to merge: out and lse of the same queries over each part of the keys, 1 to 64 of equal shapes and dtypes. "
+      "out is [B, Sq, H, Dv] in float32, float16 or bfloat16, or packed [total_q, H, Dv]; lse is float32 [B, H, Sq], "
+      "or "
+      "packed [H, total_q]. Each tensor may also be a member, parts.0.out, parts.0.lse, ..." },
+    { "lse_base", PROTO_TYPE_CHOICE, PROTO_MERGE, false, AT(lse_base), 0, 0, 0, bases, "\"e\"",
+      "base of the logarithm in lse of the parts; that of the answer is natural" },
+    { "empty_lse", PROTO_TYPE_CHOICE, PROTO_MERGE, false, AT(empty_lse), 0, 0, 0, empties, "\"-inf\"",
+      "what lse of an empty part is; with +inf, -inf is empty too. That of the answer is -inf" },
+    { "layout", PROTO_TYPE_CHOICE, LOOKS | PROTO_MERGE, false, AT(problem.layout), AT(has_layout), 0, 0, layouts,
+      "\"bshd\"", "order of the axes of q, k, v, out and their gradients" },
     { "scale", PROTO_TYPE_NUMBER, SCORES, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
       "multiplies q . k; 1/sqrt(D) where it is not given" },
     { "causal", PROTO_TYPE_BOOL, SCORES, false, AT(problem.causal), 0, 0, 0, NULL, "false",
@@ -58,8 +70,9 @@ const proto_option proto_options[] = {
       "it; a backward with dropout_p wants the forward's" },
     { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",
       "the same bits on every run" },
-    { "out_dtype", PROTO_TYPE_DTYPE, PROTO_FORWARD | PROTO_DECODE, false, AT(result_dtype), AT(has_result_dtype), 0, 0,
-      NULL, NULL, "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn" },
+    { "out_dtype", PROTO_TYPE_DTYPE, PROTO_FORWARD | PROTO_DECODE | PROTO_MERGE, false, AT(result_dtype),
+      AT(has_result_dtype), 0, 0, NULL, NULL,
+      "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn; of a merge that of the parts" },
     { "grad_dtype", PROTO_TYPE_DTYPE, PROTO_BACKWARD, true, AT(result_dtype), AT(has_result_dtype), 0, 0, NULL, NULL,
       "dtype of dq, dk and dv: float32, or q's, which it is where it is not given" },
     { "observe", PROTO_TYPE_NAMES, PROTO_OBSERVE, false, AT(outputs), 0, 0, 0, NULL, NULL,
@@ -83,8 +96,8 @@ const proto_option proto_options[] = {
       "Dv of flops_forward and flops_backward; D where it is not given" },
     { "outputs", PROTO_TYPE_NAMES, OUTPUTS, true, AT(outputs), 0, 0, 0, NULL, NULL,
       "the tensors to send back: forward out and lse; backward dq, dk and dv, and where asked for dsinks, dbias, "
-      "dalibi_slopes" },
-    { "encoding", PROTO_TYPE_CHOICE, SCORES, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
+      "dalibi_slopes; merge out and lse, and where asked for dsinks" },
+    { "encoding", PROTO_TYPE_CHOICE, ANSWERS, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
       "how tensors are written in the answer" },
     { "verify", PROTO_TYPE_ROWS, PROTO_FORWARD, false, AT(verify_rows), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "recompute that many rows, or \"all\", in float64 and report the error" },
@@ -94,9 +107,9 @@ const proto_option proto_options[] = {
       "what a forward with save answered: q, k, v, out, lse and the options come from there" },
     { "caches", PROTO_TYPE_IDS, PROTO_DECODE | PROTO_OBSERVE, false, AT(caches), 0, 0, 0, NULL, NULL,
       "ids of POST /v1/caches, one for each row of q: its keys and values are what the row attends to" },
-    { "timeout_ms", PROTO_TYPE_INTEGER, SCORES | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
-      "milliseconds until the answer is of no use; the server's limit where it is not given" },
-    { "priority", PROTO_TYPE_INTEGER, SCORES, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
+    { "timeout_ms", PROTO_TYPE_INTEGER, ANSWERS | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL,
+      NULL, "milliseconds until the answer is of no use; the server's limit where it is not given" },
+    { "priority", PROTO_TYPE_INTEGER, ANSWERS, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "of the requests of one token that wait for a device, 1 leaves before 2; 0 is as 128. Steps on caches keep their "
       "order" },
     { .name = NULL },
@@ -120,7 +133,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-/* The error "NAME: is VALUE, must be RULE", with a hint. */
+/* Makes the error "NAME: is VALUE, must be RULE", with a hint. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *suggestion, attn_error *err)
 {
@@ -133,13 +146,13 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, suggestion);
 }
 
-/* wrong_word() for a value that is not a word. */
+/* Makes the error for a value that is not a word. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
 }
 
-/* wrong_word() for a value that should be true or false. */
+/* Makes the error for a value that should be true or false. */
 static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
 {
     const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);
@@ -149,12 +162,12 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* wrong_word() for a value that should be an integer. A number of a pair cannot be left out. */
+/* Makes the error for a value that should be an integer. A number of a pair (`step`) cannot be left out. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    if (!step && text && text_is_among("0 -1", text)) /* other programs write these for "none" */
+    if (!step && text && text_is_among("0 -1", text)) /* other programs write 0 or -1 for "none" */
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,
                       step || text ? parse_integer_suggestion(value) : parse_value_suggestion(value), err);
@@ -178,6 +191,13 @@ static void list_add(struct text *list, const char *name, bool last)
     text_put_string(list, name);
 }
 
+static bool is_choice(const proto_option *o, const char *text)
+{
+    int i = 0;
+    while (o->choices[i] && strcmp(text, o->choices[i])) i++;
+    return o->choices[i] != NULL;
+}
+
 static attn_status choice(const proto_option *o, const cJSON *value, int *to, attn_error *err)
 {
     const char *text = tree_string(value);
@@ -195,6 +215,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
         text_consider(&best, o->choices[i]);
     }
     if (cJSON_IsArray(value)) return wrong_word(o->name, NULL, value, rule, "; write it as one string", err);
+    if (tree_number(value) && is_choice(o, tree_number(value)))
+        return wrong_word(o->name, NULL, value, rule, ", in quotes", err);
     if (!text || !*text) return wrong(o->name, NULL, value, rule, err);
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
@@ -253,7 +275,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Could the text be an id? Copies it. (strspn() would build its table again for each of a thousand ids.) */
+/* Copies the text if it is an id. It does not use strspn(), which would build its table again for each of a thousand
+ * ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {
@@ -311,7 +334,7 @@ static attn_status pair(const proto_option *o, const cJSON *value, int64_t to[2]
     return status == ATTN_OK ? integer(o, "1", value->child->next, to + 1, window ? UNBOUNDED : "", err) : status;
 }
 
-/* The unit at the end of a name, in which its number is counted. */
+/* Returns the unit at the end of an option's name, such as ms. */
 static const char *unit_of(const char *name)
 {
     const size_t length = strlen(name);
@@ -331,7 +354,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_NUMBER: {
         const char *text = tree_number(value);
-        const double x = text ? strtod(text, NULL) : 0; /* the program never leaves the C locale */
+        const double x = text ? strtod(text, NULL) : 0; /* the program always runs in the C locale */
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);
         *(double *)to = x;
@@ -346,7 +369,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
     case PROTO_TYPE_PAIR: status = pair(o, value, to, err); break;
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
-        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* and of a gradient */
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes */
         char list[ATTN_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))
@@ -366,6 +389,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     }
     case PROTO_TYPE_IDS: status = identifiers(o, value, item, err); break;
+    case PROTO_TYPE_PARTS: status = parse_parts(r, value, item, err); break;
     case PROTO_TYPE_ID: status = identifier(o, value, to, err); break;
     }
     if (status == ATTN_OK && o->given) *(bool *)((char *)item + o->given) = true;

@@ -21,10 +21,12 @@ class Refused(Exception):
         self.code, self.pointer = problem['code'], problem.get('pointer')
 
 
+def tensor(a):
+    return {'shape': a.shape, 'dtype': str(a.dtype), 'data': base64.b64encode(np.ascontiguousarray(a).tobytes()).decode()}
+
+
 def attention(url, op, **members):
-    """op is forward, backward or observe; arrays among the members are sent as tensors, and tensors of the answer are arrays."""
-    def tensor(a):
-        return {'shape': a.shape, 'dtype': str(a.dtype), 'data': base64.b64encode(np.ascontiguousarray(a).tobytes()).decode()}
+    """op is forward, backward, observe or merge; arrays among the members are sent as tensors, and tensors of the answer are arrays."""
     body = json.dumps({name: tensor(m) if isinstance(m, np.ndarray) else m for name, m in members.items()}).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{url}/v1/attention/{op}', body, {'Content-Type': 'application/json'})) as answer:

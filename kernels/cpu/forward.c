@@ -1,7 +1,7 @@
-/* forward.c: O = softmax(scores) V and the log-sum-exp, a row tile at a time. FlashAttention-2 (arXiv:2307.08691),
- * Algorithm 1.
+/* forward.c: O = softmax(scores) V and the log-sum-exp, for one row tile at a time. It is FlashAttention-2
+ * (arXiv:2307.08691), Algorithm 1.
  *
- * A row tile walks over the key tiles it can see:
+ * A row tile walks over the key tiles that it can see:
  *
  *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask
  *                                       blocks)
@@ -9,24 +9,24 @@
  *     m, l, P = softmax  online: rescale = exp2(m_old - m_new)
  *     O = rescale O + P V
  *
- * and ends with out = O / l, lse = (m + log2 l) ln 2. Scores and m are in base 2.
+ * At the end out = O / l and lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
- * On the diagonal a row tile would compute more that is hidden than it must: of 64 causal queries over 64 keys
- * half. So a block that causal or a window cuts is walked in strips of a few rows, each against the columns that one
- * of them sees (of those 64 x 64: 5/8 of both products, of softmax and of the masking). Hidden pairs add 0 to sums:
- * the bits are the same.
+ * On the diagonal half of the work on a row tile would be for hidden pairs: of 64 causal queries over 64 keys, half
+ * of the pairs are hidden. A block that causal or a window cuts is therefore computed in strips of a few rows, each
+ * against the columns that one of its rows sees. For 64 x 64 that leaves 5/8 of both products, softmax and masking.
+ * Hidden pairs add 0 to sums, so strips do not change the bits.
  *
- * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with
- * one row tile a head packs each key tile as it comes.
+ * FLASH_PREPARE packs K and V once where several row tiles use them. A sequence with one row tile per head packs
+ * each key tile when it comes to it.
  *
- * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is
- * packed with zeros in place of what is not finite, and the pack says so (kv_values). Then, before softmax()
- * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums` for exactly the rows that
- * see them, and O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been.
- * K needs no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same
- * bits as with a clean V.
+ * NaN and infinity. A hidden key must have no effect whatever it holds, but P = 0 times NaN would be NaN. V is
+ * therefore packed with 0 in place of NaN and infinity, and packing reports that (kv_values). Before softmax()
+ * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums`, for exactly the rows
+ * that see them. At the end these sums are added to O: inf + x = inf and NaN + x = NaN, as any positive P would have
+ * given. K needs no such step: its NaN make scores NaN, and hidden scores are overwritten. All other elements of O
+ * have the same bits as if V had been finite.
  *
- * Values so large that their sums overflow, and scores near the largest float32: exact.c. */
+ * exact.c computes rows whose sums of values overflow, and rows whose scores are near the largest float32. */
 #include <math.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ struct scratch {
     char *Qa, *P, *kv;
     float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
-    float *clean; /* FLASH_UNIT rows in f32 */
+    float *clean; /* room for FLASH_UNIT rows in f32 */
     char *keys;   /* room to gather FLASH_UNIT rows of k or v that lie in several pages */
     char *gathered;
     struct flash_limits limits;
@@ -70,7 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* last: seldom touched */
+    scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* taken last, because few problems use it */
     flash_scratch_end(f, arena);
     return scratch;
 }
@@ -84,9 +84,9 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
-/* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Where there
- * are pages, it packs page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not
- * depend on how many are packed at a time. */
+/* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Keys in pages are
+ * packed page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not depend on how many
+ * keys are packed at a time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
@@ -112,7 +112,7 @@ static int pack_keys(const struct flash *f, const struct flash_sequence *seq, in
     return found;
 }
 
-/* Extremes of the FlashMask bounds of one head, block by block. */
+/* Writes the extremes of the FlashMask bounds of one head, for each block of FLASH_MASK_BLOCK keys. */
 static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
 {
     const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
@@ -147,7 +147,7 @@ void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t ite
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
 
-/* Rows [r0, r0 + n) of a row tile of one head, as a tile. */
+/* Makes a tile of rows [r0, r0 + n) of a row tile with one head. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
 {
     struct flash_tile strip = *t;
@@ -185,8 +185,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* Last queries first: when causal they have the most keys, and a long item that starts late delays the
-     * whole loop. */
+    /* The last queries come first. With a causal mask they have the most keys, and a long item that starts late
+     * would delay the whole loop. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -209,7 +209,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K^T and V of the block's columns. */
+        /* K and V point to K^T and V of the block's columns. */
         const char *K, *V;
         int64_t ldv;
         int values;

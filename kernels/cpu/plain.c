@@ -2,9 +2,9 @@
  *
  *     device       computes by    why
  *     reference    reference.c    every option, one row at a time: it defines what is correct
- *     paper        paper.c        FlashAttention-2 as in its paper: begin to read here
+ *     paper        paper.c        FlashAttention-2 as in its paper; readers of the kernels begin there
  *
- * Memory is malloc's. One thread computes, and everything is done when a call returns. */
+ * Memory comes from malloc(). One thread computes, and a call returns when its work is done. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -28,14 +28,15 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
     return reference_run(p, NULL, cancel, err);
 }
 
-/* paper.c computes problems with one key/value head per query head, rows of one length, and causal masks or windows. */
+/* paper.c computes problems whose query heads have a key/value head each, whose rows have one length, and whose
+ * masks are causal or a window. */
 #define PAPER_FEATURES                                                                                            \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
      ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \
      ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(SCALE) |     \
      ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table is a line */
 static const struct plain plains[] = {
     { &attn_backend_reference,
       "textbook loops in double, one thread",
@@ -102,7 +103,7 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = device->backend->name;
     strcpy(info->name, device->backend->name);
     strcpy(info->description, plain_of(device)->description);
-    info->fastest_flops = 1e10; /* doubles, one at a time */
+    info->fastest_flops = 1e10; /* computes doubles, one at a time */
     info->fastest_scores = 1e9;
     info->units = 1;
     info->unified = true;
@@ -171,7 +172,7 @@ static attn_status moves(attn_stream *stream, const attn_move *list, int64_t cou
 static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
 {
     (void)stream, (void)err;
-    attn_merge_rows(plan, 0, attn_merge_count(plan));
+    attn_merge_all(plan);
     return ATTN_OK;
 }
 
@@ -213,7 +214,7 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
     return ATTN_OK;
 }
 
-/* clang-format off: a row is a function */
+/* clang-format off: each row is a function */
 #define PLAIN(named, opener)                                                                                          \
     {                                                                                                                 \
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \

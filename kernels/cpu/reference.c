@@ -1,11 +1,11 @@
-/* reference.c: textbook loops in double, every option. They define correct.
+/* reference.c: textbook loops in double, with every option. Their results define what is correct.
  *
- * Written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles, no
- * online softmax, a whole row of scores at a time, everything done before the call returns. Who uses them:
+ * They are written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles,
+ * no online softmax, a whole row of scores at a time. Their users:
  *
  *   the backend "reference"    on one thread (plain.c); only tests open it as a device
- *   the backend "cpu"          on its threads, as the kernel "double": what its fast kernel was not written for
- *   attn_verify()              single rows, to compare another backend's with
+ *   the backend "cpu"          as the kernel "double", for problems that its fast kernels do not support
+ *   attn_verify()              single rows, to compare with those of another backend
  *
  *   for each sequence b, key/value head hk:         K and V of the head, as doubles
  *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of
@@ -13,15 +13,15 @@
  *     dk, dv of the head
  *
  * Invariants:
- *   1. A pair (i, j) that a mask hides is never computed with: sees() is asked before K or V are used, so NaN behind a
- *      mask cannot leak. A bias of -inf is a mask. What is not hidden is used even where P is 0: NaN there does reach
- *      the row.
+ *   1. No computation uses a pair (i, j) that a mask hides: sees() is called before K or V are used, so NaN behind a
+ *      mask has no effect. A bias of -inf is a mask. A visible pair is used even where its P is 0: NaN there makes
+ *      the row NaN.
  *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are
  *      0.
  *   3. Each result is rounded once, when it is stored.
  *   4. All sums run in one fixed order, so the answer depends on the problem alone.
- *   5. lse is kept as the row's maximum and the logarithm of what is left: beside a score of 1e38 a double has lost the
- *      logarithm of a sum, and P would be 1 for each key. */
+ *   5. lse is kept in two parts, the row's maximum and the logarithm of the rest: beside a score of 1e38 a double
+ *      cannot hold the logarithm of a sum as well, and P would be 1 for each key. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -37,28 +37,29 @@
 
 /* ---- One problem ------------------------------------------------------------------------------------------------- */
 
-/* What the loops below share. Row arrays have Sk elements and hold numbers only where sees[j]. */
+/* State that the loops below share. Row arrays have Sk elements and hold numbers only where sees[j]. */
 struct reference {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
-    uint32_t threshold; /* of dropout */
+    uint32_t threshold; /* the threshold of dropout */
 
-    int64_t b, h, hk; /* where the loops are */
+    int64_t b, h, hk; /* the sequence and heads that the loops are at */
     attn_sequence s;
 
-    double *K, *V;              /* [Sk, D], [Sk, Dv] of head hk */
-    double *dK, *dV;            /* backward: their gradients, summed over the group */
-    double *q, *dq;             /* [D] of row i */
-    double *out, *dout;         /* [Dv] of row i */
-    bool *sees;                 /* row: may query i see key j? */
-    double *z, *derivative, *P; /* row; derivative: of z by scale q.k */
-    double *mass, *map;         /* observe, of head h: key_mass, and the cells of map */
+    double *K, *V;              /* K and V of head hk: [Sk, D] and [Sk, Dv] */
+    double *dK, *dV;            /* in a backward: gradients of K and V, summed over the group */
+    double *q, *dq;             /* q and dq of row i: [D] */
+    double *out, *dout;         /* out and dout of row i: [Dv] */
+    bool *sees;                 /* for each key j: may query i see it? */
+    double *z, *derivative, *P; /* for each key: its score, the derivative of the score by scale q . k, and P */
+    double *mass, *map;         /* in an observe, of head h: key_mass, and the cells of map */
     struct seen {
         double most, entropy; /* over the rows of head h: the largest row_max, the sum of their entropies */
-        int64_t rows;         /* those that see a key */
+        int64_t rows;         /* how many of them see a key */
     } seen;
-    double *dbias, *dsinks, *dslopes; /* sums over everything they are broadcast over; NULL where not asked for */
+    /* gradients that are summed over all axes of broadcast; NULL where not requested */
+    double *dbias, *dsinks, *dslopes;
 };
 
 static double load(const struct reference *r, attn_tensor_id id, int64_t head, int64_t row, int64_t column)
@@ -67,7 +68,7 @@ static double load(const struct reference *r, attn_tensor_id id, int64_t head, i
     return attn_load(view->dtype, view->data, attn_at(view, r->b, head, row) + column);
 }
 
-/* The same of key or value j. */
+/* Loads a number of key or value j; with pages, from the page that holds it. */
 static double load_key(const struct reference *r, attn_tensor_id id, int64_t j, int64_t column)
 {
     const attn_view *view = &r->g.view[id];
@@ -85,7 +86,7 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* An fp8 tensor's factor of this batch row and key/value head. */
+/* The factor of a float8 tensor for this batch row and key/value head. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
@@ -106,26 +107,26 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* |i + Sk - Sq - j|: ALiBi's distance, bottom right whatever the alignment. */
+/* ALiBi's distance |i + Sk - Sq - j|, which counts from the bottom right, whatever the alignment. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
 }
 
-/* M_ij: what dropout multiplies P_ij by. */
+/* M_ij, by which dropout multiplies P_ij. */
 static double dropout(const struct reference *r, int64_t i, int64_t j)
 {
     if (r->p->dropout_p == 0) return 1;
     return attn_dropout_keep(r->p->seed, r->b * r->g.dims.H + r->h, i, j, r->threshold) ? 1 / (1 - r->p->dropout_p) : 0;
 }
 
-/* A score is at most the largest float32 in size: beyond, it counts as that. NaN stays. */
+/* A score beyond the largest float32 counts as the largest float32, with its sign. NaN stays NaN. */
 static double saturated(double z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* sees, z and derivative of row i. */
+/* Computes sees, z and derivative for all keys of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
     const attn_range keys = attn_keys_of(&r->g, &r->s, i);
@@ -143,8 +144,8 @@ static void score_row(struct reference *r, int64_t i)
     }
 }
 
-/* lse = top + rest: the row's maximum, and ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in the row makes it
- * NaN. -inf: nothing to see. */
+/* lse = top + rest. top is the row's maximum, rest is ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in
+ * the row makes lse NaN. A row that sees no key, without a sink, has -inf. */
 struct lse {
     double top, rest;
 };
@@ -156,18 +157,20 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        if (isnan(r->z[j])) return (struct lse){ NAN, 0 }; /* and not lost in a comparison */
+        /* NaN is returned here, because a comparison would lose it */
+        if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* -inf - -inf would be NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* here -inf - -inf would give NaN */
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);
     return (struct lse){ m, log(sum) };
 }
 
-/* The lse that a backward is given. One of LSE_MOST and more says nothing about the sum, because its last bit is worth
- * 2. Where a row sees one key, P is 1: its score is lse, apart from rounding. */
+/* The lse that a backward was given. If its size is ATTN_LSE_MOST or more, it does not determine the sum, because
+ * its last bit is worth 2; then lse is computed from the scores. Where a row sees one key, P is 1, and the key's
+ * score replaces an lse that differs from it only by rounding. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -179,14 +182,14 @@ static struct lse given_lse_of_row(const struct reference *r, int64_t row)
     return (struct lse){ lse, 0 };
 }
 
-/* P of the row, given its lse. */
+/* Computes P of the row from its lse. */
 static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) r->P[j] = lse.top == -INFINITY ? 0 : exp(r->z[j] - lse.top - lse.rest);
 }
 
-/* out = P V of row i. */
+/* Computes out = P V for row i. */
 static void output_of_row(struct reference *r, int64_t i)
 {
     const int64_t Dv = r->g.dims.Dv;
@@ -208,7 +211,7 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* What row i adds to every gradient:
+/* Adds row i's share to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j                                        dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks:
  *                                                                     delta
@@ -347,7 +350,7 @@ static void store_observed_head(struct reference *r)
 
 /* ---- Heads ------------------------------------------------------------------------------------------------------- */
 
-/* K and V of (b, hk). Keys that do not exist (past seqlens_k) are not touched, nor are pages that hold none. */
+/* Loads K and V of (b, hk). It does not read keys that do not exist (past seqlens_k), nor pages that hold no key. */
 static void load_head(struct reference *r)
 {
     const double k_scale = scale_of(r, ATTN_T_k_scale), v_scale = scale_of(r, ATTN_T_v_scale);
@@ -358,7 +361,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* dk and dv of (b, hk), zeros past seqlens_k included where keys are not packed. */
+/* Stores dk and dv of (b, hk). Where keys are not packed, rows past seqlens_k become zeros. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -370,8 +373,8 @@ static void store_head_gradients(struct reference *r)
     }
 }
 
-/* The gradients that are sums over batch rows, once everything is added up. Summed in double at the offsets of the
- * caller's own strides: `from` mirrors the tensor's memory. */
+/* Stores a gradient that is a sum over batch rows, when all is added up. `from` holds the sums in double, at the
+ * offsets that the tensor's strides give. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -387,18 +390,18 @@ static void store_sums(const attn_problem *p, attn_tensor_id id, const double *f
 
 /* ---- Its memory -------------------------------------------------------------------------------------------------- */
 
-/* Zeros; true when there is nothing to allocate. */
+/* Allocates a * b elements, all 0. Returns true where it succeeds or there is nothing to allocate. */
 static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
 {
     int64_t n;
     void *memory;
     if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
-    memory = calloc((size_t)n + 1, bytes); /* one more, for calloc(0) may be NULL */
+    memory = calloc((size_t)n + 1, bytes); /* one more, because calloc(0) may return NULL */
     memcpy(pointer, &memory, sizeof memory);
     return memory != NULL;
 }
 
-/* Elements from the first to the last of a tensor, by its strides. */
+/* How many elements lie from the first to the last element of a tensor, by its strides. */
 static int64_t extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -409,7 +412,7 @@ static int64_t extent(const attn_tensor *t)
     return n;
 }
 
-/* Memory for one head of the problem, and for the sums that are wanted. False: there is none. */
+/* Allocates memory for one head of the problem and for the requested sums. Returns false where memory runs out. */
 static bool open_reference(struct reference *r, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -441,7 +444,7 @@ static void close_reference(struct reference *r)
 
 /* ---- A whole problem --------------------------------------------------------------------------------------------- */
 
-/* Key/value head `hk` of sequence b: all of its rows, and its gradients. */
+/* Computes key/value head `hk` of sequence b: all of its rows, and the gradients of its keys and values. */
 static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const int *cancel)
 {
     const attn_dims *d = &r->g.dims;
@@ -466,12 +469,12 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
     return ATTN_OK;
 }
 
-/* The key/value heads of all sequences, in stretches that are computed beside each other. */
+/* The key/value heads of all sequences, divided into stretches that threads compute side by side. */
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    int64_t Hk, heads, each; /* of a sequence; of all; of a stretch */
-    _Atomic int status;      /* OK, or what one of them ended with */
+    int64_t Hk, heads, each; /* heads of a sequence; heads of all sequences; heads of a stretch */
+    _Atomic int status;      /* ATTN_OK, or the error that a stretch ended with */
 };
 
 static void run_stretch(void *context, int worker, int64_t item)
@@ -492,7 +495,7 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-enum { STRETCHES = 4 }; /* for each thread, so that none waits long for the last one */
+enum { STRETCHES = 4 }; /* stretches for each thread, so that no thread waits long for the last one */
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)
 {
@@ -513,7 +516,8 @@ attn_status reference_run(const attn_problem *p, struct pool *pool, const int *c
 
 /* ---- Some rows, for verification --------------------------------------------------------------------------------- */
 
-/* How far a row that a kernel wrote is from row i of r. A NaN or an infinity agrees with itself. */
+/* Measures how far a row that a kernel wrote is from row i of r. A NaN agrees with a NaN, and an infinity with the
+ * same infinity. */
 static void compare_row(struct reference *r, int64_t i, attn_verification *v)
 {
     score_row(r, i);
@@ -531,9 +535,10 @@ static void compare_row(struct reference *r, int64_t i, attn_verification *v)
 struct attn_verifier {
     struct reference r;
     attn_verification found;
-    int64_t total, n, next; /* rows there are; done; index of row n: n * total / rows, without overflow */
-    int64_t first;          /* index of the first row of (b, h) */
-    bool loaded;            /* K and V of (b, h) */
+    /* rows of the problem; rows compared; index of the next row, n * total / rows, computed without overflow */
+    int64_t total, n, next;
+    int64_t first; /* index of the first row of (b, h) */
+    bool loaded;   /* K and V of (b, h) are loaded */
 };
 
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
@@ -556,7 +561,7 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* To the head of row `next`. B * H is bounded, so this is soon there. */
+/* Moves on to the head of row `next`. The number of heads is bounded, so this takes few steps. */
 static void go_to_head(attn_verifier *v)
 {
     struct reference *r = &v->r;
@@ -564,7 +569,7 @@ static void go_to_head(attn_verifier *v)
         v->first += r->s.Sq;
         if (++r->h == r->g.dims.H) {
             r->h = 0;
-            r->s = attn_sequence_of(&r->g, ++r->b); /* there is one more, or there would be no row `next` */
+            r->s = attn_sequence_of(&r->g, ++r->b); /* sequence b + 1 exists, because row `next` exists */
         }
         v->loaded = false;
     }

@@ -1,15 +1,15 @@
-/* row_end.c: the results of a row tile from its running O, m and l: out and lse, or a partial result where
- * its keys are split. Forward, its merge and decode end their rows here. */
+/* row_end.c: makes the results of a row tile from its running O, m and l: out and lse, or a partial result where its
+ * keys are split. forward.c, its merge and decode.c end their rows with these functions. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
-enum { CLOSE_ROWS = 64 }; /* that are ended together */
+enum { CLOSE_ROWS = 64 }; /* rows that are ended together */
 
-/* Adds the sink. Computes lse in base 2 and the factor of O, which is 1 / l times dropout's factor. A row
- * that sees no key has inverse 0 and lse2 -inf (or the sink). */
+/* Adds the sink to the row's sum. Computes lse in base 2 and the factor of O, which is 1 / l times dropout's factor.
+ * A row that sees no key has inverse 0 and lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -37,8 +37,8 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Ends a row whose scores are all alike, as loops in float32 left it: O is the sum of its values and l their number.
- * Writes its out to `row`. False: the row's scores are not all alike. */
+/* Ends a row whose scores are all equal. The loops in float32 left the sum of its values in O and their number in l.
+ * Writes the row's out to `row`. Returns false where the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -50,7 +50,8 @@ static bool finish_alike(const struct flash *f, const struct flash_tile *t, int 
     return true;
 }
 
-/* Ends row r of a tile, which is_strange(). Writes out and lse; in a backward delta and lse2, or `strange`. */
+/* Ends row r of a tile, for which is_strange() is true. Writes out and lse; in a backward delta and lse2, or
+ * `strange`. */
 static void finish_strange(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
@@ -72,7 +73,7 @@ static void finish_strange(const struct flash *f, const struct flash_tile *t, in
     for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
 }
 
-/* `large`: O may have overflowed. */
+/* Writes out and lse of whole rows. `large`: O may have overflowed. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large)
 {
@@ -85,7 +86,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        if (f->backward) /* the dot products of rows of O and dO, not yet divided by l */
+        if (f->backward) /* for delta: the dot products of rows of O and dO, not yet divided by l */
             flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
@@ -106,9 +107,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
                 const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
-                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY /* as gradient() wants it */
-                                       : holds           ? (float)lse2
-                                                         : NAN;
+                /* gradient() takes INFINITY for a row that sees no key */
+                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : holds ? (float)lse2 : NAN;
                 strange |= !holds;
             } else if (to) {
                 to[(r - r0) * lse->row] = (float)(lse2 * M_LN2);
@@ -123,7 +123,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
+/* The index in part_O, part_m and part_l of a row tile's partial result for span `split`. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

@@ -1,4 +1,5 @@
-/* batch.c: the operations of a batch, its results, times and metrics, and how long a batch waits as a guest. */
+/* batch.c: counts the operations of a batch, records its results, times and metrics, and says how long a guest must
+ * wait. */
 #include "server/device/internal.h"
 
 #include <string.h>
@@ -6,9 +7,9 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-enum { LEAST_HEAD_DIM = 64 }; /* smaller heads cost as much as this, since kernels compute whole tiles */
+enum { LEAST_HEAD_DIM = 64 }; /* a smaller head costs as much as this size, since kernels compute whole tiles */
 
-/* The operations of a job as kernels do them, in whole tiles: small heads count as padded. */
+/* Returns the operations of a job as kernels carry them out, in whole tiles: small heads count with their padding. */
 double batch_padded_flops(const struct job *job)
 {
     double waste = 1;
@@ -22,7 +23,7 @@ double batch_padded_flops(const struct job *job)
     return job->flops * waste;
 }
 
-/* Names the device and the kernel of a result, "cpu avx512bf16"; "cpu" if nothing had to be computed. */
+/* Names the device and the kernel of a result: "cpu avx512bf16". The name is "cpu" if no kernel was needed. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
@@ -42,9 +43,9 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         return;
     }
-    if (first->error.status == ATTN_CANCELLED) return; /* clients that left are counted elsewhere */
+    if (first->error.status == ATTN_CANCELLED) return; /* clients that left are counted by other code */
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    if (first->error.status != ATTN_DEVICE_LOST) /* the loop reports a lost device, once */
+    if (first->error.status != ATTN_DEVICE_LOST) /* the loop reports a lost device, and only once */
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);
 }

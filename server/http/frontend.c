@@ -1,4 +1,5 @@
-/* frontend.c: what the loop asks of the side that holds the connections, and how slow a connection may be. */
+/* frontend.c: carries out what the loop requests from the part that holds the connections, and sets the connections'
+ * time limits. */
 #include "server/http/frontend.h"
 
 #include <microhttpd.h>
@@ -18,7 +19,7 @@ static int connections(void *context)
     return atomic_load(&frontend->connections.totals.count) + frontend->retiring;
 }
 
-/* Listeners at their end are closed when nobody can be at the door any more. */
+/* Closes retired listeners as soon as no client can still be in a handshake with them. */
 static void finish_listeners(struct frontend *frontend, int64_t now_ms)
 {
     frontend->retiring = 0;
@@ -29,7 +30,7 @@ static void finish_listeners(struct frontend *frontend, int64_t now_ms)
     }
 }
 
-/* Whom will nobody miss? */
+/* The limits by which a draining server finds connections on which no request will come. */
 static struct connection_drain_limits drain_limits_of(const struct frontend *frontend)
 {
     const int64_t drain_ms = atomic_load(&frontend->server->drain_since_ms),
@@ -68,7 +69,7 @@ static void reload(void *context)
     if (frontend->server->tokens == NULL) return;
     if (tokens_reload(frontend->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* Nobody could unregister, delete or use them any more. */
+        /* No client has the removed tokens any more, so nobody could unregister, delete or use what belongs to them. */
         if (frontend->server->regions) regions_forget(frontend->server->regions, is_known, frontend->server->tokens);
         caches_forget(frontend->server->caches, is_known, frontend->server->tokens);
         contexts_forget(frontend->server->contexts, clock_ms(), is_known, frontend->server->tokens);

@@ -12,7 +12,8 @@
 
 static bool is_0_9(void)
 {
-    return strcmp(MHD_get_version(), "1") < 0; /* the one that runs, not the one whose header this was compiled with */
+    /* the version that runs may differ from the header that this was compiled with */
+    return strcmp(MHD_get_version(), "1") < 0;
 }
 
 attn_status mhd_quirks_self_test(attn_error *err)
@@ -41,11 +42,11 @@ void mhd_quirks_expectation(struct request *request, const struct http_head *hea
     if (value) value[http_head_has_body(head) ? strlen(head->value[HEADER_EXPECT]) : 0] = '\0';
 }
 
-/* In place of libc's function of this name, for the libraries too: they are linked to a program's own definition. A
- * caller that was given as many events as it asked for does not sleep when it asks the same set again. */
+/* Replaces libc's epoll_wait() in the whole process, also in the libraries. A call that returned as many events as were
+ * requested is followed by one that does not sleep, if it is for the same set. */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
-    static _Thread_local int full_epfd = -1; /* that gave this thread all that it asked for, the last time */
+    static _Thread_local int full_epfd = -1; /* the set that filled the whole buffer in this thread's last call */
     const int count = http_threads_wait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout);
     full_epfd = count == maxevents ? epfd : -1;
     return count;

@@ -1,7 +1,7 @@
 /* attention.c: the content types of tensors, and the schemas of problems and results.
  *
- * The schemas are made of the tables by which bodies are read: proto_operations[] (what an operation takes, needs and
- * gives), attn_tensors[] (tensors) and proto_options[] (the other members). */
+ * This file writes the schemas from the same tables by which bodies are read: proto_operations[] (what an operation
+ * takes, needs and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
 #include "server/routes/attention.h"
 
 #include <string.h>
@@ -10,22 +10,23 @@
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
-/* What curl and fetch() say of a body when they are told nothing. A page elsewhere may say so without asking:
- * head_rules.c looks at its Origin. */
+/* The content types that curl and fetch() send by default; their bodies are read as JSON. A browser lets a page of
+ * another site send them without a preflight, so head_rules.c checks the Origin. */
 static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
 
-/* Tensors, by content type. The answer has that of the body, or one that Accept prefers. */
+/* Bodies with tensors, by content type. The answer has the body's content type, or one that Accept prefers. */
 const struct route_body attention_bodies[] = {
     { "application/json", as_json, &proto_json, NULL },
     { "application/x-safetensors", NULL, &proto_safetensors, ROUTE_SCHEMA("Safetensors") },
     { NULL, NULL, NULL, NULL },
 };
 
-/* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. Scores have theirs in their table, where 0 is off. */
+/* Ranges of PROTO_TYPE_NUMBER options that attn_check() enforces. ATTN_SCORE_OPTION_MAP has the ranges of scores, where
+ * 0 turns an option off. */
 static const struct {
     const char *name;
     double least, most;
-    bool below; /* `most` itself is too much */
+    bool below; /* the value must be less than `most` */
 } number_ranges[] = {
 #define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
     ATTN_SCORE_OPTION_MAP(X)
@@ -41,7 +42,27 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* A tensor as a member: 'q':{...}. What is special about it, the schema leaves to the server. */
+/* A tensor of a part of a merge as a member, or its gradient: a part's rows say no more. */
+static void put_part_tensor(struct json *j, attn_tensor_id id)
+{
+    json_comma(j);
+    json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
+}
+
+/* A list of parts: objects with these two tensors. */
+static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
+{
+    json_put(j,
+             "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'object','additionalProperties':false,"
+             "'required':['%s','%s'],'properties':{",
+             ATTN_MERGE_PARTS, attn_tensors[one].name, attn_tensors[other].name);
+    put_part_tensor(j, one);
+    put_part_tensor(j, other);
+    json_raw(j, "}}");
+}
+
+/* Writes the schema of a tensor as a member, 'q':{...}. Rules that the schema does not express are checked by the
+ * server. */
 static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
@@ -58,7 +79,8 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list); /* one: the shape says it */
+    /* a single dtype is part of the shape's text */
+    if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
 
@@ -121,6 +143,7 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
             j, "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'}",
             PROTO_MAX_CACHES, PROTO_CONTEXT_BYTES - 1);
         break;
+    case PROTO_TYPE_PARTS: put_parts(j, ATTN_T_out, ATTN_T_lse); break;
     case PROTO_TYPE_ID:
         json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
         break;
@@ -141,7 +164,7 @@ static bool takes_option(proto_op op, const char *name)
     return o->name != NULL && (o->ops >> op & 1);
 }
 
-/* Tensors that are not given without another one. */
+/* Writes which tensors may be given only together with another one. */
 static void put_dependences(struct json *j, proto_op op)
 {
     static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
@@ -159,7 +182,7 @@ static void put_dependences(struct json *j, proto_op op)
     if (any) json_raw(j, "}");
 }
 
-/* A problem as its members; `with_context`: a backward whose inputs were saved by a forward. */
+/* Writes the schema of a problem. `with_context`: a backward whose inputs were saved by a forward. */
 static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     const proto_operation *const operation = &proto_operations[op];
@@ -170,6 +193,7 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
         json_name(j, attn_tensors[t].name);
     }
     if (operation->takes_caches && !operation->cache_in_path) json_name(j, "caches");
+    if (operation->merges) json_name(j, "parts");
     if (with_context) json_name(j, "context");
     if (operation->asks) json_name(j, operation->asks);
     json_put(j, "],'properties':{");
@@ -191,14 +215,14 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* One problem, in either form. */
+/* Writes references to the schemas of one problem, with tensors or (`context`) with a saved context. */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-/* A body of one problem or, where the operation has an envelope, of several. */
+/* Writes the schemas of a body: one problem, or several if the operation has an envelope. */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *const name = proto_operations[op].title;
@@ -248,16 +272,22 @@ static void put_counts_schema(struct json *j)
     }
 }
 
-/* What is answered to one problem: {...}. */
+/* Writes the schema of the answer to one problem. */
 static void put_result_schema(struct json *j, proto_op op)
 {
     const proto_operation *const operation = &proto_operations[op];
-    const bool sizes = operation->needs >> ATTN_T_q & 1;
+    const bool sizes = operation->needs >> ATTN_T_q & 1 || operation->merges;
     json_put(j, "{'type':'object','additionalProperties':false,'required':[");
     json_put(j, operation->takes_caches ? "'lengths','backend','timing_us'" : "'backend','timing_us'");
     json_put(j, sizes ? ",'sizes'],'properties':{" : "],'properties':{");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t)) put_tensor(j, op, (attn_tensor_id)t);
+    if (operation->merges) {
+        json_comma(j);
+        json_put(j, "'parts':{'description':'With dout: the gradients with respect to out and lse of each part.',");
+        put_parts(j, ATTN_T_dout, ATTN_T_dlse);
+        json_raw(j, "}");
+    }
     json_comma(j);
     if (sizes)
         json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
@@ -300,6 +330,7 @@ void attention_put_schemas(struct json *j, const proto_limits *limits)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         put_request_schemas(j, op, limits);
-        if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op); /* others: the row of the route */
+        /* the route's row describes the answers of other operations */
+        if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op);
     }
 }

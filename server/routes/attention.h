@@ -1,5 +1,5 @@
-/* attention.h: routes whose bodies are tensors: their content types, and the schemas of what they take and answer. The
- * work behind these routes is a job (work/job.h), so they have no handler. */
+/* attention.h: routes whose bodies contain tensors: their content types, and the schemas of what they take and answer.
+ * Jobs (work/job.h) do the work of these routes, so the routes have no handler. */
 #ifndef ROUTES_ATTENTION_H
 #define ROUTES_ATTENTION_H
 
@@ -7,7 +7,7 @@
 #include "server/routes/json.h"
 #include "server/routes/route.h"
 
-/* The content types of such a route. The answer has the body's type, or one that Accept prefers. */
+/* The content types of a route with tensors. An answer has the body's content type, or one that Accept prefers. */
 extern const struct route_body attention_bodies[];
 
 /* Writes the schemas of all operations as members of components/schemas: ForwardProblem, ForwardRequest,

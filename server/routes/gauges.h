@@ -1,4 +1,4 @@
-/* gauges.h: the gauges of /metrics whose values are kept elsewhere. */
+/* gauges.h: sets the gauges of /metrics, whose values other parts of the server keep. */
 #ifndef GAUGES_H
 #define GAUGES_H
 

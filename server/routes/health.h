@@ -1,5 +1,5 @@
-/* health.h: does the process work, and does this server take work? Handlers of routes (route.h), which any thread may
- * call. */
+/* health.h: health probes: does the process work, and does the server take requests? These handlers (route.h) may be
+ * called by any thread. */
 #ifndef HEALTH_H
 #define HEALTH_H
 
@@ -12,7 +12,7 @@
 bool health_ready(const struct server *server, char *why, size_t capacity);
 
 void health_answer_live(struct request *request, struct answer *answer);
-/* 503 while the server is not ready; the body is what health_ready() wrote. */
+/* Answers 503 while the server is not ready. The body is the text of health_ready(). */
 void health_answer_ready(struct request *request, struct answer *answer);
 
 #endif

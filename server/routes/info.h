@@ -1,6 +1,6 @@
 /* info.h: what attnd says about itself at GET /v1/info. It is written from the program's own tables (config options,
- * ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels), so that a new row of
- * those is in the answer without a change here. */
+ * ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels), so a new row in one of
+ * them appears in the answer without a change here. */
 #ifndef INFO_H
 #define INFO_H
 
@@ -25,17 +25,17 @@ struct info_facts {
     double uptime_s;
     const struct device_state *devices;
     int device_count;
-    int64_t queue_requests, queue_bytes; /* waiting for a device */
+    int64_t queue_requests, queue_bytes; /* requests and bytes that wait for a device */
     int64_t connections;
-    int64_t inflight_requests; /* in any state */
+    int64_t inflight_requests; /* requests in any state */
     int64_t staging_used_bytes;
-    int64_t kv_bytes; /* for the caches of all devices */
+    int64_t kv_bytes; /* memory for the caches of all devices */
 };
 
 /* ---- The document ------------------------------------------------------------------------------------------------ */
 
-/* The body of GET /v1/info: malloc'ed and NUL-ended, *length bytes without the NUL, the caller frees it; NULL when out
- * of memory. It keeps no state, and any thread may call it. */
+/* Writes the body of GET /v1/info. Returns a text of *length bytes with a NUL behind them, which the caller frees;
+ * NULL: out of memory. Any thread may call this; it keeps no state. */
 char *info_write(const struct info_facts *facts, size_t *length);
 
 /* GET /v1/info: gathers the facts and writes them. Any thread may call it. */

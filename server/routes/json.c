@@ -1,6 +1,6 @@
-/* json.c: a printf for JSON over a growing text.
+/* json.c: a printf for JSON that appends to a growing text.
  *
- * Invariant: inserted strings are valid JSON inside their quotes, whatever they hold (text_put_json). */
+ * Invariant: inserted strings are valid JSON inside their quotes, whatever bytes they contain (text_put_json). */
 #include "server/routes/json.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 
 #include "server/base/limits.h"
 
-/* The text, which a struct of zeros has not begun yet. */
+/* Returns the text. The text of a struct of zeros is initialised by the first call. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
@@ -53,7 +53,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* a format of this program that no test has run */
+        } else if (*f == '%') abort(); /* a format of this program is wrong, and no test has run it */
     }
     va_end(args);
 }

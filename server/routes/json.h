@@ -1,10 +1,12 @@
-/* json.h: JSON written as text, for documents whose shape the program knows. (What clients send is read by
- * proto-json/.) Not cJSON's tree: it holds every number as a double, to which 18446744073709551615 is another number,
- * and its memory may fail at each of some hundred calls, where here one look at the end is enough.
+/* json.h: writes JSON as text, for documents whose structure the program knows. (proto-json/ reads the JSON of
+ * clients.) cJSON's tree does not suffice here. It stores every number as a double, which cannot hold
+ * 18446744073709551615. And it allocates memory in some hundred calls, each of which may fail, where here one check at
+ * the end is enough.
  *
  * A format is JSON with ' for ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);
- * A text of the format cannot hold an apostrophe therefore; what %s inserts may hold anything and is escaped. */
+ * Therefore the format itself cannot contain an apostrophe. A string that %s inserts may contain anything, and is
+ * escaped. */
 #ifndef ROUTES_JSON_H
 #define ROUTES_JSON_H
 
@@ -14,16 +16,17 @@ struct json { /* start with = {0}; after a failure (out of memory) every call do
     struct text text;
 };
 
-/* Only %s, %d, %lld and %g. %g writes what reads back as the same double, and null for NaN and infinity. */
+/* Writes a format with %s, %d, %lld and %g only. %g writes a number that reads back as the same double, and null for
+ * NaN and infinity. */
 void json_put(struct json *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-void json_constant(struct json *j, const char *text); /* ' becomes ", the rest stays as it is */
-void json_raw(struct json *j, const char *text);      /* as it is */
+void json_constant(struct json *j, const char *text); /* writes the text with " for every ' */
+void json_raw(struct json *j, const char *text);      /* writes the text unchanged */
 void json_comma(struct json *j);                      /* a comma, unless the object or array has just been opened */
 
-void json_name(struct json *j, const char *name); /* one more string in an array */
+void json_name(struct json *j, const char *name); /* writes one more string of an array */
 
-/* Gives the NUL-ended text away, for free(); NULL after a failure. */
+/* Returns the text with a NUL behind it, which the caller frees. NULL: a call before has failed. */
 char *json_take(struct json *j, size_t *length);
 
 #endif

@@ -1,24 +1,27 @@
 /* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from a skeleton and the program's tables.
  *
- * The problem: a description that is typed a second time is wrong a month later. The idea: the program runs by tables,
- * and the document is made of the same tables at run time. What no table has stands in the skeleton openapi.json. There
- * a mark, "@paths@", says where put_document() writes what this file makes of the tables:
+ * The problem: a description that repeats the tables by hand soon differs from them. The idea: the server works by
+ * tables, and this file writes the document from the same tables at run time. All other text is in the skeleton
+ * openapi.json. A mark such as "@paths@" in the skeleton tells put_document() where the text from a table goes:
  *
- *   the rows of the routes (route.h)   -> paths, and of each what it answers and may refuse
+ *   the rows of the routes (route.h)   -> the paths, and the answers and errors of each
  *   proto_operations[]                 -> the summaries of their routes; attention.c writes the schemas
  *   PROTO_ERROR_MAP                    -> the error responses
- *   config, proto_limits               -> security, and limits that a schema can state
+ *   config, proto_limits               -> security, and limits that a schema can express
  *
- * This file has two tables of its own: the errors that any request, or any with a body, may be answered with, and the
- * examples. The schemas of answers in the skeleton are typed; tests hold them against answers.
+ * This file has two tables of its own: the errors that many routes have in common, and the examples. The skeleton
+ * contains the schemas of answers, written by hand; tests compare them with real answers.
  *
  * Invariants
- * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. (But for the other
- * names of a dtype, which a generated client would have twice.) Where the server is stricter (shapes must fit each
- * other, which JSON Schema cannot say; which dtypes and axes a tensor has) the description says so.
- * 2. Every example is answered 200 as it stands, where there is the cache that it names (CACHE_EXAMPLE): an empty one.
- * 3. Programs that write clients can use it: names of components and operations are names in any language, all tensors
- * are one schema, as are all refusals, and each schema that is used twice has a name. */
+ * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one
+ *    exception is the aliases of dtypes, which would give a generated client two names for one value. Where the
+ *    server is stricter, the description says so: shapes must agree with each other, and each tensor has its dtypes
+ *    and axes.
+ * 2. The server answers every example with 200, if an empty cache exists that has the id in the example
+ *    (CACHE_EXAMPLE).
+ * 3. Programs that generate clients can use the document. Names of components and operations are valid names in any
+ *    programming language, all tensors have one schema, all refusals have one, and a schema that is used twice has a
+ *    name. */
 #include "server/routes/openapi.h"
 
 #include <assert.h>
@@ -34,12 +37,12 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* (The Makefile knows that this file depends on it.) */
+/* The Makefile states that this file depends on openapi.json. */
 __asm__(".pushsection .rodata\n"
         "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* ends with NUL */
 
 /* The document that is being written. */
 struct document {
@@ -48,28 +51,30 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    bool skips; /* what the skeleton has here is not offered */
+    bool skips; /* true while the skeleton describes something that this server does not offer */
 };
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
-/* Errors of every route, of those with tensors, of those that compute or change something, and of those that want a
- * token; a row adds its own. What is missing here and there is on no route: names of proto.h that nothing uses yet. (A
- * path that does not exist has no operation.) */
+/* The errors of every route, of routes with tensors, of routes that compute or change something, and of routes that
+ * require a token. A row adds its own errors. An error that is in none of these sets is returned by no operation of the
+ * document. The error for an unknown path, for example, belongs to no operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* too many connections */ | ROUTE_ERROR(OUT_OF_MEMORY);
+                                      ROUTE_ERROR(UNAVAILABLE) /* when there are too many connections */ |
+                                      ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
-static const uint64_t errors_of_changes = /* of all that are no GET: a query is refused, and pages of other sites */
-    ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
+/* Errors of all routes whose method is not GET: a query, and a page of another site. */
+static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses that always have it;
- * 0: usual on every answer, but not on one that is written past the web server, such as 408 in the middle of a body. */
+/* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses whose answers always
+ * have the header. 0: answers usually have it, except those written directly to a socket, such as a 408 in the middle
+ * of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -83,13 +88,13 @@ static const struct {
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"
-/* The same q, k, v as the base64 of their little-endian bytes. */
+/* The same q, k and v, as base64 of their little-endian bytes. */
 #define Q_BASE64 "{'shape':[1,2,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPw=='}"
 #define K_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPwAAgD8AAIA/'}"
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    const char *body; /* a schema, as the rows of the routes name it */
+    const char *body; /* the schema of the body, by the name that the rows of the routes use */
     const char *name, *summary, *value;
 } examples[] = {
     { "ForwardRequest", "numbers", "Typed by hand: arrays of numbers in, arrays of numbers out",
@@ -108,6 +113,11 @@ static const struct {
     { "BackwardRequest", "requests", "Two problems in one body",
       "{'requests':[{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 "},"
       "{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 ",'causal':true}]}" },
+    { "MergeRequest", "numbers", "Typed by hand: two parts of equal weight, the second empty for the last query",
+      "{'parts':[{'out':{'shape':[1,2,1,1],'dtype':'float32','data':[1,2]},"
+      "'lse':{'shape':[1,1,2],'dtype':'float32','data':[0.5,0.25]}},"
+      "{'out':{'shape':[1,2,1,1],'dtype':'float32','data':[3,0]},"
+      "'lse':{'shape':[1,1,2],'dtype':'float32','data':[0.5,'-Infinity']}}],'encoding':'array'}" },
     { "AppendRequest", "numbers", "Typed by hand: three positions of a float32 cache with kv_heads 1 and head_dim 2",
       "{'k':{'shape':[3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]},"
       "'v':{'shape':[3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}}" },
@@ -139,14 +149,14 @@ static uint64_t errors_of(const struct route *route, bool secured)
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
 
-/* Is this one of the errors, with this status? */
+/* Does the set contain this error, and does the error have this status? */
 static bool has_error(uint64_t errors, int error, int status)
 {
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* The error response of one status. Its codes are listed beside the schema, not in it: of a schema that narrows another
- * one, program generators make a class of its own for each response, or none. */
+/* Writes the error response of one status. Its codes are listed beside the schema and not in it. If the codes narrowed
+ * the schema, some client generators would make a class for each response, and others none. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -213,7 +223,7 @@ static void put_request_body(struct json *j, const struct route *route)
     json_raw(j, "}},");
 }
 
-/* An operationId, the name of a function in a generated client: get_v1_info; get_page for /. */
+/* Writes an operationId, the name of a function in a generated client: get_v1_info, and get_page for the path /. */
 static void put_operation_id(struct json *j, const char *method, const struct route *route)
 {
     char id[128];
@@ -244,7 +254,7 @@ static void put_parameters(struct json *j, const struct route *route)
     json_raw(j, "],");
 }
 
-/* What a 200 holds: one type, or with tensors any that a body may have. */
+/* Writes the content of a 200 answer: one content type, or all types of the body for a route with tensors. */
 static void put_answer(struct json *j, const struct route *route)
 {
     json_put(j, ",'content':{'%s':{'schema':", route->doc.media);
@@ -286,7 +296,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* The operations of all rows that have the path of row `first`, which is the first of them. */
+/* Writes the operations of all rows with the path of row `first`, the first row with this path. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);
@@ -353,7 +363,7 @@ static void put_cache_dtypes(struct document *d)
 static void put_stages(struct document *d)
 {
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
-        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* Server-Timing alone has them */
+        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* only Server-Timing has these stages */
         json_comma(&d->json);
         json_put(&d->json, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
     }
@@ -364,7 +374,8 @@ static void put_operations(struct document *d)
     attention_put_schemas(&d->json, d->limits);
 }
 
-/* The marks of the skeleton. The function writes members or elements, each behind a json_comma(), or one value. */
+/* Marks that a function replaces. The function writes one value, or members or elements, with json_comma() before
+ * each. */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -395,7 +406,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* Does this server lack an option? From the mark @?OPTION@ to the mark @?@ the skeleton describes what needs it. */
+/* Does this server lack an option? The skeleton describes features that need the option between the marks @?OPTION@ and
+ * @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
@@ -414,8 +426,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Takes the mark behind the first @ of `at`; returns what follows it. A string that is a mark alone stands for more
- * than a string: its quotes go, and so does the 0 of a member that has it as its name. */
+/* Replaces the mark behind the first @ of `at` and returns the text behind the mark. A string that consists of a mark
+ * alone is replaced with its quotes. If such a string is the name of a member, the value 0 of that member is dropped
+ * too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
@@ -428,8 +441,8 @@ static const char *take_mark(struct document *d, const char *at)
     return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
 }
 
-/* The skeleton without its blanks, with what its marks stand for. A comma is written when it is known that something
- * follows it. (The skeleton's strings have no escapes.) */
+/* Writes the skeleton without its blanks and with its marks replaced. A comma is written only when another member or
+ * element follows it. The skeleton's strings contain no escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

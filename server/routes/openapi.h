@@ -8,8 +8,8 @@
 #include "server/base/config.h"
 #include "server/routes/route.h"
 
-/* The document of these routes: malloc'ed and NUL-ended, *length bytes without the NUL, the caller frees it; NULL when
- * out of memory. It keeps no state, and any thread may call it. */
+/* Writes the document of these routes. Returns a text of *length bytes with a NUL behind them, which the caller frees;
+ * NULL: out of memory. Any thread may call this; it keeps no state. */
 char *openapi_write(const struct config *config, const proto_limits *limits, const struct route *routes,
                     int route_count, size_t *length);
 

@@ -1,4 +1,4 @@
-/* route.c: from a path and a method to a row of the table of URLs. */
+/* route.c: finds the row of the table of URLs for a path and a method. */
 #include "server/routes/route.h"
 
 #include <assert.h>
@@ -37,7 +37,8 @@ const char *route_allow(unsigned bits, char text[ROUTE_ALLOW_BYTES])
     return text;
 }
 
-/* The method of rows that answer this one. Names of methods are case-sensitive (RFC 9110, 9.1). */
+/* Finds the method of the rows that answer a request with this method's name. Names of methods are case-sensitive (RFC
+ * 9110, 9.1). */
 static bool method_of(const char *name, enum route_method *method)
 {
     static const struct {
@@ -58,7 +59,7 @@ const char *route_error_media(const char *path)
                                                                          : "application/problem+json";
 }
 
-/* The segment that a path begins with, as a parameter; length 0: it can be none. */
+/* Returns the first segment of a path as a parameter; length 0: the segment is empty or too long for a parameter. */
 static struct slice parameter_of(const char *path)
 {
     size_t length = 0;
@@ -85,7 +86,7 @@ static bool fits(const char *pattern, const char *path, struct slice parameters[
     return *path == '\0';
 }
 
-/* Of two patterns that fit the same path: has `a` a literal where they first differ? */
+/* Two patterns fit the same path. Does `a` have a literal and `b` a parameter where they first differ? */
 static bool is_closer(const char *a, const char *b)
 {
     for (; *a != '\0' && *a == *b; a++) b++;
@@ -125,7 +126,7 @@ static bool same_segment(struct slice a, struct slice b)
     return a.length == b.length && a.length > 0 && strncasecmp(a.at, b.at, a.length) == 0;
 }
 
-/* May a client on this port ask for the pattern as it stands? */
+/* Is the pattern a path without parameters, and offered on this port? */
 static bool is_path(const struct route *row, unsigned port)
 {
     return (row->ports & port) && strchr(row->path, '{') == NULL;

@@ -22,7 +22,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* GET /openapi.json. The document has 264 KiB, and a client may ask for it without reading the answer: so all answers
+/* GET /openapi.json. The document has 264 KiB, and a client may request it without reading the answer. So all answers
  * share one copy. */
 static void answer_openapi(struct request *request, struct answer *answer)
 {
@@ -45,7 +45,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define TEXT "{'type':'string'}"
 
 /* clang-format off */
-/* Each kind of prober has paths of its own. */
+/* Health probes: each kind of prober uses its own paths. */
 #define LIVE(at) \
     { ROUTE_GET, at, "livez", BOTH, .quiet = true, .answer = health_answer_live, \
       .doc = { "operations", "Does the process work?", "Whatever the load.", \
@@ -56,7 +56,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
                .answer = "It takes work", .media = "text/plain", .schema = TEXT, \
                .errors = ROUTE_ERROR(DRAINING), .plain_503 = true } }
 
-/* KServe: of every model, and of its one version. */
+/* KServe: routes of a model and of its one version. */
 #define OF_MODEL(id, what, handler, title, says, name) \
     { ROUTE_GET, "/v2/models/{model}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
       .doc = { "kserve", title, says, .parameters = { MODEL }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
@@ -76,7 +76,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
       .doc = { "kserve", "Not offered", "501.", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_IMPLEMENTED), \
                .answer = "Never", .media = "application/json", .schema = TEXT } }
-/* Triton's shared memory, of the system and of GPUs. */
+/* Rows for Triton's shared memory extensions, for system memory and for GPU memory. */
 #define REGION { "region", "Its name.", "q" }
 #define REGIONS_ROW(shm_, method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
     { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shm = ROUTE_ALLOW_##shm_, .answer = handler, \
@@ -109,11 +109,12 @@ static void answer_openapi(struct request *request, struct answer *answer)
 #define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
-    /* method     path      endpoint  ports        and by name what else there is to say */
+    /* method     path      endpoint  ports        and the other columns by name */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
-              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the context */, NONE),
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* when the context is missing or in use */, NONE),
     OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention", ROUTE_ERROR(NOT_FOUND) /* a cache */, NONE),
+    OPERATION(PROTO_OP_MERGE, "/v1/attention/merge", "merge", "Merge", "attention", 0, NONE),
     OPERATION(PROTO_OP_DECODE, "/v1/attention/decode", "decode", "Decode", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), NONE),
 
     { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .answer = caches_answer_create,
@@ -217,10 +218,10 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 
 #define NO_MODEL "; there is no language model here, " ROUTES_WHERE_TO
 
-/* The beginnings of paths that other servers have, and what the message of a 404 says about each. */
+/* The beginnings of paths that other servers have, and the hint of a 404 for each. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* use this row even where a path of ours is spelt like it */
+    bool surely; /* use this hint even if a path of this server is similar */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

@@ -1,4 +1,4 @@
-/* finish.c: verify, count, write and measure, a piece at a time. See finish.h. */
+/* finish.c: verifies rows, counts pairs, writes shared memory and measures text, a piece at a time. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -43,7 +43,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* A body with `lse` has one item. */
+    /* A job with `lse` has one item. */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status != ATTN_OK || item->verify_rows == 0 ||
         (finishing->verifier == NULL &&

@@ -30,6 +30,10 @@ SAYS = {
     'torch_client.py': r'out: .+\ndq: .+\ndk: .+\ndv: .+\ndbias: \(1, 4, 100, 100\), the largest error is .+ of the largest number\n'
                        r'gradcheck: passed with eps 1e-2, atol 1e-3, rtol 1e-2\ncompiled in one graph, and mapped over three problems\nrefused: k: .+\n',
     'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nobserve: 3 pairs, entropy 0\.0000 0\.\d+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
+    'merge.sh': r'merge: out is 3\nrefused: parts: there are 0, must be 1 to 64\n',
+    'merge_client.py': r'3 parts: out \(1, 90, 4, 32\), the largest error is .+\ngradients of all parts together: the largest error is .+\n'
+                       r'refused: parts\.1\.lse: .+ \(invalid-request at /parts/1/lse/data\)\n',
+    'merge.mjs': r'2 parts: out (\d\.\d{4} ?)+, the largest error is .+\nrefused: parts\.0\.lse: .+ \(invalid-request at /parts/0/lse/data\)\n',
     'go_client.go': r'cpu \w+: out \[1\.0000 2\.0000 2\.3395 3\.3395\] is right\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
 }
 

@@ -1,5 +1,6 @@
-/* padding.cu: results of rows that do not exist: behind seqlens_q, and in the room between packed sequences. Kernels
- * leave these rows alone. Before they run, this file writes 0 there, and -inf to lse. It fills all outputs of an
+/* padding.cu: the results of padding rows. They lie behind seqlens_q, or in the gaps between packed sequences.
+ * Kernels do not write these rows. Before kernels run, this file writes -inf to their lse, and 0 to all other
+ * results. It fills all outputs of an
  * observe, as attn_fill_padding() does. */
 #include "kernels/cuda/common/args.cuh"
 
@@ -9,12 +10,12 @@ enum { WARPS = 4, MOST_BLOCKS = 1 << 16 };
 
 struct padded {
     attn_view view;
-    int64_t rows, heads, columns; /* of the tensor; rows are those of one batch row, or of all sequences */
-    const int32_t *cu;            /* NULL: not packed */
+    int64_t rows, heads, columns; /* sizes of the tensor; rows are those of one batch row, or of all sequences */
+    const int32_t *cu;            /* NULL where the tensor is not packed */
     bool of_queries, lse;
 };
 
-/* One row per warp. */
+/* Each warp fills one row. */
 __global__ void __launch_bounds__(32 * WARPS)
     fill_rows(const __grid_constant__ attn_geometry g, const __grid_constant__ padded x, int64_t count)
 {

@@ -20,7 +20,7 @@ struct row {
     bool exists;
 };
 
-/* n / by, and the remainder. A 32-bit division, which suffices for nearly all n, takes far fewer
+/* Returns n / by, and the remainder in `rest`. Nearly all n fit in 32 bits, and a 32-bit division takes far fewer
  * instructions than a 64-bit one. */
 DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
 {
@@ -29,7 +29,7 @@ DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
     return quotient;
 }
 
-/* Work item n of rows x heads, query rows fastest. */
+/* The row of work item n of rows x heads; query rows vary fastest. */
 DEVICE row query_row(const cuda_args &a, int64_t n)
 {
     const attn_dims &d = a.g.dims;

@@ -89,6 +89,10 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state);
 void test_merged_parts_are_the_whole(void **state);
 void test_merges_of_empty_and_strange_parts(void **state);
 void test_merges_that_disagree_are_refused(void **state);
+void test_merges_of_a_layout_are_those_of_its_views(void **state);
+void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state);
+void test_gradients_of_empty_parts_are_zeros(void **state);
+void test_a_sink_is_a_part_without_a_value(void **state);
 /* backends_observe.c */
 void test_observables_agree_with_the_reference(void **state);
 void test_random_observables_agree_with_the_reference(void **state);

@@ -113,6 +113,10 @@ int main(void)
         cmocka_unit_test(test_merged_parts_are_the_whole),
         cmocka_unit_test(test_merges_of_empty_and_strange_parts),
         cmocka_unit_test(test_merges_that_disagree_are_refused),
+        cmocka_unit_test(test_merges_of_a_layout_are_those_of_its_views),
+        cmocka_unit_test(test_gradients_of_a_merge_are_the_differences_of_its_loss),
+        cmocka_unit_test(test_gradients_of_empty_parts_are_zeros),
+        cmocka_unit_test(test_a_sink_is_a_part_without_a_value),
     };
     const struct CMUnitTest lists[] = {
         cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),

@@ -561,6 +561,30 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
+/* A merge whose stream is told to give up writes nothing more, and says so; the next one is computed. */
+static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
+{
+    enum { ROWS = 1000 };
+    static const int64_t out[] = { 1, ROWS, 1, 1 }, lse[] = { 1, 1, ROWS };
+    static float outs[ROWS], lses[ROWS], whole[ROWS];
+    struct bench bench;
+    attn_error err = { 0 };
+    int cancel = 0;
+    (void)state;
+    for (int n = 0; n < ROWS; n++) outs[n] = (float)n;
+    const attn_result part = { attn_tensor_make(outs, ATTN_F32, 4, out), attn_tensor_make(lses, ATTN_F32, 3, lse) };
+    const attn_merge_problem m = { .count = 1, .parts = &part, .whole.out = attn_tensor_make(whole, ATTN_F32, 4, out) };
+    bench_open(&bench, "cpu", 3);
+    attn_stream_heed(bench.stream, &cancel);
+    attn_cancel(&cancel);
+    assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_CANCELLED);
+    for (int n = 0; n < ROWS; n++) assert_true(whole[n] == 0);
+    attn_stream_heed(bench.stream, NULL);
+    assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
+    assert_memory_equal(whole, outs, sizeof outs);
+    bench_close(&bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -576,6 +600,7 @@ int main(void)
         cmocka_unit_test(test_problems_that_are_computed_in_double_have_the_bits_of_the_reference),
         cmocka_unit_test(test_a_run_may_hold_problems_of_both_kernels),
         cmocka_unit_test(test_memory_is_counted_and_limited),
+        cmocka_unit_test(test_a_merge_gives_up_when_it_is_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
