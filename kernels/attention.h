@@ -460,9 +460,9 @@ attn_status attn_check(const attn_problem *p, attn_error *err);
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
- * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). top_keys is int32, other
- * outputs are float32. INVALID where an observe lacks what the output needs; TOO_LARGE where its weights are too
- * many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
+ * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). top_keys is
+ * int32, other outputs are float32. INVALID where an observe lacks what the output needs; TOO_LARGE where its weights
+ * are too many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 

@@ -9,8 +9,8 @@
  *                             in: the work is that of the keys and of the tiles, not of the pairs
  *   keep_mask, bias           row by row, every element
  *
- * A step is at most STEP_WORK keys, bands or elements, and one row or one block of keys more. The work of all steps is bounded: see
- * attn_counter_open(). */
+ * A step is at most STEP_WORK keys, bands or elements, and one row or one block of keys more. The work of all steps is
+ * bounded: see attn_counter_open(). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

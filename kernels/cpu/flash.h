@@ -182,8 +182,8 @@ struct flash {
     /* the unit sizes are bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays by row, for an observe. P = exp2(z - row_base) row_inverse; row_base is INFINITY where P is 0, and NaN where
-     * `strange` holds the row's lse. */
+    /* Arrays by row, for an observe. P = exp2(z - row_base) row_inverse; row_base is INFINITY where P is 0, and NaN
+     * where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
     int64_t observe_chunks, shown_keys; /* items of FLASH_KEYS that are chunks; keys of a row that key_mass has */
 
