@@ -6,6 +6,7 @@ import pytest
 
 import formats
 import ref
+import service
 import wire
 from caches import Cache
 from wire import tensor, value
@@ -254,6 +255,26 @@ def test_caches_are_looked_at_and_stay_as_they_are(server):
     np.testing.assert_allclose(tensors['key_mass'], got['key_mass'], rtol=1e-6)
     for cache in caches:
         assert cache.ask('DELETE').status == 204
+
+
+@pytest.mark.parametrize('kind', formats.FORMATS)
+def test_a_device_with_memory_of_its_own_has_the_same_bits(server, serve, kind):
+    """The fake device computes as the CPU does, but every input and output is copied."""
+    other = serve(binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''})
+    members, _ = problem(np.random.default_rng(15), B=2, Sq=50, Sk=90, H=4, Hk=2, D=24, dtype='float16', causal=True)
+    members = {**members, 'observe': ALL + ['pairs'], 'top': 3, 'map': [3, 5], 'rows': [10, 40]}
+    (status, want), (there, got) = (formats.results(s, kind, 'observe', members) for s in (server, other))
+    assert status == there == 200 and set(want) == set(got) == {*ALL, 'top_weights'}
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+    rng = np.random.default_rng(16)
+    cache = Cache(other, 2, 16, dtype='float32')
+    assert cache.append(rng, 200).status == 200
+    q = rng.standard_normal((1, 1, 4, 16))
+    told = other.post(OBSERVE, {'q': tensor(q), 'caches': [cache.id], 'observe': ['key_mass', 'pairs']}).json()
+    p, *_ = scores(wire.rounded(q, 'float32'), np.asarray(cache.k, float)[None])
+    np.testing.assert_allclose(value(told['key_mass']), p.sum(2), rtol=5e-5, atol=1e-6)
+    assert told['pairs'] == 4 * 200
 
 
 # ---- Refusals --------------------------------------------------------------------------------------------------------
