@@ -114,7 +114,8 @@ typedef struct attn_part {
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
 /* Writes the results of padding rows on the host: lse is -inf there, all others are 0. Kernels never write these
- * rows. See padding.c. */
+ * rows. It fills all
+ * outputs of an observe, top_keys with -1: kernels write only rows that exist and keys that are seen. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* The backends of the build. dispatch.c lists them, preferred first. */

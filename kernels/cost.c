@@ -210,8 +210,15 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
+/* An observe makes its scores as the forward of the same name does, and has that one's rates: see scores_made(). */
+static attn_op op_of_rates(attn_op op)
+{
+    return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
+}
+
 static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dtype)
 {
+    op = op_of_rates(op);
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
@@ -283,7 +290,8 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     w.numbers = (double)d->Sk * (double)d->Hk * (d->packed ? 1 : (double)d->B) * w.columns;
     if (p->page_table.rank)
         w.numbers = triples / (rows > 0 ? rows : 1) * each / (double)d->H * (double)d->Hk * w.columns;
-    const double pieces = rows / UNIT_ROWS + each + each * (d->Sq < UNIT_ROWS ? (double)d->Sk / UNIT_KEYS : 0);
+    const bool splits = d->Sq < UNIT_ROWS && p->op != ATTN_OP_OBSERVE;
+    const double pieces = rows / UNIT_ROWS + each + each * (splits ? (double)d->Sk / UNIT_KEYS : 0);
     w.by[TILES] = w.by[WAITS] = at_most(pieces, units);
     w.by[ROWS] = at_most(rows / WARPS, units);
     if (r->family == HOPPER || r->family == GENERIC) count_blocks(&w, r, plan, d, units);
@@ -329,6 +337,23 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
+/* How often an observe makes the scores of all pairs: once for the rows; once more, for a part of the pairs, for each
+ * output that adds up or shows probabilities. */
+static double scores_made(const attn_problem *p, const attn_dims *d)
+{
+    const attn_observe *const o = &p->observe;
+    const double rows = d->Sq > 0 ? (double)d->Sq : 1, keys = d->Sk > 0 ? (double)d->Sk : 1;
+    const double region = (double)(o->rows[1] - o->rows[0]) / rows * ((double)(o->keys[1] - o->keys[0]) / keys);
+    double times = 1;
+    if (p->op != ATTN_OP_OBSERVE) return 1;
+    if (p->key_mass.rank) times += o->key_mass_rows > 0 ? fmin(1, (double)o->key_mass_rows / rows) : 1;
+    else if (p->weights.rank) times += region;
+    return p->map.rank ? times + region : times;
+}
+
+/* Nanoseconds that a key of top_keys costs for each pair, where a thread looks at the scores one after the other. */
+#define TOP_PAIR 0.5
+
 /* Adds the cost of the forward that a backward runs first where out and lse are not given. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
@@ -349,12 +374,14 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     struct sum sum = { .because = "" };
     const double call = call_seconds(r);
-    if (flops <= 0) return (attn_cost){ flops, call, call, "" };
+    if (flops <= 0 || (p->op == ATTN_OP_OBSERVE && attn_is_empty(p))) return (attn_cost){ flops, call, call, "" };
     if (reads_as_it_lies(r, p, &d)) r = &few_rows[r->family];
+    triples *= scores_made(p, &d);
     const struct work w = work_of(plan, r, &d, triples, info->units);
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
     add_extras(&sum, r, &w, plan->features);
+    if (p->op == ATTN_OP_OBSERVE && p->observe.top > 0) add(&sum, w.triples * TOP_PAIR / w.by[TILES], "top_keys");
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);
     const double worst = sum.ns + triples * each / w.by[TILES];
     add(&sum, triples * (strange->costly * each + strange->cheap * r->cheap) / w.by[TILES],

@@ -308,7 +308,7 @@ static enum kind kind_of(const struct look *look, const struct row *row, attn_ra
 {
     const attn_view *lse = &look->g.view[ATTN_T_lse];
     if (look->bound_from < INFINITY && reaches_bound(look, row, keys)) return COSTLY;
-    if (look->p->op == ATTN_OP_FORWARD || !lse->data) return kind_by_scores(look, row, keys);
+    if (look->p->op != ATTN_OP_BACKWARD || !lse->data) return kind_by_scores(look, row, keys);
     const double given = number(lse, row, row->h, row->s.q_start + row->i, 0);
     if (fabs(given) < look->most || given == -INFINITY) return ORDINARY;
     if (fabs(given) >= look->cheap_from && !look->gradients) return CHEAP;
@@ -375,10 +375,10 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const double most = limits->from;
     struct look look = { .p = p, .g = attn_geometry_of(p), .most = most, .cheap_from = limits->cheap_from };
     const attn_dims *d = &look.g.dims;
-    const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) |
+    const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    double numbers = most_of_dtype(p->v.dtype);
+    double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0; /* an observe has no v */
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);
     look.gradients = limits->gradients && p->op == ATTN_OP_BACKWARD && (readable & ATTN_TENSOR_BIT(dout));

@@ -11,9 +11,9 @@
 /* The number of an operation. The first numbers are those of attn_op. */
 typedef int proto_op;
 enum {
-    PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward over keys and values that lie in caches */
-    PROTO_OP_APPEND,                        /* adds keys and values to one cache, and computes nothing */
-    PROTO_OP_MERGE,                         /* results of the same queries over parts of the keys become one */
+    PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward over keys and values that lie in caches */
+    PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
+    PROTO_OP_MERGE,                  /* results of the same queries over parts of the keys become one */
     PROTO_OP_COUNT
 };
 
@@ -42,17 +42,21 @@ typedef struct proto_operation {
     const char *path; /* path of the route, such as "/v1/attention/decode" */
     attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
 
-    bool computes;      /* a device computes the problem */
-    bool merges;        /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
-    bool takes_caches;  /* keys and values are in caches of the server, and the request is a cache transaction */
-    bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
-    bool envelope;      /* one body may hold several problems: {"requests": [...]} */
+    bool computes;        /* a device computes the problem */
+    bool merges;          /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
+    bool takes_caches;    /* keys and values are in caches of the server, and the request is a cache transaction */
+    bool may_take_caches; /* the same where the member `caches` is given: proto_uses_caches() */
+    bool cache_in_path;   /* the path names the one cache; otherwise the member `caches` names all caches */
+    bool envelope;        /* one body may hold several problems: {"requests": [...]} */
 
     uint64_t takes;   /* inputs that a problem may have */
     uint64_t needs;   /* inputs that a problem must have; with the member `context` only those with role IN_BACK */
     uint64_t appends; /* inputs that are appended to the caches */
     uint64_t gives;   /* outputs that the member `outputs` may name */
     uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
+    const char *asks; /* NULL: `outputs`; else the member that stands in its place, and must be there. It may also name
+                       * numbers of PROTO_COUNT_MAP */
+    uint64_t beside_caches; /* inputs that a problem may have beside `caches` */
 
     const proto_model *models; /* an array of model_count */
     int model_count;           /* 0: KServe does not offer the operation */

@@ -314,6 +314,43 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
     return (struct flash_lse){ top, sum > 0 ? log(sum) : 0 };
 }
 
+void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
+                      struct flash_top *top)
+{
+    struct row row;
+    struct keys at;
+    *m = -INFINITY, *l = *e = 0;
+    open_row(&row, f, b, h, i);
+    for (int64_t j = row.keys.lo; j < row.keys.hi; j += at.n) {
+        double most = *m, nan = 0;
+        look(&row, j, row.keys.hi, &at);
+        if (at.seen == 0) continue;
+        score_keys(&row, &at, 0, at.n);
+        for (int x = 0; x < at.n; x++) {
+            if (!at.sees[x]) continue;
+            most = at.z[x] > most ? at.z[x] : most;
+            nan += at.z[x] * 0;
+        }
+        if (nan != nan) {
+            *m = NAN;
+            return;
+        }
+        if (*l > 0 && most > *m) {
+            const double by = *m - most, rescale = exp(by);
+            *e = rescale > 0 ? rescale * (*e + by * *l) : 0;
+            *l *= rescale;
+        }
+        *m = most;
+        for (int x = 0; x < at.n; x++) {
+            if (!at.sees[x]) continue;
+            const double by = at.z[x] - most, P = exp(by);
+            *l += P;
+            if (P > 0) *e += P * by;
+            if (top && at.z[x] > flash_top_least(top)) flash_top_add(top, at.z[x], (int32_t)(j + x));
+        }
+    }
+}
+
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap)
 {

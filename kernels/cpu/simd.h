@@ -250,6 +250,20 @@ struct simd {
      * below -150; NaN stays NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
+    /* One step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or 1 after
+     * score().
+     *   m[r]  running maximum of z; starts as -INFINITY
+     *   l[r]  running sum of exp2(z - m); starts as 0
+     *   e[r]  running sum of exp2(z - m) (z - m); starts as 0. At the end of the row the entropy is log2 l - e / l. */
+    void (*observe)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e);
+
+    /* Probabilities in place: S[r][j] = exp2(c * S[r][j] - m[r]) * inverse[r]. 0 where S is -inf and m is not NaN, and
+     * in all of a row whose m is INFINITY. */
+    void (*weigh)(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse);
+
+    /* sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
+    void (*add_rows)(int rows, int cols, const float *S, int64_t lds, float *sums);
+
     /* Gives processor state (AMX tiles) back to the operating system, where the calling thread will not compute for
      * a while. The call is optional; the next gemm() takes the state again. */
     void (*leave)(void);

@@ -1,6 +1,6 @@
 /* finish.h: work between a job's run and its answer. Rows are recomputed in float64 (`verify`), outputs are written to
- * shared memory, and the text of many numbers (`encoding`: array) is measured, because an answer's length is sent
- * before its text.
+ * shared memory, pairs and tiles are counted (`observe`), and the text of many numbers (`encoding`: array) is
+ * measured, because an answer's length is sent before its text.
  *
  * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
@@ -22,6 +22,9 @@ struct finishing {
     /* The thread that runs a piece uses the members below; between two pieces, the loop does. */
     int item; /* the item being verified */
     attn_verifier *verifier;
+    int counted; /* the item whose pairs are being counted */
+    attn_problem count_of;
+    attn_counter *counter;
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
     int64_t wrote_ns; /* duration of writing to shared memory */

@@ -94,7 +94,7 @@ struct job {
         *shared;        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
-    bool wants_verify, wants_save;
+    bool wants_verify, wants_save, wants_count;
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
     bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */

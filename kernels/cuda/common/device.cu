@@ -178,11 +178,10 @@ double step_seconds()
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
-    const int first_forward = first_kernel(ATTN_OP_FORWARD), first_backward = first_kernel(ATTN_OP_BACKWARD);
     attn_capabilities *const can = &d->base.can;
     for (int i = 0; i < cuda_kernel_count && can->kernel_count < ATTN_MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];
-        if (i < (k->takes.op == ATTN_OP_FORWARD ? first_forward : first_backward)) continue;
+        if (i < first_kernel(k->takes.op)) continue;
         if (compute >= k->least_compute && compute <= k->most_compute) can->kernels[can->kernel_count++] = &k->takes;
     }
     can->facts = &d->chip;
@@ -514,8 +513,9 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
                         row_seconds(chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * chip->step_seconds || plan->kernel == &decode_forward.takes ||
-        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
+    if (rows < 2 * chip->step_seconds || plan->problem->op == ATTN_OP_OBSERVE ||
+        plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
         return 0;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -668,7 +668,7 @@ memory_range range_of(const attn_tensor &t)
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (attn_tensors[id].role != ATTN_ROLE_IN) continue;
+        if (!attn_reads(p, (attn_tensor_id)id)) continue;
         const memory_range read = range_of(p->tensor[id]);
         for (const memory_range &written : s->written)
             if (read.begin < written.end && written.begin < read.end) return false;
@@ -680,7 +680,7 @@ bool reads_no_results(const stream *s, const attn_problem *p)
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
-           plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
+           plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
 /* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
@@ -722,8 +722,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     const attn_dims &dims = plan->geometry.dims;
     const double steps = tile_seconds(&d->chip, plan) / d->chip.step_seconds;
     attn_part part = { 0, dims.B, 0, dims.Hk };
-    if (steps < 1.5 || kernel_of(plan) == &decode_forward || plan->kernel == &simple_forward.takes ||
-        plan->kernel == &simple_backward.takes)
+    if (steps < 1.5 || p->op == ATTN_OP_OBSERVE || kernel_of(plan) == &decode_forward ||
+        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
         return part;
     const bool heads = !p->dbias.rank || p->dbias.shape[1] == dims.H,
                batches = !dims.packed && (dims.B == 1 || ((!p->dbias.rank || p->dbias.shape[0] > 1) &&
@@ -777,7 +777,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     const bool decodes = kernel_of(plan) == &decode_forward;
     chip.counter = s->counter;
     chip.steps = steps;
-    if (attn_has_padding(&plan->geometry) && takes_step(&chip, 0)) {
+    if ((attn_has_padding(&plan->geometry) || plan->problem->op == ATTN_OP_OBSERVE) && takes_step(&chip, 0)) {
         const cudaError_t code = cuda_fill_padding(s->cuda, plan);
         if (code != cudaSuccess) return code;
     }
