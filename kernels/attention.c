@@ -129,7 +129,7 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* What a message to a client calls the size that `letter` stands for. */
+/* The name of the size that `letter` stands for, in messages to clients. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -145,6 +145,11 @@ static const char *axis_text(char letter, bool packed)
     case 's': return "page_size";
     case 't': return "most";
     case 'm': return "1 or Hk or H";
+    case 'y': return packed ? "total_k" : "Sk";
+    case 'w': return "top";
+    case 'r': return "rows";
+    case 'x': return "keys";
+    case 'u': return "m";
     default: return "n";
     }
 }
@@ -288,7 +293,7 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Sq = size_on(&q, 'q');
     d.Sk = size_on(&k, 'k');
     d.D = size_on(&q, 'd');
-    d.Dv = size_on(&v, 'e');
+    d.Dv = p->op == ATTN_OP_OBSERVE ? 0 : size_on(&v, 'e');
     if (d.packed && rows_of_keys(p)) {
         d.row_k = d.Sk;
         /* attn_check() refuses sizes that overflow */
@@ -319,6 +324,38 @@ static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, 
                      attn_dtype_name(dtype), attn_dtype_in(set->always, q) ? "" : "float32 or ", attn_dtype_name(q));
 }
 
+/* Does an observe have the options that this output of it needs? */
+static attn_status check_observed(const attn_problem *p, attn_tensor_id id, attn_error *err)
+{
+    const attn_observe *const o = &p->observe;
+    const bool region = id == ATTN_T_weights || id == ATTN_T_map;
+    if ((id == ATTN_T_top_keys || id == ATTN_T_top_weights) && o->top < 1)
+        return attn_fail(err, ATTN_INVALID, "/top", "top: is missing, must be between 1 and %d with top_keys",
+                         ATTN_MAX_TOP);
+    if (id == ATTN_T_map && (o->map[0] < 1 || o->map[1] < 1))
+        return attn_fail(err, ATTN_INVALID, "/map",
+                         "map: is missing, must be [cells of queries, cells of keys], each "
+                         "between 1 and %d",
+                         ATTN_MAX_MAP);
+    if (region && p->cu_seqlens_q.rank && o->sequence < 0)
+        return attn_fail(err, ATTN_INVALID, "/sequence", "sequence: is missing; %s is of one packed sequence",
+                         attn_tensors[id].name);
+    return ATTN_OK;
+}
+
+/* Are the weights of a region few enough? */
+static attn_status check_weights(int rank, const int64_t *shape, attn_error *err)
+{
+    int64_t elements;
+    double all = 1;
+    if (attn_shape_elements(rank, shape, &elements) && elements <= ATTN_MAX_WEIGHTS) return ATTN_OK;
+    for (int a = 0; a < rank; a++) all *= (double)shape[a];
+    return attn_fail(err, ATTN_TOO_LARGE, "/observe",
+                     "observe: weights of %lld rows and %lld keys are %.10g numbers, at most %d are answered; give a "
+                     "smaller region by rows and keys, or ask for map",
+                     (long long)shape[rank - 2], (long long)shape[rank - 1], all, ATTN_MAX_WEIGHTS);
+}
+
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err)
 {
@@ -330,10 +367,9 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     attn_dtype dtype = ATTN_F32;
     int rank;
 
-    if (info->role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
-        return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s has no %s",
-                         p->op == ATTN_OP_FORWARD ? "forward" : "backward", info->name);
-    if (owner != id && p->tensor[owner].rank == 0)
+    if (!attn_writes(p, id))
+        return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s has no %s", attn_op_name(p->op), info->name);
+    if (owner != id && info->role == ATTN_ROLE_OUT_BACK && p->tensor[owner].rank == 0)
         return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s needs %s, which is not given", info->name,
                          attn_tensors[owner].name);
     if (info->dtypes == ATTN_RULE_RESULT || info->dtypes == ATTN_RULE_GRADIENT) {
@@ -342,12 +378,51 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
         dtype = result_dtype;
     }
 
+    if (info->dtypes == ATTN_RULE_I32) dtype = ATTN_I32;
+
+    if (p->op == ATTN_OP_OBSERVE) {
+        const attn_status status = check_observed(p, id, err);
+        if (status != ATTN_OK) return status;
+    }
     rank = attn_axes_of(p, id, letters);
-    for (int a = 0; a < rank; a++) shape[a] = attn_axis_size(&d, letters[a]);
+    for (int a = 0; a < rank; a++) shape[a] = attn_size_of(p, &d, letters[a]);
+    if (id == ATTN_T_weights) {
+        const attn_status status = check_weights(rank, shape, err);
+        if (status != ATTN_OK) return status;
+    }
     if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* in a gradient, axes of size 1 stay 1 */
         for (int a = 0; a < rank; a++) shape[a] = p->tensor[owner].shape[a];
     *tensor = attn_tensor_make(NULL, dtype, rank, shape);
     return ATTN_OK;
+}
+
+/* The axes that an observe's own options determine. */
+int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
+{
+    const attn_observe *const o = &p->observe;
+    switch (letter) {
+    case 'y': return d->page_size > 0 && o->shown_keys > 0 ? o->shown_keys : d->Sk;
+    case 'w': return o->top;
+    case 'r': return o->rows[1] - o->rows[0];
+    case 'x': return o->keys[1] - o->keys[0];
+    case 'u': return o->map[0];
+    case 'v': return o->map[1];
+    default: return attn_axis_size(d, letter);
+    }
+}
+
+void attn_observe_region(attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    attn_observe *const o = &p->observe;
+    int64_t rows = g.dims.Sq, keys = attn_size_of(p, &g.dims, 'y');
+    if (g.dims.packed) {
+        const attn_sequence none = { 0, 0, 0, 0 };
+        const attn_sequence s = o->sequence >= 0 && o->sequence < g.dims.B ? attn_sequence_of(&g, o->sequence) : none;
+        rows = s.Sq, keys = s.Sk;
+    }
+    if (o->rows[1] < 0) o->rows[1] = rows;
+    if (o->keys[1] < 0) o->keys[1] = keys;
 }
 
 int64_t attn_axis_size(const attn_dims *d, char letter)
@@ -400,11 +475,13 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'g':
         case 'm': view.head = stride; break;
         case 'q':
+        case 'r':
+        case 'u':
         case 's': view.row = stride; break;
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        default: break; /* d, e, n, and k of a bias stand on the last axis, whose stride is 1 */
+        default: break; /* d, e, n, and the k of bias and keep_mask, name the last axis (stride 1) */
         }
     }
     return view;
@@ -420,6 +497,7 @@ attn_geometry attn_geometry_of(const attn_problem *p)
         g.mask_bounds = (int)p->mask_startend_rows.shape[3];
     }
     g.keep_tail = p->keep_mask.rank && p->keep_mask_at_end ? p->keep_mask.shape[p->keep_mask.rank - 1] : -1;
+    g.observe = p->observe;
     g.causal = p->causal;
     g.top_left = p->alignment == ATTN_TOP_LEFT;
     g.left = p->window_left < 0 ? ATTN_UNBOUNDED : attn_min64(p->window_left, ATTN_UNBOUNDED);
@@ -480,11 +558,35 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
 
 /* May a kernel without options multiply the scale into the exponent's factor? It may not where the scale is 0,
  * negative or infinite: the scale times a score of -inf would be NaN. It may not where the scale is tiny: q . k may
- * exceed float32 although scale * q . k is ordinary. It may where the scale is large: a score that exceeds float32
- * is then so far from ordinary scores that ordinary keys have no weight beside it. */
+ * exceed the range of float32 although scale * q . k is within it. It may where the scale is large: a score beyond
+ * float32 is then so far from all scores within range that their keys have no weight beside it. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
+}
+
+const char *attn_op_name(attn_op op)
+{
+    static const char *const names[ATTN_OP_COUNT] = { "forward", "backward", "observe" };
+    return names[op];
+}
+
+bool attn_reads(const attn_problem *p, attn_tensor_id id)
+{
+    const attn_role role = attn_tensors[id].role;
+    if (p->op == ATTN_OP_OBSERVE)
+        return id == ATTN_T_lse ? p->observe.given_lse : role == ATTN_ROLE_IN && id != ATTN_T_v && id != ATTN_T_v_scale;
+    return role == ATTN_ROLE_IN || (p->op == ATTN_OP_BACKWARD && (role == ATTN_ROLE_OUT || role == ATTN_ROLE_IN_BACK));
+}
+
+bool attn_writes(const attn_problem *p, attn_tensor_id id)
+{
+    const attn_role role = attn_tensors[id].role;
+    switch (p->op) {
+    case ATTN_OP_FORWARD: return role == ATTN_ROLE_OUT;
+    case ATTN_OP_BACKWARD: return role == ATTN_ROLE_OUT_BACK;
+    default: return role == ATTN_ROLE_OUT_OBSERVE || (id == ATTN_T_lse && !p->observe.given_lse);
+    }
 }
 
 uint64_t attn_features(const attn_problem *p)
@@ -493,8 +595,7 @@ uint64_t attn_features(const attn_problem *p)
     const attn_dtype own = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     uint64_t features = 0;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (p->tensor[id].rank && (p->op == ATTN_OP_BACKWARD || attn_tensors[id].role == ATTN_ROLE_IN ||
-                                   attn_tensors[id].role == ATTN_ROLE_OUT))
+        if (p->tensor[id].rank && (attn_reads(p, (attn_tensor_id)id) || attn_writes(p, (attn_tensor_id)id)))
             features |= UINT64_C(1) << id;
     if (p->causal) features |= ATTN_OPTION_BIT(CAUSAL);
     if (p->window_left >= 0 || (p->window_right >= 0 && !p->causal)) features |= ATTN_OPTION_BIT(WINDOW);
@@ -509,9 +610,9 @@ uint64_t attn_features(const attn_problem *p)
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     if (p->k.dtype != p->q.dtype) features |= ATTN_OPTION_BIT(KEY_DTYPE);
-    if (p->dropout_p > 0) features |= ATTN_OPTION_BIT(DROPOUT);
+    if (p->dropout_p > 0 && p->op != ATTN_OP_OBSERVE) features |= ATTN_OPTION_BIT(DROPOUT);
     if (p->op == ATTN_OP_BACKWARD && p->deterministic) features |= ATTN_OPTION_BIT(DETERMINISTIC);
-    if (p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);
+    if (p->op != ATTN_OP_OBSERVE && p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);
     if (p->op == ATTN_OP_BACKWARD && p->dout.rank && p->dout.dtype != p->q.dtype)
         features |= ATTN_OPTION_BIT(DOUT_DTYPE);
     for (int id = ATTN_T_dq; id <= ATTN_T_dv && p->op == ATTN_OP_BACKWARD; id++)
@@ -585,8 +686,7 @@ bool attn_is_empty(const attn_problem *p)
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *t = &p->tensor[id];
         int64_t elements;
-        if (t->rank == 0 || attn_tensors[id].role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
-            continue;
+        if (t->rank == 0 || !attn_writes(p, (attn_tensor_id)id)) continue;
         if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0) return false;
     }
     return true;

@@ -95,7 +95,7 @@ typedef enum attn_dtype {
 /* The bit of a dtype in a set of dtypes, and the set that q may have in attn_check(). */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
+#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3)) /* and of an observe */
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
@@ -159,7 +159,8 @@ typedef enum attn_dtype_rule {
  *   h heads of q                  g heads of k and v            d head size of q and k
  *   e head size of v              c sequences + 1               m 1, Hk or H (mask_startend_rows)
  *   n bounds (the same)           p pages                       s slots of a page
- *   t entries of page_table for a row
+ *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
+ *   w top                           r x queries and keys of the region          u v cells of map
  * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
  * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
@@ -193,15 +194,16 @@ typedef struct attn_axes {
 
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), role, dtypes, axes (unpacked and
  * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its
- * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: IN read by
- * forward and backward; OUT forward writes (backward reads them where given);
- *        IN_BACK read by backward; OUT_BACK written by backward.
+ * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: forward and backward
+ * read IN; forward writes OUT, and backward reads OUT where given; backward reads IN_BACK and writes OUT_BACK; observe
+ * writes OUT_OBSERVE. attn_reads() and attn_writes() say what one problem reads and writes.
+ *
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
  * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
  * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
  * and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by
- * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
- * sinks, alibi_slopes and the scales, which must be in host memory there.
+ * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias, sinks,
+ * alibi_slopes and the scales, which must be in host memory there.
  *
  * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
  * float8_e4m3fn.
@@ -212,41 +214,56 @@ typedef struct attn_axes {
  * cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk of
  * row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
  * length. Rows may share pages. */
-#define ATTN_TENSOR_MAP(X)                                                                                           \
-    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                     \
-    X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                 \
-      "keys; Hk divides H; beside cu_seqlens_q, without cu_seqlens_k, [B, Sk, Hk, D] too; with page_table [pages, "  \
-      "page_size, Hk, D]")                                                                                           \
-    X(v, IN, KEY, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                 \
-      "values; as k, [B, Sk, Hk, Dv] or with page_table [pages, page_size, Hk, Dv]")                                 \
-    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")    \
-    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                     \
-    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                               \
-    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                    \
-      "one more logit a head, without a value: it joins the denominator and lse")                                    \
-    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts") \
-    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                     \
-    X(seqlens_q, IN, I32, ATTN_AXES("b", "b", FIXED),                                                                \
-      "only the first seqlens_q[b] queries of row or sequence b exist; results of the others are 0, lse -inf")       \
-    X(seqlens_k, IN, I32, ATTN_AXES("b", "b", FIXED), "only the first seqlens_k[b] keys of row or sequence b exist") \
-    X(page_table, IN, I32, ATTN_AXES("bt", "bt", FIXED),                                                             \
-      "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")    \
-    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                     \
-      "FlashMask: for each key the query rows hidden from it")                                                       \
-    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of q")                                    \
-    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of k")                                    \
-    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of v")                                    \
-    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")      \
-    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                  \
-      "natural logarithm of the softmax denominator; -inf for such a query")                                         \
-    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                             \
-    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                     \
-    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                            \
-    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                            \
-    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                            \
-    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                     \
-    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")            \
-    X(dalibi_slopes, OUT_BACK, F32, ATTN_LIKE(alibi_slopes), "gradient with respect to alibi_slopes")
+#define ATTN_TENSOR_MAP(X)                                                                                            \
+    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
+    X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
+      "keys; Hk divides H; beside cu_seqlens_q, without cu_seqlens_k, [B, Sk, Hk, D] too; with page_table [pages, "   \
+      "page_size, Hk, D]")                                                                                            \
+    X(v, IN, KEY, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                  \
+      "values; as k, [B, Sk, Hk, Dv] or with page_table [pages, page_size, Hk, Dv]")                                  \
+    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")     \
+    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                      \
+    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                                \
+    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                     \
+      "one more logit a head, without a value: it joins the denominator and lse")                                     \
+    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts")  \
+    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                      \
+    X(seqlens_q, IN, I32, ATTN_AXES("b", "b", FIXED),                                                                 \
+      "only the first seqlens_q[b] queries of row or sequence b exist; results of the others are 0, lse -inf")        \
+    X(seqlens_k, IN, I32, ATTN_AXES("b", "b", FIXED), "only the first seqlens_k[b] keys of row or sequence b exist")  \
+    X(page_table, IN, I32, ATTN_AXES("bt", "bt", FIXED),                                                              \
+      "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")     \
+    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                      \
+      "FlashMask: for each key the query rows hidden from it")                                                        \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of q")                                     \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of k")                                     \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of v")                                     \
+    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")       \
+    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                   \
+      "natural logarithm of the softmax denominator; -inf for such a query")                                          \
+    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                              \
+    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                      \
+    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                             \
+    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                             \
+    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                             \
+    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                      \
+    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")             \
+    X(dalibi_slopes, OUT_BACK, F32, ATTN_LIKE(alibi_slopes), "gradient with respect to alibi_slopes")                 \
+    X(row_max, OUT_OBSERVE, F32, ATTN_LIKE(lse), "each query's largest score; -inf for one that sees no key")         \
+    X(entropy, OUT_OBSERVE, F32, ATTN_LIKE(lse),                                                                      \
+      "entropy of each query's probabilities, the sink's too, in nats; 0 for one that sees no key")                   \
+    X(max_logit, OUT_OBSERVE, F32, ATTN_AXES("bh", "bh", FIXED), "the largest row_max of each head")                  \
+    X(mean_entropy, OUT_OBSERVE, F32, ATTN_AXES("bh", "bh", FIXED),                                                   \
+      "mean entropy of the queries of each head that see a key; 0 where none does")                                   \
+    X(key_mass, OUT_OBSERVE, F32, ATTN_AXES_OR_PAGED("bhy", "hy", "bhy", FIXED),                                      \
+      "for each key the sum of its probabilities over the last key_mass_rows queries")                                \
+    X(top_keys, OUT_OBSERVE, I32, ATTN_AXES("bhqw", "hqw", FIXED),                                                    \
+      "for each query the keys of its largest probabilities, of equal ones the lower key first; -1 where there are "  \
+      "no more")                                                                                                      \
+    X(top_weights, OUT_OBSERVE, F32, ATTN_LIKE(top_keys), "the probabilities of top_keys; 0 where there are no more") \
+    X(weights, OUT_OBSERVE, F32, ATTN_AXES("bhrx", "hrx", FIXED), "the probabilities of the region rows, keys")       \
+    X(map, OUT_OBSERVE, F32, ATTN_AXES("bhuv", "huv", FIXED),                                                         \
+      "the sums of the probabilities in each cell of a grid over the region rows, keys")
 
 typedef enum attn_tensor_id {
 #define X(name, role, dtypes, axes, meaning) ATTN_T_##name,
@@ -255,7 +272,13 @@ typedef enum attn_tensor_id {
         ATTN_TENSOR_COUNT
 } attn_tensor_id;
 
-typedef enum attn_role { ATTN_ROLE_IN, ATTN_ROLE_OUT, ATTN_ROLE_IN_BACK, ATTN_ROLE_OUT_BACK } attn_role;
+typedef enum attn_role {
+    ATTN_ROLE_IN,
+    ATTN_ROLE_OUT,
+    ATTN_ROLE_IN_BACK,
+    ATTN_ROLE_OUT_BACK,
+    ATTN_ROLE_OUT_OBSERVE
+} attn_role;
 
 /* The table above as data; the index is an attn_tensor_id. */
 typedef struct attn_tensor_info {
@@ -267,8 +290,9 @@ typedef struct attn_tensor_info {
 } attn_tensor_info;
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
-/* What a tensor may be over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
- * text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with `text` write to it and return it. */
+/* The properties that a tensor may have, over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes),
+ * and both as text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with `text` write to it and return
+ * it. */
 enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
@@ -282,9 +306,34 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
 
-typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD } attn_op;
+/* OBSERVE computes no out: it says what the queries look at. */
+typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD, ATTN_OP_OBSERVE, ATTN_OP_COUNT } attn_op;
+const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
+
+/* Limits of an observe: keys of top_keys, cells of map on each axis, elements of weights. */
+enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
+
+/* What an observe looks at, beside the outputs that have a rank.
+ *
+ *   rows, keys     the region of weights and map, half open: queries rows[0] to rows[1] - 1 and keys keys[0] to
+ *                  keys[1] - 1 of each batch row; an end of -1 is the number of queries or keys, and
+ *                  attn_observe_region() writes it. Row r lies in cell floor((r - rows[0]) map[0] / (rows[1] -
+ *                  rows[0])) of map, and key j likewise.
+ *   map            cells of queries and of keys
+ *   top            keys of each query in top_keys
+ *   key_mass_rows  key_mass is a sum over that many of the last queries of each sequence; 0: over all
+ *   sequence       packed: the one whose region weights and map have; -1: none
+ *   shown_keys     with page_table: how many keys of a row key_mass and the default region have; 0: all that
+ *                  there is room for
+ *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. One of 2^24 and more in
+ *                  size says nothing about a sum, and is computed here instead. */
+typedef struct attn_observe {
+    int64_t rows[2], keys[2];
+    int64_t map[2], top, key_mass_rows, sequence, shown_keys;
+    bool given_lse;
+} attn_observe;
 
 /* One attention problem. Zero-initialise it with ATTN_PROBLEM_INIT, then fill in what is given.
  *
@@ -293,7 +342,10 @@ typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
  *   lse_i = ln(sum_j exp z_ij + exp sink_h)     out_i = sum_j exp(z_ij - lse_i) M_ij v_j     M: dropout, 1 without
  *
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
- * Backward recomputes out and lse where they are not given (both or neither). */
+ * Backward recomputes out and lse where they are not given (both or neither).
+ *
+ * An observe reads q, k and what else decides about scores; it has no v, and ignores dropout. P_ij = exp(z_ij -
+ * lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
 typedef struct attn_problem {
     attn_op op;
     union {
@@ -319,7 +371,9 @@ typedef struct attn_problem {
     /* in [0, 1): the chance that dropout drops a probability; Philox4x32-10 decides by the element's position */
     double dropout_p;
     uint64_t seed;
-    bool deterministic; /* a backward gives the same bits in every run, on every backend */
+    /* every run of a backward on the same backend gives the same bits; all backends support it, but two may differ */
+    bool deterministic;
+    attn_observe observe;
 
     /* With page_table, or NULL: int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of row b
      * lie in the same pages as those of row b - 1 (0 for row 0), as in forks of one cache. A kernel may read the
@@ -328,10 +382,15 @@ typedef struct attn_problem {
     const int32_t *prefix_keys;
 } attn_problem;
 
-#define ATTN_PROBLEM_INIT                     \
-    {                                         \
-        .window_left = -1, .window_right = -1 \
+#define ATTN_PROBLEM_INIT                                                                                         \
+    {                                                                                                             \
+        .window_left = -1, .window_right = -1, .observe = {.rows = { 0, -1 }, .keys = { 0, -1 }, .sequence = -1 } \
     }
+
+/* Does a run of this problem read, or write, the tensor, where it has one? lse is an output of a forward, and of an
+ * observe without given_lse. */
+bool attn_reads(const attn_problem *p, attn_tensor_id id);
+bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
 /* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and
  * total_k, which no sequence exceeds. With page_table: Sk is the number of keys that a row has room for. The
@@ -358,15 +417,20 @@ attn_dims attn_dims_of(const attn_problem *p);
  *   lse dlse                      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
- *   sinks alibi_slopes *_scale    row and column are 0 */
+ *   sinks alibi_slopes *_scale    row and column are 0
+ *   row_max entropy               as lse
+ *   top_keys top_weights          row is the query, column the rank
+ *   key_mass                      row is 0, column the key, packed k_start + key
+ *   weights map                   row and column of the region, or of the grid; packed, batch is 0
+ *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
     void *data; /* NULL where the tensor is not given or has no elements */
     attn_dtype dtype;
     int64_t batch, head, row;
 } attn_view;
 
-/* A checked problem with all lookups done. It is plain data and may be copied to a device. Its pointers are the
- * problem's pointers. */
+/* A checked problem in the form that kernels read: sizes, options, and each tensor's address and strides for batch,
+ * head and row. It is plain data and may be copied to a device. Its pointers are the problem's pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
     int64_t group;      /* H / Hk: query head h reads key/value head h / group */
@@ -383,6 +447,7 @@ typedef struct attn_geometry {
     const int32_t *page_table;                          /* the tensor page_table; row b starts at b * page_table_row */
     const int32_t *prefix_keys;                         /* prefix_keys of the problem; NULL where not given */
     int64_t page_table_row;
+    attn_observe observe;
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
 
@@ -392,21 +457,26 @@ typedef struct attn_geometry {
  * ATTN_MAX_HEAD_DIM, in a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Fills *tensor with the shape and dtype of an output (roles OUT and OUT_BACK) of a checked problem: contiguous,
- * data NULL. result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32).
- * Other outputs are float32. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
+/* Writes the ends of the region of a checked observe that are -1. Reads cu_seqlens and seqlens of the sequence, which
+ * are in host memory. A problem whose weights or map are wanted must have them before attn_output() and a run. */
+void attn_observe_region(attn_problem *p);
+
+/* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
+ * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). top_keys is
+ * int32, other outputs are float32. INVALID where an observe lacks what the output needs; TOO_LARGE where its weights
+ * are too many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
 /* ---- Features
  * ------------------------------------------------------------------------------------------------------
  *
- * What a kernel must support to compute a problem: one bit for every tensor that is given or wanted, and for every
- * option in use. A kernel's row names the bits that it supports, and the kernel gets no problem with another bit. A
- * tensor or option that is added to the tables is therefore refused by all kernels whose row does not name it.
- * Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the definition in score.h, and a new
- * option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel names
- * those bits itself. */
+ * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
+ * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
+ * with another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row does
+ * not name it. Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the definition in score.h,
+ * and a new option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel
+ * names those bits itself. */
 
 /* Each row: id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more options. */
 #define ATTN_OPTION_MAP(X)                                                                   \
@@ -489,6 +559,24 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
 bool attn_verifier_step(attn_verifier *verifier);
 attn_verification attn_verifier_close(attn_verifier *verifier);
 
+/* Counts the pairs (query, key, head) that all masks of a checked problem let through, and, where `tile` is not NULL,
+ * the tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no such
+ * pair, in `whole` ones every pair is one, `partial` are the others. Tiles at the ends may be smaller. All are exact
+ * below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The problem is borrowed until close().
+ *
+ * attn_counter_step() counts some more, for up to about a millisecond, and says whether that was the last step.
+ * attn_count_work() is how many keys, tiles or elements of masks are looked at, each some nanosecond; open() refuses
+ * more than 2^32 of them: TOO_LARGE. */
+typedef struct attn_counts {
+    double pairs, skipped, whole, partial;
+    attn_status status; /* NO_MEMORY: counting ended early */
+} attn_counts;
+typedef struct attn_counter attn_counter;
+attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
+bool attn_counter_step(attn_counter *counter);
+attn_counts attn_counter_close(attn_counter *counter);
+double attn_count_work(const attn_problem *p, const int64_t tile[2]);
+
 /* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in double, with
  * at most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the probabilities of a row
  * sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left out) makes the sum of
@@ -540,8 +628,8 @@ typedef struct attn_device_info {
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, preferred first, with NULL at the end. "reference" and "paper" run
- * only when named. */
+/* Names of the backends in this build, preferred first, with NULL at the end. Devices of "reference" and "paper" are
+ * used only if an option names them. */
 const char *const *attn_backends(void);
 bool attn_is_gpu(const char *backend);      /* are the devices of this backend something else than the host's
                                              * processor? False for an unknown name */
@@ -565,9 +653,9 @@ void attn_staging_free(attn_device *device, void *memory, size_t bytes);
  * it (CUDA: a cudaIpcMemHandle_t). *memory becomes its address in this process, and problems use it in place. The
  * lender may change its contents at any time, and must not free it before this process has released it. A handle
  * that is imported twice may give the same *memory; each import is released once. Errors: INVALID (no valid handle,
- * a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend has
- * none), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a release may wait
- * for all work of the device. Release everything before attn_device_close(). */
+ * a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend cannot
+ * import memory), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a release may
+ * wait for all work of the device. Release everything before attn_device_close(). */
 enum { ATTN_HANDLE_BYTES = 64 };
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
                                void **memory, attn_error *err);
@@ -583,8 +671,8 @@ void attn_host_unpin(attn_device *device, void *memory);
 
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
-/* What a kernel computes. A device tries its kernels in order, and the first that takes a problem computes it. A
- * kernel may still refuse a problem for its sizes or strides. */
+/* The problems that a kernel computes. A device tries its kernels in order, and the first that takes a problem computes
+ * it. A kernel may still refuse a problem for its sizes or strides. */
 typedef struct attn_kernel {
     const char *name; /* "avx512", "sm90", "generic" */
     attn_op op;
@@ -594,7 +682,7 @@ typedef struct attn_kernel {
     bool in_place;     /* true: it reads each number about once, so it may read from staging memory (reads_staging) */
 } attn_kernel;
 
-/* What a device can compute. attn_device_open() makes this data, and it never changes. Any thread may read it until
+/* The kernels that a device has. attn_device_open() makes this data, and it never changes. Any thread may read it until
  * the device is closed, so code that plans problems needs no device. */
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
@@ -630,12 +718,12 @@ attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *pro
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
-/* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
+/* ---- Cost: the time that a problem is expected to take (cost.c) -------------------------------------------------- */
 
 /* An estimate by the rates of one machine of each kind. The real time is usually a third to three times as long.
  *   flops    attn_flops()
  *   seconds  time on a device that has nothing else to do
- *   worst    seconds, if the scores of every row leave float32
+ *   worst    seconds, if the scores of every row exceed the range of float32
  *   because  the name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, seconds, worst;
@@ -643,13 +731,14 @@ typedef struct attn_cost {
 } attn_cost;
 
 /* The cost of a checked, planned problem on the device of `info`. Index tensors must be in host memory. The estimate
- * assumes that no row leaves float32 and that FlashMask hides nothing. The call takes some 150 ns. */
+ * assumes that all scores are within the range of float32 and that FlashMask hides nothing. The call takes some 150
+ * ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* Estimates more closely than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It
- * estimates the share of rows that leave float32 from a few rows, which the random number `draw` picks. `readable`
- * names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v at some 10 GB/s,
- * and takes a few milliseconds more. */
+/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It looks at a
+ * few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range of
+ * float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v
+ * at some 10 GB/s, and takes a few milliseconds more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Bytes of scratch memory (device memory) that attn_run() needs for these plans together. */
@@ -744,9 +833,9 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* The cost of a merge that passed attn_merge_check(). Its `worst` is `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* The second of the three steps of attn_lse_choose(): queues the sums on the stream, behind the copies of q
- * and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which
- * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* Does the second of the three steps that attn_lse_choose() describes: queues the sums on the stream, behind the copies
+ * of q and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which the
+ * caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -755,11 +844,11 @@ attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const att
  * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else
  * meanwhile. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
  *
- * Rows whose scores leave float32 take up to a thousand times as long as others. attn_run_some() may leave them out
- * at first in a problem of a few milliseconds, because only its results show whether it has such rows. When all is
- * queued and the stream is done, attn_stream_left_rows() says whether a problem did so since its last call. If it
- * did, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at the
- * first call. */
+ * Rows whose scores exceed the range of float32 take up to a thousand times as long as others. In a problem of a few
+ * milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has any.
+ * When all is queued and the stream is done, attn_stream_left_rows() returns whether rows were skipped since its last
+ * call. If so, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at
+ * the first call. */
 enum { ATTN_NO_MORE_STEPS = -1 };
 #define ATTN_EVERY_ROW (INT64_C(1) << 62)
 attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
@@ -784,6 +873,7 @@ void attn_cancel(int *cancel);
 /* Runs one problem; the call plans it and sets its op. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
+attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
 /* Records, in slot 0 to ATTN_MARKS - 1, the moment when all earlier work in the stream is done. */
 enum { ATTN_MARKS = 4 };

@@ -41,6 +41,9 @@ char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind k
 /* The size that a letter stands for. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
+/* The same with the letters of an observe's outputs. */
+int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
+
 /* The dtypes that a rule (attn_dtype_rule) allows. */
 typedef struct attn_dtype_set {
     /* sets of bits of attn_dtype: dtypes allowed with any q, and dtypes allowed where q has the same one */

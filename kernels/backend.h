@@ -31,8 +31,8 @@ struct attn_stream {
     int64_t spent_ns;
 };
 
-/* Has the caller cancelled the work? run() calls this between pieces of work of a few milliseconds and gives up if
- * so. `cancel` may be NULL. */
+/* Has the caller cancelled the work? run() calls this between pieces of work of a few milliseconds, and stops if the
+ * answer is true. `cancel` may be NULL. */
 static inline bool attn_is_cancelled(const int *cancel)
 {
     return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;
@@ -90,7 +90,7 @@ struct attn_backend {
      * Not called for empty problems. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() never leaves rows for a later run */
+    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() always computes all rows */
 };
 
 /* Does the row of the kernel take the problem? The kernel may still refuse it: see attn_backend.plan. */
@@ -114,7 +114,8 @@ typedef struct attn_part {
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
 /* Writes the results of padding rows on the host: lse is -inf there, all others are 0. Kernels never write these
- * rows. See padding.c. */
+ * rows. It fills all
+ * outputs of an observe, top_keys with -1: kernels write only rows that exist and keys that are seen. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* The backends of the build. dispatch.c lists them, preferred first. */

@@ -11,9 +11,9 @@
  *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
- *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens, page_table, mask rows,
- *      keep_mask, bias, sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the
- *      client's own affair.
+ *   6. values of tensors that control which memory a kernel reads, or which numbers it computes: cu_seqlens, seqlens,
+ *      page_table, mask rows, keep_mask, bias, sinks, slopes, fp8 scales. The host reads them here. Values of q, k, v
+ *      and gradients are not checked.
  *
  * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
  * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */
@@ -31,7 +31,7 @@
 
 typedef long long ll; /* the type that printf's %lld takes */
 
-/* What a message calls the axis of each letter. */
+/* The name of each letter's axis in messages. */
 static const char *letter_name(char letter)
 {
     switch (letter) {
@@ -44,6 +44,12 @@ static const char *letter_name(char letter)
     case 'e': return "the head size of v";
     case 'p': return "the pages of k";
     case 's': return "the slots of a page of k";
+    case 'y': return "the keys of k";
+    case 'w': return "top";
+    case 'r': return "the rows of the region";
+    case 'x': return "the keys of the region";
+    case 'u':
+    case 'v': return "the cells of map";
     default: return "";
     }
 }
@@ -78,15 +84,7 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
  * serve both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
-    const attn_role role = attn_tensors[id].role;
-    if (p->tensor[id].rank == 0) return false;
-    return p->op == ATTN_OP_BACKWARD || role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
-}
-
-/* Does this op write the tensor? */
-static bool is_written(const attn_problem *p, attn_tensor_id id)
-{
-    return attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    return p->tensor[id].rank > 0 && (attn_reads(p, id) || attn_writes(p, id));
 }
 
 /* ---- Rank, dtype and sizes of one tensor ------------------------------------------------------------------------- */
@@ -103,7 +101,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        /* `letters` may lack the first of these letters, where that axis may be missing */
+        /* `letters` may lack its first letter, where the first axis may be missing */
         const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
@@ -170,7 +168,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
     const int rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) {
-        const int64_t is = t->shape[a], must = attn_axis_size(d, letters[a]);
+        const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
         if (kind == ATTN_AXES_BROADCAST && owner != id) { /* the tensor whose gradient this is has been checked
                                                            * already */
@@ -282,10 +280,12 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    for (int i = 0; i < 3; i++)
+    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3; /* an observe has no v */
+    for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
-            return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""),
-                             "%s: is required; a problem has q, k and v", attn_tensors[qkv[i]].name);
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""), "%s: is required; %s",
+                             attn_tensors[qkv[i]].name,
+                             inputs == 2 ? "an observe has q and k" : "a problem has q, k and v");
     if (p->cu_seqlens_q.rank == 0 && p->cu_seqlens_k.rank != 0)
         return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k");
     if (p->cu_seqlens_q.rank != 0 && p->cu_seqlens_k.rank == 0 && p->page_table.rank == 0)
@@ -305,7 +305,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     }
     /* attn_dims_of() reads Sk from page_table, so this check comes before it */
     if (p->page_table.rank && (status = check_page_table(p, err))) return status;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
             (status = check_sizes(p, qkv[i], err)))
             return status;
@@ -313,7 +313,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     d = attn_dims_of(p);
     if ((status = at_least_one(p, ATTN_T_q, 'h', d.H, err)) || (status = at_least_one(p, ATTN_T_q, 'd', d.D, err)) ||
         (p->page_table.rank && (status = at_least_one(p, ATTN_T_k, 's', d.page_size, err))) ||
-        (status = at_least_one(p, ATTN_T_k, 'g', d.Hk, err)) || (status = at_least_one(p, ATTN_T_v, 'e', d.Dv, err)) ||
+        (status = at_least_one(p, ATTN_T_k, 'g', d.Hk, err)) ||
+        (inputs == 3 && (status = at_least_one(p, ATTN_T_v, 'e', d.Dv, err))) ||
         (status = head_size_fits(p, ATTN_T_q, 'd', d.D, err)) || (status = head_size_fits(p, ATTN_T_v, 'e', d.Dv, err)))
         return status;
     if (d.B > 0 && d.H > ATTN_MAX_HEADS / d.B)
@@ -328,7 +329,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                              ? "; are the pages [Hk, page_size, D]? They must be [page_size, Hk, D]"
                              : "");
     }
-    if ((status = check_shape(p, &d, ATTN_T_k, err)) || (status = check_shape(p, &d, ATTN_T_v, err))) return status;
+    if ((status = check_shape(p, &d, ATTN_T_k, err)) || (inputs == 3 && (status = check_shape(p, &d, ATTN_T_v, err))))
+        return status;
     if (p->page_table.rank && d.Sk > AXIS_MAX)
         return attn_fail(
             err, ATTN_TOO_LARGE, "/page_table/shape/1",
@@ -341,7 +343,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "k: shape[1] is %lld, which makes %.10g keys in the %lld sequences of cu_seqlens_q; there may "
                          "be %lld keys",
                          (ll)d.row_k, (double)d.row_k * (double)d.B, (ll)d.B, (ll)AXIS_MAX);
-    if (p->v.dtype != p->k.dtype)
+    if (inputs == 3 && p->v.dtype != p->k.dtype)
         return attn_fail(err, ATTN_INVALID, "/v/dtype", "v: dtype is %s, must be %s as k's",
                          attn_dtype_name(p->v.dtype), attn_dtype_name(p->k.dtype));
     for (int i = 0; p->op == ATTN_OP_BACKWARD && i < 2; i++)
@@ -370,12 +372,14 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
                     attn_tensors[id].name);
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
         const attn_tensor_id scale = scales[i][0], of = scales[i][1];
-        if (p->tensor[scale].rank && p->tensor[of].dtype != ATTN_F8E4M3)
+        if (takes_part(p, scale) && p->tensor[of].dtype != ATTN_F8E4M3)
             return attn_fail(err, ATTN_INVALID, tensor_member(member, scale, ""),
                              "%s: %s has dtype %s, scales are for float8_e4m3fn", attn_tensors[scale].name,
                              attn_tensors[of].name, attn_dtype_name(p->tensor[of].dtype));
     }
-    if (p->op == ATTN_OP_FORWARD) return ATTN_OK;
+    if (p->op == ATTN_OP_OBSERVE && p->observe.given_lse && p->lse.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/lse", "lse: is not given");
+    if (p->op != ATTN_OP_BACKWARD) return ATTN_OK;
     if (p->dout.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/dout", "dout: is required, the gradient of the loss with respect to out");
     if (p->out.rank == 0 && p->lse.rank != 0)
@@ -409,7 +413,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         if (t->stride[a] < 0)
             return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", a),
                              "%s: stride[%d] is %lld, must be at least 0", name, a, (ll)t->stride[a]);
-        if (t->stride[a] == 0 && t->shape[a] > 1 && is_written(p, id))
+        if (t->stride[a] == 0 && t->shape[a] > 1 && attn_writes(p, id))
             return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", a),
                              "%s: stride[%d] is 0, must be at least 1 where %lld results are written", name, a,
                              (ll)t->shape[a]);
@@ -427,7 +431,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
-    if (t->data == NULL && elements > 0 && !is_written(p, id))
+    if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: data is not aligned to %zu bytes",
@@ -459,6 +463,63 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* `!` refuses NaN too */
         return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1%s",
                          p->dropout_p, p->dropout_p > 1 ? "; it is no percentage" : "");
+    return ATTN_OK;
+}
+
+/* The region of weights and map on one axis. `size`: queries or keys that there are. */
+static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
+{
+    char member[MEMBER_BYTES];
+    for (int end = 0; end < 2; end++) {
+        const int64_t low = end == 0 ? 0 : side[0];
+        if (end == 1 && side[1] == -1) continue;
+        if (side[end] >= low && side[end] <= size) continue;
+        snprintf(member, sizeof member, "/%s/%d", name, end);
+        return attn_fail(err, ATTN_INVALID, member, "%s: [%d] is %lld, must be between %lld and %lld, %s", name, end,
+                         (ll)side[end], (ll)low, (ll)size, of);
+    }
+    return ATTN_OK;
+}
+
+/* What an observe adds. Reads the lengths of a sequence, which have been checked. */
+static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
+{
+    const attn_observe *const o = &p->observe;
+    const bool region = p->weights.rank || p->map.rank;
+    attn_status status;
+    int64_t rows = d->Sq, keys = attn_size_of(p, d, 'y');
+    if (p->op != ATTN_OP_OBSERVE) return ATTN_OK;
+    if (o->sequence >= 0 && !d->packed)
+        return attn_fail(err, ATTN_INVALID, "/sequence", "sequence: belongs to packed sequences, cu_seqlens_q");
+    if (o->sequence >= d->B)
+        return attn_fail(err, ATTN_INVALID, "/sequence",
+                         "sequence: is %lld, must be below %lld, the sequences of "
+                         "cu_seqlens_q",
+                         (ll)o->sequence, (ll)d->B);
+    if (d->packed && o->sequence >= 0) {
+        attn_observe whole = { .rows = { 0, -1 }, .keys = { 0, -1 }, .sequence = o->sequence };
+        attn_problem one = *p;
+        one.observe = whole;
+        attn_observe_region(&one);
+        rows = one.observe.rows[1], keys = one.observe.keys[1];
+    }
+    const bool asked = o->rows[0] != 0 || o->rows[1] >= 0 || o->keys[0] != 0 || o->keys[1] >= 0;
+    if (d->packed && o->sequence < 0 && (region || asked))
+        return attn_fail(err, ATTN_INVALID, "/sequence",
+                         "sequence: is missing; weights, map, rows and keys are of one packed sequence");
+    if ((status = check_side("rows", o->rows, rows, d->packed ? "the queries of the sequence" : "the queries of q",
+                             err)) ||
+        (status = check_side("keys", o->keys, keys, d->packed ? "the keys of the sequence" : "the keys of k", err)))
+        return status;
+    for (int axis = 0; axis < 2; axis++)
+        if (o->map[axis] < (p->map.rank ? 1 : 0) || o->map[axis] > ATTN_MAX_MAP)
+            return attn_fail(err, ATTN_INVALID, axis ? "/map/1" : "/map/0",
+                             "map: [%d] is %lld, must be between 1 and %d", axis, (ll)o->map[axis], ATTN_MAX_MAP);
+    if (o->top < (p->top_keys.rank || p->top_weights.rank ? 1 : 0) || o->top > ATTN_MAX_TOP)
+        return attn_fail(err, ATTN_INVALID, "/top", "top: is %lld, must be between 1 and %d", (ll)o->top, ATTN_MAX_TOP);
+    if (o->key_mass_rows < 0)
+        return attn_fail(err, ATTN_INVALID, "/key_mass_rows",
+                         "key_mass_rows: is %lld, must be at least 1, or 0 for all", (ll)o->key_mass_rows);
     return ATTN_OK;
 }
 
@@ -722,7 +783,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* ---- All of it --------------------------------------------------------------------------------------------------- */
+/* ---- The whole check --------------------------------------------------------------------------------------------- */
 
 /* Steps 1 to 3 of the list at the top, without the sizes of results. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
@@ -798,7 +859,7 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    { /* a computation holds out and lse even where the client does not want them, so their sizes must fit in int64_t */
+    { /* kernels compute out and lse even where the client does not want them, so their sizes must fit in int64_t */
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };
         if (!attn_shape_bytes(ATTN_F32, 4, rows, &bytes))
@@ -806,6 +867,6 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
     }
     for (int i = 0; i < ATTN_TENSOR_COUNT; i++)
         if (takes_part(p, (attn_tensor_id)i) && (status = check_memory(p, (attn_tensor_id)i, err))) return status;
-    if ((status = check_options(p, err))) return status;
-    return check_values(p, &d, err);
+    if ((status = check_options(p, err)) || (status = check_values(p, &d, err))) return status;
+    return check_observe(p, &d, err);
 }

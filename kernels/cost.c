@@ -34,10 +34,10 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Kernels repair rows whose scores leave float32. GENERIC's variant for options needs no repair from GENERIC_CHEAP
- * on (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair every row of a tile whose numbers allow scores
- * of SINGLE_BOUND, in each variant (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 is repaired too,
- * even where its scores are huge. */
+/* Kernels repair rows whose scores exceed the range of float32. GENERIC's variant for options needs no repair from
+ * GENERIC_CHEAP on (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair every row of a tile whose numbers
+ * allow scores of SINGLE_BOUND, in each variant (cuda/sm80/f32_forward.cu). A backward whose dq exceeds the range of
+ * float32 is repaired too, even where its scores are huge. */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -46,28 +46,28 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define FLOAT8 (ATTN_DTYPE_BIT(F8E4M3))
 #define ANY    ATTN_DTYPES_FORWARD
 
-/* Nanoseconds of one unit. A triple costs pair + product * (D + Dv). In a row that leaves float32 a triple costs
- * strange + strange_product * (D + Dv) more. */
+/* Nanoseconds of one unit. A triple costs pair + product * (D + Dv). In a row whose scores exceed the range of float32
+ * a triple costs strange + strange_product * (D + Dv) more. */
 struct rate {
     const char *kernel;
     attn_op op;
     unsigned dtypes; /* dtypes of q, bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* of each head of each sequence, whatever its size; for GPU kernels of each block, see struct work */
+    /* cost of each head of each sequence, whatever its size; for GPU kernels, cost of each block (see struct work) */
     double head;
-    double number; /* of each number of K and V of each key/value head: the time to read or pack it */
+    double number; /* cost of reading or packing a number of K or V, once for each key/value head */
     double pair, product;
     double strange, strange_product;
-    double cheap; /* of each triple in a row that counts as cheap in attn_strange (strange.h) */
-    double most;  /* the largest score of an ordinary row; in a backward with a given lse, the largest lse */
+    double cheap; /* cost of each triple in a row that counts as cheap in attn_strange (strange.h) */
+    double most;  /* the largest score of a row that needs no repair; in a backward with a given lse, the largest lse */
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
 
 /* GENERIC's backward was measured on strange rows: 400 ns where each block runs alone, 1450 ns on a full device (64
- * columns). Its rate lies between. sm90's forward computes values whose sums overflow twice.
+ * columns). The table's rate lies between the two. sm90's forward computes a tile twice if its sums of values overflow.
  *
- * Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap, most. */
+ * Columns: kernel, operation, dtypes, family; head, number, pair, product; strange, strange_product, cheap, most. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -131,7 +131,7 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* What computes the extra.
+/* The units of the device that compute an extra.
  *   TILES  the blocks that compute the kernel's tiles
  *   WAITS  the same blocks; a block alone on its multiprocessor waits for memory half of the time, two blocks do not
  *   ROWS   a warp for each row */
@@ -210,8 +210,15 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
+/* An observe makes its scores as the forward of the same name does, and has that one's rates: see scores_made(). */
+static attn_op op_of_rates(attn_op op)
+{
+    return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
+}
+
 static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dtype)
 {
+    op = op_of_rates(op);
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
@@ -228,8 +235,8 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64,     /* rows of a head that one unit of a CPU works on */
-    UNIT_KEYS = 2048,   /* keys that one unit of a CPU, or one block of a decode kernel, works on where rows are few */
+    UNIT_ROWS = 64,     /* rows of a head that one thread of a CPU works on at a time */
+    UNIT_KEYS = 2048,   /* where rows are few: keys that a thread of a CPU, or a block of decode, works on at a time */
     BLOCK = 128,        /* rows of a block of other GPU kernels; in a backward, keys of a block */
     OPTIONS_BLOCK = 64, /* rows of a block of GENERIC's forward with options */
     WARPS = 32,         /* rows that a multiprocessor computes at a time where a warp has one row */
@@ -283,7 +290,8 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     w.numbers = (double)d->Sk * (double)d->Hk * (d->packed ? 1 : (double)d->B) * w.columns;
     if (p->page_table.rank)
         w.numbers = triples / (rows > 0 ? rows : 1) * each / (double)d->H * (double)d->Hk * w.columns;
-    const double pieces = rows / UNIT_ROWS + each + each * (d->Sq < UNIT_ROWS ? (double)d->Sk / UNIT_KEYS : 0);
+    const bool splits = d->Sq < UNIT_ROWS && p->op != ATTN_OP_OBSERVE;
+    const double pieces = rows / UNIT_ROWS + each + each * (splits ? (double)d->Sk / UNIT_KEYS : 0);
     w.by[TILES] = w.by[WAITS] = at_most(pieces, units);
     w.by[ROWS] = at_most(rows / WARPS, units);
     if (r->family == HOPPER || r->family == GENERIC) count_blocks(&w, r, plan, d, units);
@@ -329,6 +337,23 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
+/* How often an observe makes the scores of all pairs: once for the rows; once more, for a part of the pairs, for each
+ * output that adds up or shows probabilities. */
+static double scores_made(const attn_problem *p, const attn_dims *d)
+{
+    const attn_observe *const o = &p->observe;
+    const double rows = d->Sq > 0 ? (double)d->Sq : 1, keys = d->Sk > 0 ? (double)d->Sk : 1;
+    const double region = (double)(o->rows[1] - o->rows[0]) / rows * ((double)(o->keys[1] - o->keys[0]) / keys);
+    double times = 1;
+    if (p->op != ATTN_OP_OBSERVE) return 1;
+    if (p->key_mass.rank) times += o->key_mass_rows > 0 ? fmin(1, (double)o->key_mass_rows / rows) : 1;
+    else if (p->weights.rank) times += region;
+    return p->map.rank ? times + region : times;
+}
+
+/* Nanoseconds that a key of top_keys costs for each pair, where a thread looks at the scores one after the other. */
+#define TOP_PAIR 0.5
+
 /* Adds the cost of the forward that a backward runs first where out and lse are not given. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
@@ -349,12 +374,14 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     struct sum sum = { .because = "" };
     const double call = call_seconds(r);
-    if (flops <= 0) return (attn_cost){ flops, call, call, "" };
+    if (flops <= 0 || (p->op == ATTN_OP_OBSERVE && attn_is_empty(p))) return (attn_cost){ flops, call, call, "" };
     if (reads_as_it_lies(r, p, &d)) r = &few_rows[r->family];
+    triples *= scores_made(p, &d);
     const struct work w = work_of(plan, r, &d, triples, info->units);
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
     add_extras(&sum, r, &w, plan->features);
+    if (p->op == ATTN_OP_OBSERVE && p->observe.top > 0) add(&sum, w.triples * TOP_PAIR / w.by[TILES], "top_keys");
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);
     const double worst = sum.ns + triples * each / w.by[TILES];
     add(&sum, triples * (strange->costly * each + strange->cheap * r->cheap) / w.by[TILES],

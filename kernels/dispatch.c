@@ -106,22 +106,24 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {
-    const char *op = problem->op == ATTN_OP_FORWARD ? "forward" : "backward", *name = can->backend->name;
+    static const char *const ops[ATTN_OP_COUNT] = { "a forward", "a backward", "an observe" };
+    const char *op = ops[problem->op], *name = can->backend->name;
     uint64_t known = 0;
     int bit = 0;
     for (int n = 0; n < can->kernel_count; n++)
         if (can->kernels[n]->op == problem->op) known |= can->kernels[n]->features;
     if ((features & ~known) == 0)
-        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", name, op,
-                         attn_dtype_name(problem->q.dtype));
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", name,
+                         attn_op_name(problem->op), attn_dtype_name(problem->q.dtype));
     while (!(features & ~known & UINT64_C(1) << bit)) bit++;
     if (bit < ATTN_TENSOR_COUNT)
-        return attn_fail(err, ATTN_UNSUPPORTED, attn_tensors[bit].name, "%s: no kernel of %s takes it in a %s",
+        return attn_fail(err, ATTN_UNSUPPORTED, attn_tensors[bit].name, "%s: no kernel of %s takes it in %s",
                          attn_tensors[bit].name, name, op);
     if (bit <= ATTN_OPTION_FIRST || bit >= ATTN_OPTION_END)
-        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel takes what this %s asks for", name, op);
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel takes what this %s asks for", name,
+                         attn_op_name(problem->op));
     const attn_option_info *option = &attn_options[bit - ATTN_OPTION_FIRST - 1];
-    return attn_fail(err, ATTN_UNSUPPORTED, option->wire, "no kernel of %s takes a %s where %s", name, op,
+    return attn_fail(err, ATTN_UNSUPPORTED, option->wire, "no kernel of %s takes %s where %s", name, op,
                      option->meaning);
 }
 
@@ -288,10 +290,9 @@ static attn_status check_memory(const attn_plan *plans, int count, attn_error *e
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             const attn_problem *p = plans[n].problem;
             const attn_tensor *t = &p->tensor[id];
-            const attn_role role = attn_tensors[id].role;
             int64_t elements;
             if (t->rank == 0 || t->data) continue;
-            if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+            if (!attn_reads(p, (attn_tensor_id)id) && !attn_writes(p, (attn_tensor_id)id)) continue;
             if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
                 return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
         }
@@ -367,6 +368,11 @@ attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void 
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
 {
     return run_one(stream, problem, ATTN_OP_BACKWARD, workspace, err);
+}
+
+attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
+{
+    return run_one(stream, problem, ATTN_OP_OBSERVE, workspace, err);
 }
 
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err)

@@ -16,7 +16,7 @@
  * vectors of them; columns that do not exist are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* What the parts weigh in a row, and dout . out of each. */
+/* The weights of the parts in a row, and dout . out of each part. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
@@ -126,7 +126,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* the parts' gradients are attn_merge_rows()'s */
+    m.gradients = false; /* attn_merge_rows() computes the parts' gradients */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -144,17 +144,17 @@ void attn_merge_all(const attn_merge_plan *m)
 
 /* ---- The check --------------------------------------------------------------------------------------------------- */
 
-/* A tensor of a merge and what it must be. */
+/* A tensor of a merge, and the properties that it must have. */
 struct expected {
     const attn_tensor *tensor;
     int part;         /* -1: it is not a part's */
     const char *of;   /* "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
-    int rank;         /* with this shape: */
+    int rank;         /* number of axes, whose sizes follow */
     int64_t shape[ATTN_MAX_RANK];
     const char *axes[ATTN_MAX_RANK]; /* what the sizes are */
-    bool has_memory;                 /* unless it has no elements */
+    bool has_memory;                 /* it must have memory, unless it has no elements */
 };
 
 enum { NAME_BYTES = 24 };
@@ -336,7 +336,7 @@ static attn_view lse_view(const attn_tensor *t)
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 
-/* The plan of a merge that was found sound. */
+/* Makes the plan of a merge that has passed the checks. */
 static attn_merge_plan plan_of(const attn_merge_problem *m)
 {
     const attn_tensor *const out = &m->parts[0].out;

@@ -1,9 +1,9 @@
 /* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that
  * backends receive. attn_merge() uses both. The CPU uses the arithmetic where it splits the keys of a few queries.
  *
- * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. Their parts are no
- * (out, lse): a part is a maximum in base 2, a sum and an undivided out. To make it (out, lse) would cost a division
- * and a logarithm per row and split, and one more rounding of each number. */
+ * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. There a part is not a
+ * pair (out, lse), but a maximum in base 2, a sum and an undivided out. Converting such a part to (out, lse) would cost
+ * a division and a logarithm per row and split, and one more rounding of each number. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 
@@ -81,7 +81,7 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* The share in the row of a part, or of the sink, with this lse. All shares add up to 1, so their sum never
+/* The share that a part, or the sink, with this lse has in the row. All shares add up to 1, so their sum never
  * overflows. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {

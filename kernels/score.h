@@ -7,8 +7,8 @@
  * cuda/common/args.cuh). An option that is added here works in all of these at once. A fast kernel has its
  * own expressions for the options that its row names, and gets no problem with another.
  *
- * C computes in double, which defines correct results. CUDA computes in float, and in double where a score
- * leaves float. */
+ * C computes in double, which defines correct results. CUDA computes in float, and in double where a score exceeds the
+ * range of float. */
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 

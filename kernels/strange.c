@@ -30,7 +30,7 @@ struct look {
     double bound_from; /* infinite where no row can reach limits.bound_from */
     bool gradients;
     double bound; /* the upper bound on |scale q . k|, after softcap */
-    bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row is ordinary */
+    bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
 };
 
 /* A row of queries: its sequence b, its head h and its index i in the sequence. */
@@ -139,7 +139,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Bounds the products of q and k, first by their dtypes, then by their largest numbers, and fills in what follows. */
+/* Bounds the products of q and k, first by their dtypes, then by their largest numbers, and fills in the members that
+ * depend on these bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -177,7 +178,8 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* The score of key j before bias and slopes. NaN where q . k leaves float32: kernels in float32 cannot compute it. */
+/* The score of key j before bias and slopes. NaN where q . k exceeds the range of float32: kernels in float32 cannot
+ * compute it. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -253,8 +255,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Does dq of a row of huge scores leave float32, or come close? Keys whose score is `largest` share all of the row's
- * weight. The limit is halved, because neighbouring rows may differ by a factor of two. */
+/* Does dq of a row of huge scores exceed the range of float32, or come close to its ends? Keys whose score is `largest`
+ * share all of the row's weight. The limit is halved, because neighbouring rows may differ by a factor of two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
 {
@@ -278,7 +280,7 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Finds the kind of a row by the scores of its keys; of many keys only some are read. */
+/* Finds the kind of a row by the scores of its keys. If the row has many keys, it reads only some of them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -306,7 +308,7 @@ static enum kind kind_of(const struct look *look, const struct row *row, attn_ra
 {
     const attn_view *lse = &look->g.view[ATTN_T_lse];
     if (look->bound_from < INFINITY && reaches_bound(look, row, keys)) return COSTLY;
-    if (look->p->op == ATTN_OP_FORWARD || !lse->data) return kind_by_scores(look, row, keys);
+    if (look->p->op != ATTN_OP_BACKWARD || !lse->data) return kind_by_scores(look, row, keys);
     const double given = number(lse, row, row->h, row->s.q_start + row->i, 0);
     if (fabs(given) < look->most || given == -INFINITY) return ORDINARY;
     if (fabs(given) >= look->cheap_from && !look->gradients) return CHEAP;
@@ -373,10 +375,10 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const double most = limits->from;
     struct look look = { .p = p, .g = attn_geometry_of(p), .most = most, .cheap_from = limits->cheap_from };
     const attn_dims *d = &look.g.dims;
-    const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) |
+    const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    double numbers = most_of_dtype(p->v.dtype);
+    double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0; /* an observe has no v */
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);
     look.gradients = limits->gradients && p->op == ATTN_OP_BACKWARD && (readable & ATTN_TENSOR_BIT(dout));

@@ -41,7 +41,7 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* in one row, numbers are apart if they differ by this many tolerances; over all rows, by twice as many */
+/* two numbers of one row count as different if they are this many tolerances apart; of different rows, twice as many */
 #define APART 4
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */

@@ -177,8 +177,41 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);
-    put_size(t, ",\"Dv\":", d.Dv);
+    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe has no v */
     text_put_char(t, '}');
+}
+
+/* Writes an integer that a double holds, of any size. */
+static void put_count(struct text *t, double count)
+{
+    if (count < 0x1p63) text_put_number(t, (uint64_t)count);
+    else text_printf(t, "%.17g", count);
+}
+
+static void put_tiles(struct text *t, const proto_item *item, const attn_counts *counts)
+{
+    put_size(t, "{\"size\":[", item->tile_size[0]);
+    put_size(t, ",", item->tile_size[1]);
+    text_put_string(t, "],\"skipped\":");
+    put_count(t, counts->skipped);
+    text_put_string(t, ",\"whole\":");
+    put_count(t, counts->whole);
+    text_put_string(t, ",\"partial\":");
+    put_count(t, counts->partial);
+    text_put_char(t, '}');
+}
+
+/* Writes a number that an observe was asked for. */
+static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
+{
+    const attn_dims d = attn_dims_of(&item->problem);
+    const double D = (double)d.D, Dv = item->head_dim_v > 0 ? (double)item->head_dim_v : D;
+    switch (which) {
+    case PROTO_COUNT_pairs: put_count(t, counts->pairs); break;
+    case PROTO_COUNT_flops_forward: put_count(t, 2 * counts->pairs * (D + Dv)); break;
+    case PROTO_COUNT_flops_backward: put_count(t, 2 * counts->pairs * (3 * D + 2 * Dv)); break;
+    default: put_tiles(t, item, counts); break;
+    }
 }
 
 int encode_facts(const proto_item *item, const proto_result *result, struct encode_fact facts[ENCODE_FACTS])
@@ -188,11 +221,16 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     struct text t;
     int count = 0;
 #define FACT(which) facts[count].name = which, t = text_in(facts[count].value, ENCODE_FACT_BYTES), count++
+    for (int n = 0; n < PROTO_COUNTS; n++) {
+        if (!(item->counts >> n & 1)) continue;
+        FACT(proto_counts[n]);
+        put_counted(&t, (proto_count_id)n, item, &result->counts);
+    }
     for (int i = 0; i < REPORT_MEMBERS && result->report; i++) {
         FACT(report_members[i].name);
         report_members[i].put(&t, result->report);
     }
-    if (item->problem.dropout_p > 0 && !result->report) {
+    if (item->problem.dropout_p > 0 && item->problem.op != ATTN_OP_OBSERVE && !result->report) {
         FACT("seed");
         text_put_number(&t, item->problem.seed);
     }

@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What a reader has made of a body. */
+/* The results of reading a body. */
 struct format_body {
     const cJSON *root;            /* the tree of a rest (tree.h), owned by the reader; NULL: out of memory */
     const scan_extract *extracts; /* the extracted values, owned by the reader */

@@ -158,7 +158,8 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
     *count = status == ATTN_OK ? r->shared_count : 0;
     const proto_operation *const operation = &proto_operations[r->model->op];
     const bool kernels_only = *count > 0 && !operation->takes_caches && !operation->merges && !operation->judges &&
-                              !cJSON_HasObjectItem(r->root, "save") && !cJSON_HasObjectItem(r->root, "verify");
+                              !cJSON_HasObjectItem(r->root, "caches") && !cJSON_HasObjectItem(r->root, "save") &&
+                              !cJSON_HasObjectItem(r->root, "verify");
     for (int i = 0; i < *count; i++)
         r->shared[i].kernels_only = kernels_only && (r->shared[i].output || proto_may_lie_on_device(r->shared[i].id));
     return status;

@@ -49,12 +49,13 @@ struct kserve_reader {
     int first_binary, extract_count;
     int now;             /* index of the first extracted value that is not complete */
     uint64_t body_bytes; /* length that the body must have */
-    /* The end of the last tensor in memory. Tensors in shared memory count once they have room. */
+    /* Offset of the end of the last tensor in memory. Inputs in shared memory count once memory is reserved for their
+     * copies (has_room). */
     size_t memory_bytes;
 
     proto_shared *shared; /* the inputs among `shared` have room in memory */
     int shared_count;
-    bool has_room; /* the inputs among them have room in memory */
+    bool has_room; /* memory is reserved for copies of the inputs among `shared` */
 
     proto_input places[PROTO_TENSORS]; /* places of the inputs, once the body is complete */
     char id[ID_BYTES + 1];

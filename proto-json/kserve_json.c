@@ -463,6 +463,13 @@ static attn_status read_output_parameters(struct kserve_reader *r, int index, co
     return check_place(r, pointer, where, said, place);
 }
 
+static bool names_already(const cJSON *names, const char *word)
+{
+    for (const cJSON *one = names->child; one; one = one->next)
+        if (tree_string(one) && !strcmp(tree_string(one), word)) return true;
+    return false;
+}
+
 /* Reads the name of a gradient of a part, which the answer has whether it is named or not. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
@@ -477,8 +484,8 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Turns the names of outputs into the member `outputs`. Without names the default outputs are sent. *text: some outputs
- * are sent as numbers. */
+/* Turns the names of outputs into the member `outputs`, or into the member that the operation has in its place. Without
+ * names the default outputs are sent. *text: some outputs are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
     cJSON *names;
@@ -491,7 +498,9 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
     const bool judges = proto_operations[r->model->op].judges; /* its one output is the report, which is JSON */
-    names = judges ? NULL : cJSON_AddArrayToObject(r->root, "outputs");
+    const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
+    names = cJSON_GetObjectItemCaseSensitive(r->root, member); /* what a parameter names already */
+    if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
     for (const cJSON *one = outputs->child; one; one = one->next, index++) {
         char where[WHERE_BYTES];
@@ -529,6 +538,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         place.id = (attn_tensor_id)id;
         if (place.bytes >= 0 && id < ATTN_TENSOR_COUNT) r->shared[r->shared_count++] = place;
         *text |= !binary && place.bytes < 0;
+        if (!cJSON_IsArray(names) || (asks && names_already(names, word))) continue;
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
@@ -540,7 +550,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
 
 bool proto_is_parameter(const proto_option *option)
 {
-    return option->type != PROTO_TYPE_NAMES && option->type != PROTO_TYPE_PARTS &&
+    return strcmp(option->name, "outputs") != 0 && option->type != PROTO_TYPE_PARTS &&
            strcmp(option->name, "encoding") != 0;
 }
 
@@ -661,7 +671,8 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    if (id < ATTN_TENSOR_COUNT)
+    const bool takes = o && (o->ops >> r->model->op & 1); /* `map` is an option and an output */
+    if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);
     if (!o || !proto_is_parameter(o)) {
         struct text_nearest best = { one->string, NULL, 3 };
@@ -680,7 +691,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
                          one->string[length] ? "..." : "", suggestion);
     }
     cJSON *value = NULL;
-    if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS) && tree_string(one)) {
+    if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS || o->type == PROTO_TYPE_NAMES) && tree_string(one)) {
         const attn_status status = parse(r, tree_string(one), &value);
         if (status != ATTN_OK) return status;
     }

@@ -6,15 +6,17 @@
 #include "kernels/judge/judge.h"
 
 /* Sets of tensors by their role in ATTN_TENSOR_MAP, so that a new row there is in these sets too. */
-#define BIT(name)                    ATTN_TENSOR_BIT(name)
-#define IF_IN(name, role, ...)       | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
-#define IF_OUT(name, role, ...)      | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
-#define IF_IN_BACK(name, role, ...)  | (ATTN_ROLE_##role == ATTN_ROLE_IN_BACK ? BIT(name) : 0)
-#define IF_OUT_BACK(name, role, ...) | (ATTN_ROLE_##role == ATTN_ROLE_OUT_BACK ? BIT(name) : 0)
-#define INPUTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_IN))
-#define OUTPUTS                      (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT))
-#define INPUTS_OF_BACKWARD           (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
-#define GRADIENTS                    (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
+#define BIT(name)                       ATTN_TENSOR_BIT(name)
+#define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
+#define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
+#define IF_IN_BACK(name, role, ...)     | (ATTN_ROLE_##role == ATTN_ROLE_IN_BACK ? BIT(name) : 0)
+#define IF_OUT_BACK(name, role, ...)    | (ATTN_ROLE_##role == ATTN_ROLE_OUT_BACK ? BIT(name) : 0)
+#define INPUTS                          (UINT64_C(0) ATTN_TENSOR_MAP(IF_IN))
+#define OUTPUTS                         (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT))
+#define IF_OUT_OBSERVE(name, role, ...) | (ATTN_ROLE_##role == ATTN_ROLE_OUT_OBSERVE ? BIT(name) : 0)
+#define OBSERVED                        (BIT(lse) ATTN_TENSOR_MAP(IF_OUT_OBSERVE))
+#define INPUTS_OF_BACKWARD              (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
+#define GRADIENTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
 
 /* The models of an operation; see PROTO_MODELS. */
 #define OF_DTYPE(name, op, fixed, dtype)       \
@@ -39,6 +41,14 @@ static const proto_tensor_doc of_decode[] = {
     { ATTN_T_v, "[B, S, Hk, Dv]; the caches' dtype: their values; not of latent caches" },
     { ATTN_T_keep_mask, "[1 or B, 1 or H, 1 or Sq, n]; uint8 or bool: of the last n keys of each row, the new ones "
                         "too; 1: may attend; 0: hidden; those before are kept" },
+    { 0, NULL },
+};
+
+static const proto_tensor_doc of_observe[] = {
+    { ATTN_T_q, "[B, Sq, H, D]: queries; beside caches a row for each, in the caches' dtype, of float8_e4m3fn also "
+                "float32, float16 or bfloat16" },
+    { ATTN_T_lse, "float32 [B, H, Sq]: the natural logarithm of the softmax denominator; as an input the one to use, "
+                  "where it is not given it is computed; -inf for a query that sees no key" },
     { 0, NULL },
 };
 
@@ -96,6 +106,20 @@ const proto_operation proto_operations[PROTO_OP_COUNT] = {
             "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient "
             "with respect to out. Send forward's inputs again, or the context that a forward with save left here.",
         .answer = "The gradients",
+    },
+    [ATTN_OP_OBSERVE] = {
+        "observe", "/v1/attention/observe", ATTN_OP_OBSERVE,
+        .computes = true, .envelope = true, .may_take_caches = true,
+        .takes = (INPUTS & ~(BIT(v) | BIT(v_scale))) | BIT(lse), .needs = BIT(q) | BIT(k),
+        .beside_caches = BIT(q) | BIT(alibi_slopes) | BIT(keep_mask) | BIT(sinks) | BIT(lse),
+        .gives = OBSERVED, .asks = "observe",
+        .models = MODELS("attention_observe", ATTN_OP_OBSERVE),
+        .members = "q, k and observe", .title = "Observe", .summary = "What attention looks at",
+        .description =
+            "Maxima, entropies and sums of the probabilities that a forward with these members would use: observe names "
+            "what is wanted. v is not sent, nothing of size Sq x Sk is made, and dropout is ignored. With caches and q it "
+            "says what a decode step would see, and changes nothing.",
+        .answer = "What was asked for", .tensors = of_observe,
     },
     [PROTO_OP_DECODE] = {
         "decode", "/v1/attention/decode", ATTN_OP_FORWARD,

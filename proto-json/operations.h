@@ -11,10 +11,10 @@
 /* The number of an operation. The first numbers are those of attn_op. */
 typedef int proto_op;
 enum {
-    PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward over keys and values that lie in caches */
-    PROTO_OP_APPEND,                        /* adds keys and values to one cache, and computes nothing */
-    PROTO_OP_CHECK,                         /* says what is wrong with the caller's own results */
-    PROTO_OP_MERGE,                         /* results of the same queries over parts of the keys become one */
+    PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward over keys and values that lie in caches */
+    PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
+    PROTO_OP_CHECK,                  /* says what is wrong with the caller's own results */
+    PROTO_OP_MERGE,                  /* results of the same queries over parts of the keys become one */
     PROTO_OP_COUNT
 };
 
@@ -31,7 +31,7 @@ typedef struct proto_model {
  * each of these four with and without causal. */
 enum { PROTO_MODELS = 8 };
 
-/* What the OpenAPI document says about a tensor in one operation, if that differs from attn_tensors[]. */
+/* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
     const char *says; /* NULL ends a list */
@@ -43,11 +43,12 @@ typedef struct proto_operation {
     const char *path; /* path of the route, such as "/v1/attention/decode" */
     attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
 
-    bool computes;      /* a device computes the problem */
-    bool merges;        /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
-    bool takes_caches;  /* keys and values are in caches of the server, and the request is a cache transaction */
-    bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
-    bool envelope;      /* one body may hold several problems: {"requests": [...]} */
+    bool computes;        /* a device computes the problem */
+    bool merges;          /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
+    bool takes_caches;    /* keys and values are in caches of the server, and the request is a cache transaction */
+    bool may_take_caches; /* the same where the member `caches` is given: proto_uses_caches() */
+    bool cache_in_path;   /* the path names the one cache; otherwise the member `caches` names all caches */
+    bool envelope;        /* one body may hold several problems: {"requests": [...]} */
 
     bool judges; /* the processor computes the problem in float64 and judges results (kernels/judge/judge.h) */
 
@@ -57,6 +58,9 @@ typedef struct proto_operation {
     uint64_t gives;   /* outputs that the member `outputs` may name */
     uint64_t judged;  /* of `takes`, the results that are judged; a problem needs at least one */
     uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
+    const char *asks; /* NULL: `outputs`; else the member that stands in its place, and must be there. It may also name
+                       * numbers of PROTO_COUNT_MAP */
+    uint64_t beside_caches; /* inputs that a problem may have beside `caches` */
 
     const proto_model *models; /* an array of model_count */
     int model_count;           /* 0: KServe does not offer the operation */

@@ -117,8 +117,9 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     const bool one = operation->cache_in_path; /* k and v have no axis for several caches */
     const int rank = one ? 3 : 4;
     tree_member member;
+    const uint64_t needs = operation->may_take_caches ? operation->needs & operation->beside_caches : operation->needs;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if ((operation->needs >> id & 1) && p->tensor[id].rank == 0)
+        if ((needs >> id & 1) && p->tensor[id].rank == 0)
             return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, attn_tensors[id].name), "%s: is missing",
                              attn_tensors[id].name);
     if (!one && item->caches && r->sequence)
@@ -162,6 +163,51 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
+/* Checks which members of an observe stand together, as far as the caches need not be read. */
+static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
+{
+    const proto_operation *const operation = &proto_operations[r->op];
+    const uint64_t region = ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(map);
+    const unsigned tiles = 1U << PROTO_COUNT_tiles;
+    const struct {
+        const char *member;
+        uint64_t outputs;
+        unsigned counts;
+        const char *of;
+    } options[] = {
+        { "top", ATTN_TENSOR_BIT(top_keys) | ATTN_TENSOR_BIT(top_weights), 0, "top_keys" },
+        { "map", ATTN_TENSOR_BIT(map), 0, "map" },
+        { "rows", region, 0, "weights and map" },
+        { "keys", region, 0, "weights and map" },
+        { "key_mass_rows", ATTN_TENSOR_BIT(key_mass), 0, "key_mass" },
+        { "tile_size", 0, tiles, "tiles" },
+        { "head_dim_v", 0, 1U << PROTO_COUNT_flops_forward | 1U << PROTO_COUNT_flops_backward,
+          "flops_forward and flops_backward" },
+    };
+    tree_member member;
+    if (!item->outputs && !item->counts)
+        return attn_fail(err, ATTN_INVALID, "/observe",
+                         "observe: is missing, must name what is wanted, such as [\"entropy\", \"key_mass\"]");
+    for (size_t n = 0; n < sizeof options / sizeof *options; n++)
+        if (cJSON_HasObjectItem(value, options[n].member) && !(item->outputs & options[n].outputs) &&
+            !(item->counts & options[n].counts))
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, options[n].member),
+                             "%s: belongs to %s, which observe does not name", options[n].member, options[n].of);
+    if ((item->counts & tiles) && item->tile_size[0] == 0)
+        return attn_fail(err, ATTN_INVALID, "/tile_size",
+                         "tile_size: is missing, must be [queries, keys] of a tile with tiles");
+    item->problem.observe.given_lse = item->problem.lse.rank > 0;
+    if (item->problem.observe.given_lse && (item->outputs & ATTN_TENSOR_BIT(lse)))
+        return attn_fail(err, ATTN_INVALID, "/lse", "lse: is given, and cannot be asked for beside that");
+    for (const cJSON *one = value->child; one && item->caches; one = one->next) {
+        const int id = tensor_named(one->string);
+        if (option_named(one->string) || id == ATTN_TENSOR_COUNT || (operation->beside_caches >> id & 1)) continue;
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, one->string),
+                         "%s: cannot stand beside caches, whose keys and lengths are looked at", one->string);
+    }
+    return ATTN_OK;
+}
+
 static attn_status object(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -186,7 +232,8 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
     }
     if (!item->outputs) item->outputs = proto_operations[r->op].usual;
     if (*item->context) return beside_context(value, err);
-    if (proto_operations[r->op].takes_caches) return of_caches(r, item, err);
+    if (proto_operations[r->op].asks && (status = of_observe(r, value, item, err)) != ATTN_OK) return status;
+    if (proto_uses_caches(r->op, item)) return of_caches(r, item, err);
     if (proto_operations[r->op].merges) return parse_parts_done(r, item, err);
     parse_starts_of_keys(r, &item->problem);
     if (proto_operations[r->op].judges && (status = to_judge(item, err)) != ATTN_OK) return status;
@@ -207,8 +254,9 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     /* A dtype that no output can have is refused even if no output uses it. */
-    attn_status status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused,
-                                     err);
+    attn_status status = ATTN_OK;
+    if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
+    else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
@@ -357,11 +405,17 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     call->count = count;
     one = requests->child;
     for (int i = 0; i < count; i++, one = one->next) {
+        proto_item *const item = &call->items[i];
         attn_error fault;
-        if (object(r, one, &call->items[i], &fault) == ATTN_OK) continue;
-        free(call->items[i].parts);
-        free(call->items[i].results);
-        call->items[i] = (proto_item){ .error = fault };
+        attn_status status = object(r, one, item, &fault);
+        if (status == ATTN_OK && item->caches)
+            status = attn_fail(&fault, ATTN_INVALID, "/caches",
+                               "caches: cannot stand in requests; send a problem on caches by itself");
+        if (status == ATTN_OK) continue;
+        free(item->caches);
+        free(item->parts);
+        free(item->results);
+        *item = (proto_item){ .error = fault };
     }
     return ATTN_OK;
 }

@@ -1,4 +1,5 @@
-/* parse_internal.h: what the four files that turn a body's tree into problems share. The public part is proto.h.
+/* parse_internal.h: types and functions that the four files which turn a body's tree into problems share. The public
+ * part is proto.h.
  *
  *   parse.c           problems, and the body: a single problem or an envelope of several
  *   parse_options.c   the table of options, and how a value of each type is read

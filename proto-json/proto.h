@@ -147,6 +147,20 @@ typedef struct proto_memory {
  * bytes of text and up to eight bytes of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
+/* Numbers that an observe may be asked for, beside its tensors: name, what it is. */
+#define PROTO_COUNT_MAP(X)                                                                          \
+    X(pairs, "pairs (query, key) that all masks let through, over all heads and rows of the batch") \
+    X(flops_forward, "2 pairs (D + Dv), with head_dim_v for Dv")                                    \
+    X(flops_backward, "2 pairs (3 D + 2 Dv)")                                                       \
+    X(tiles, "tiles of tile_size: in how many no pair, every pair or some pairs are let through")
+typedef enum proto_count_id {
+#define X(name, meaning) PROTO_COUNT_##name,
+    PROTO_COUNT_MAP(X)
+#undef X
+        PROTO_COUNTS
+} proto_count_id;
+extern const char *const proto_counts[PROTO_COUNTS]; /* their names */
+
 typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
 enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 };
@@ -191,6 +205,9 @@ typedef struct proto_item {
      * append, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
+    unsigned counts;         /* observe: a bit for each proto_count_id that is wanted */
+    int64_t tile_size[2];    /* of `tiles`: queries, keys; 0: not given */
+    int64_t head_dim_v;      /* of flops_forward and flops_backward; 0: D */
     proto_parts *parts;      /* merge: the parts; NULL: there are none. The proto_call owns them */
     int lse_base, empty_lse; /* merge: 0, or 1 where lse of the parts has base 2; where that of an empty part is +inf */
     attn_tensor *results;    /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
@@ -218,7 +235,8 @@ typedef enum proto_type {
     PROTO_TYPE_CHOICE,  /* one of `choices`; an enum, whose first value is 0 */
     PROTO_TYPE_PAIR,    /* [integer, integer], each as PROTO_TYPE_INTEGER; two int64_t, one after the other */
     PROTO_TYPE_DTYPE,   /* name of a dtype of results: float32, float16, bfloat16; attn_dtype */
-    PROTO_TYPE_NAMES,   /* array of names of outputs; uint64_t, a bit for each attn_tensor_id */
+    PROTO_TYPE_NAMES,   /* array of names of outputs; uint64_t, a bit for each attn_tensor_id. Those of `observe` may be
+                         * of PROTO_COUNT_MAP, too */
     PROTO_TYPE_ROWS,    /* an integer as for PROTO_TYPE_INTEGER, or "all"; int64_t, PROTO_VERIFY_ALL */
     /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; char (*)[PROTO_CONTEXT_BYTES], then an int. */
     PROTO_TYPE_IDS,
@@ -229,6 +247,7 @@ typedef enum proto_type {
 enum {
     PROTO_FORWARD = 1 << ATTN_OP_FORWARD,
     PROTO_BACKWARD = 1 << ATTN_OP_BACKWARD,
+    PROTO_OBSERVE = 1 << ATTN_OP_OBSERVE,
     PROTO_DECODE = 1 << PROTO_OP_DECODE,
     PROTO_APPEND = 1 << PROTO_OP_APPEND,
     PROTO_CHECK = 1 << PROTO_OP_CHECK,
@@ -243,7 +262,7 @@ typedef struct proto_option {
     size_t offset;     /* offset of the value in proto_item */
     size_t given;      /* offset of the bool in proto_item that says that the option was given; 0: there is none */
     int64_t minimum, maximum;
-    const char *const *choices; /* ends with NULL */
+    const char *const *choices; /* ends with NULL; of PROTO_TYPE_PAIR one: its form, for messages */
     const char *otherwise;      /* the default, as JSON; NULL: it varies, as `help` explains */
     const char *help;
 } proto_option;
@@ -313,6 +332,18 @@ typedef struct proto_call {
 /* Turns err->member of an error that was found after proto_parser_finish() into a pointer into the body as it was sent.
  * Before the call, it is a pointer into a problem as JSON has it. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
+
+/* The tile size for attn_counter_open(); NULL: tiles are not wanted. */
+static inline const int64_t *proto_tile(const proto_item *item)
+{
+    return item->counts >> PROTO_COUNT_tiles & 1 ? item->tile_size : NULL;
+}
+
+/* Do the keys of this problem lie in caches of the server? */
+static inline bool proto_uses_caches(proto_op op, const proto_item *item)
+{
+    return proto_operations[op].takes_caches || (proto_operations[op].may_take_caches && item->caches);
+}
 
 /* Sets the format of the answer. INVALID: the body has several problems, and the format can hold only one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
@@ -445,6 +476,7 @@ typedef struct proto_result {
     int length_count;
     bool verified;
     proto_verification verification;
+    attn_counts counts;   /* where the item wants any */
     judge_result *report; /* check: from malloc(), freed with the job; NULL: none */
 } proto_result;
 

@@ -228,7 +228,7 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     cJSON *value = NULL;
     bool number = false;
     while (o->name && strcmp(o->name, name)) o++;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) number |= !strcmp(attn_tensors[id].name, name);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) number |= !o->name && !strcmp(attn_tensors[id].name, name);
     if (number) {
         const attn_status status = parse(r, text, &value);
         if (status != ATTN_OK) return status;
@@ -269,6 +269,13 @@ static bool is_foreign(const char *name)
     return false;
 }
 
+static bool is_option(const char *name)
+{
+    const proto_option *o = proto_options;
+    while (o->name && strcmp(o->name, name)) o++;
+    return o->name != NULL;
+}
+
 /* Turns the strings of __metadata__ into members of the problem. */
 static attn_status options(struct reader *r, const cJSON *metadata)
 {
@@ -288,7 +295,8 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id))
+            if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
+                !is_option(one->string)) /* `map` is an option and an output */
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
                                  one->string);
         if (is_foreign(one->string)) continue;

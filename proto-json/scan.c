@@ -58,7 +58,7 @@ enum state {
 
 enum sink { REST, EXTRACTED, NOWHERE };
 
-/* What the name that was just read means for the member's value. */
+/* The meaning that the name which was just read has for the member's value. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
 enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };

@@ -23,7 +23,7 @@
 #define SCAN_STRING 's'
 #define SCAN_NUMBER 'n'
 
-/* What a value was in the body: base64 text, an array of numbers, or plain bytes. */
+/* The form that a value had in the body: base64 text, an array of numbers, or plain bytes. */
 typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
 
 enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the caller's memory */
@@ -74,7 +74,8 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
 /* Call this when the body is complete. INVALID: the body's value is not complete. */
 attn_status scan_finish(scan *s, attn_error *err);
 
-/* Returns the rest, with a NUL, and the extracted values. They are valid from scan_finish() to scan_free(). */
+/* Returns the rest: the body's JSON with an index in place of each extracted value. A NUL follows, which *length does
+ * not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
 int scan_values(const scan *s); /* number of values in the rest */
 /* Returns the bytes that the rest and the list of extracted values occupy now. May be called at any time. */
@@ -83,14 +84,15 @@ const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory. *bytes becomes the number of bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The caller's memory, and its size. */
+/* The memory of extracted values: where the caller provides it, and how much of it there is. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
     size_t have; /* bytes that grow() has provided */
 };
 
-/* Returns the scanner's room, which the scanner owns. After scan_finish() more bytes may be put into it. */
+/* Returns the struct that describes the memory of extracted values, which the scanner owns. After scan_finish() more
+ * bytes may be put into that memory. */
 struct scan_room *scan_room(scan *s);
 
 /* Makes room for `bytes` behind the first `used` bytes. All of them may move. */

@@ -15,7 +15,7 @@
 /* Groups of places that share a hint. A hint must not name a member that one of its places does not take. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
-#define OPS    SCORES " append"
+#define OPS    SCORES " append observe"
 
 #define K_SHAPE    "leave it out, the shapes of k and v say it"
 #define NO_PAGES   "backward has no pages; send k and v whole, or with 'cu_seqlens_k'"
@@ -30,7 +30,7 @@
 #define NO_BIAS    "a decode takes 'keep_mask' and 'alibi_slopes', and adds nothing else to the scores"
 #define AS_A_MASK  "write 'keep_mask' (uint8 or bool, 1: may attend)"
 #define A_WINDOW   "write \"window\": [left, right]"
-#define NO_WEIGHTS "the weights are never formed; the nearest to them is lse, which a forward and a decode return"
+#define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
 /* Words that have one hint in a forward and a backward, and another in a decode. */
 #define BIASES                                                                                               \
@@ -99,8 +99,9 @@
 const struct suggestion suggestions[] = {
     /* words of torch.nn.functional.scaled_dot_product_attention and similar functions */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
-    { OPS, "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
-    { OPS, "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
+    { SCORES " append", "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
+    { SCORES " append", "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
+    { "observe", "key key_states key_layer key_tensor xk", "write 'k'" },
     { SCORES, "qkv kv", "send 'q', 'k' and 'v' as three tensors" },
     { "append", "kv", "send 'k' and 'v' as two tensors" },
     { SCORES, "is_causal use_causal_mask",
@@ -243,7 +244,7 @@ const struct suggestion suggestions[] = {
       "leave it out, a cache is given its scales where it is made, POST /v1/caches" },
     { OPS, "eps epsilon norm qk_norm q_norm k_norm norm_q norm_k layer_norm rms_norm normalize",
       "nothing is normalised here, send q and k as they are multiplied" },
-    { OPS,
+    { SCORES " append",
       "in_proj_weight in_proj_bias out_proj out_proj_weight out_proj_bias q_proj k_proj v_proj o_proj qkv_proj c_attn "
       "c_proj wq wk wv wo w_q w_k w_v w_o w_qkv weight weights",
       "there are no weights here, send q, k and v after their projections" },
@@ -256,7 +257,7 @@ const struct suggestion suggestions[] = {
       "cuda threads num_threads workers workspace workspace_buffer split_k num_kv_splits",
       THE_SERVER },
     { OPS, "op operation task action endpoint method type function mode direction",
-      "leave it out, the path says it: POST /v1/attention/forward, backward or decode" },
+      "leave it out, the path says it: POST /v1/attention/forward, backward, observe or decode" },
     { OPS, "verbose debug log logging log_level trace profile", "leave it out, an answer has backend and timing_us" },
     { OPS, "ring cp_group cp_size context_parallel tp_size process_group",
       "leave it out; what each rank computes is merged by lse" },
@@ -266,6 +267,9 @@ const struct suggestion suggestions[] = {
     { "decode", LAYOUTS " layout", "leave it out, q is [B, Sq, H, D], k and v are [B, S, Hk, D]" },
     { SCORES, "attn_mask_type mask_type mask_mode causal_type causal_variant",
       "write \"causal\": true, and 'alignment'" },
+    { "observe", "v value values value_states value_layer value_tensor xv",
+      "leave it out, an observe needs q and k alone" },
+    { "observe", "outputs returns names wanted quantities", "write 'observe'" },
     { "backward", DOUTS, "write 'dout'" },
     { "backward", "dsoftmax_lse dlogsumexp grad_lse", "write 'dlse'" },
     { "backward", "requires_grad need_grad compute_grad with_grad return_grad",
@@ -427,8 +431,11 @@ const struct suggestion suggestions[] = {
       "gradients are 'dq', 'dk' and 'dv' of POST /v1/attention/backward" },
     { "outputs", "o output attn_output attn_out", "write 'out'" },
     { "outputs", "softmax_lse logsumexp", "write 'lse'" },
-    { "outputs", "attn_weights attention_weights attentions attn_probs probs weights scores logits",
-      "the weights are never formed; the nearest to them is 'lse'" },
+    { "outputs", "attn_weights attention_weights attentions attn_probs probs weights scores logits", NO_WEIGHTS },
+    { "observe", "attn_weights attention_weights attentions attn_probs probs probabilities p scores",
+      "write \"observe\": [\"weights\"], with rows and keys for a part of them" },
+    { "observe", "max max_score qk_max logit_max max_qk", "write \"observe\": [\"max_logit\"]" },
+    { "observe", "attention_sum column_sum col_sum importance mass", "write \"observe\": [\"key_mass\"]" },
     { NULL, NULL, NULL },
 };
 

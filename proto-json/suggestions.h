@@ -18,8 +18,9 @@
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the name that this server uses */
 /* For a value of an option, the place is the option's name. For a dtype, the tensor's name is also a place. */
 
-/* Words that mean the same in some places, and their hint. Spaces separate words and places. A 'name' in a hint for a
- * member is a member that all of these places take. */
+/* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
+ * of these words. Spaces separate words, and places. A 'name' in a hint for a member is a member that all of the row's
+ * places take. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };

@@ -20,7 +20,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    assert(limit < SIZE_MAX / 4); /* so twice the size plus the NUL does not overflow */
+    assert(limit < SIZE_MAX / 4); /* twice the size plus the NUL must not overflow */
     return (struct text){ .limit = limit, .grows = true };
 }
 
@@ -230,8 +230,8 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Rows of the table of distances between all beginnings of a and b. A row is computed from the two rows before
-     * it. */
+    /* Three rows of the table of distances between all prefixes of a and all prefixes of b. A row is computed from the
+     * two rows before it. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;

@@ -1,8 +1,9 @@
 /* text.h: writes and reads text: a builder that never writes past its end, numbers, UTF-8, similarity of names.
  *
  * This folder lies below the server, because requests and answers need it as much as log lines and options do. Code
- * that only one place needs stays in that place: the incremental reader of numbers (numbers.h), the scanner's state
- * inside a character that two pieces share (scan.c), a header's own grammar (server/http/http_head.h).
+ * that only one place needs stays in that place: the incremental reader of numbers (numbers.h), the state of the
+ * scanner when a piece of the body ends inside a UTF-8 character (scan.c), a header's own grammar
+ * (server/http/http_head.h).
  *
  * Functions that must be fast are inline. An answer has two dozen integers and a log line has five, and printf() takes
  * longer for them than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program

@@ -18,8 +18,9 @@
  *
  * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. So the item that owns the chunk adds
  * to it without waiting. Where bias is broadcast over heads of several groups or over batch rows, several items
- * would add to the same numbers. One item then computes that chunk for all of these heads and batch rows, one after
- * the other (a class). FLASH_FINISH adds up dalibi_slopes and dsinks from parts, in order.
+ * would add to the same numbers. One item then computes that chunk for all of these heads and batch rows, one after the
+ * other. Such a set of heads and batch rows is a class. FLASH_FINISH adds up dalibi_slopes and dsinks from parts, in
+ * order.
  *
  * NaN and infinity are treated as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with 0 in place of
  * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these
@@ -194,7 +195,7 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Waits until every chunk before `chunk` has left row tile `index`. All chunks below *below are known to have
+/* Waits until every chunk before `chunk` has finished row tile `index`. All chunks below *below are known to have
  * finished. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)

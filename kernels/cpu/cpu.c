@@ -45,7 +45,7 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel fast[2]; /* the fast kernels of flash.h: forward and backward */
+    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels of flash.h, by operation */
     struct facts {
         const struct simd *simd;
         int64_t threads;
@@ -60,14 +60,15 @@ struct cpu_stream {
 };
 
 /* The kernel "double" computes every checked problem, whatever its tensors and options, but slowly (reference.h). */
-static const attn_kernel general[] = {
+static const attn_kernel general[ATTN_OP_COUNT] = {
     { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
     { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
+    { "double", ATTN_OP_OBSERVE, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
 };
 
 static bool is_general(const attn_plan *plan)
 {
-    return plan->kernel == &general[0] || plan->kernel == &general[1];
+    return plan->kernel == &general[plan->kernel->op];
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -132,7 +133,7 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->base.backend = &attn_backend_cpu;
     device->base.index = index;
     device->simd = simd_get();
-    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
+    for (int op = ATTN_OP_FORWARD; op < ATTN_OP_COUNT; op++)
         device->fast[op] = (attn_kernel){ device->simd->name,
                                           (attn_op)op,
                                           general[op].dtypes,
@@ -149,8 +150,11 @@ static attn_status open_device(int index, const attn_device_options *options, at
     }
     device->facts = (struct facts){ device->simd, pool_threads(device->pool) };
     attn_capabilities *const can = &device->base.can;
-    for (int n = 0; n < 2; n++) can->kernels[n] = &device->fast[n], can->kernels[n + 2] = &general[n];
-    can->kernel_count = 4;
+    for (int op = 0; op < ATTN_OP_COUNT; op++) {
+        can->kernels[op] = &device->fast[op];
+        can->kernels[op + ATTN_OP_COUNT] = &general[op];
+    }
+    can->kernel_count = 2 * ATTN_OP_COUNT;
     can->facts = &device->facts;
     can->facts_bytes = sizeof device->facts;
     *out = &device->base;

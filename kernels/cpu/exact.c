@@ -1,4 +1,4 @@
-/* exact.c: rows whose numbers leave the range of float32 vectors, and rows whose scores are all equal.
+/* exact.c: computes rows in double whose numbers exceed the range of float32, and rows whose scores are all equal.
  *
  * All other code of this folder keeps scores in base 2 in float32, where a score of 2.4e38 becomes infinite. It also
  * divides the sum O = P V by l only at the end, and a sum of a few values of 1e38 becomes infinite before that. Such
@@ -11,11 +11,11 @@
  * loops in float32 computed that too, so O is right and only lse is wrong. flash_exact_alike() recognises the row by
  * its bias alone.
  *
- * Products that overflow. A product q . k may leave float32 while scale q . k is ordinary. Packing finds out at no
- * cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. Otherwise a
- * partial sum that left float32 is infinite or NaN and remains so. flash_scores() tests for products that are not
- * finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first would not
- * help: scale * q may underflow where scale q . k does not, and every ordinary score would have other bits.
+ * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing finds
+ * out at no cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow.
+ * Otherwise a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products that are
+ * not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first would not
+ * help: scale * q may underflow where scale q . k does not, and every score within range would have other bits.
  *
  * lse is kept in two parts. Beside a score of 1e38 a double cannot hold the logarithm of a sum as well, and P =
  * exp(z - lse) would be 1 for each key. A backward keeps both parts by row (flash.strange), and marks such a row
@@ -159,7 +159,7 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     return seen == 1;
 }
 
-/* ---- Rows that are alike ----------------------------------------------------------------------------------------- */
+/* ---- Rows whose scores are all equal ----------------------------------------------------------------------------- */
 
 /* The largest |k| (which 0) or |v| (1) of a key/value head; infinity where one is not finite. The first call
  * computes it and stores it for later calls. */
@@ -312,6 +312,43 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
     const double v_scale = f->p->v_scale.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], b, row.hk, 0) : 1;
     for (int64_t d = 0; out && d < Dv; d++) out[d] = sum > 0 ? out[d] / sum * v_scale * f->drop_scale : 0;
     return (struct flash_lse){ top, sum > 0 ? log(sum) : 0 };
+}
+
+void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
+                      struct flash_top *top)
+{
+    struct row row;
+    struct keys at;
+    *m = -INFINITY, *l = *e = 0;
+    open_row(&row, f, b, h, i);
+    for (int64_t j = row.keys.lo; j < row.keys.hi; j += at.n) {
+        double most = *m, nan = 0;
+        look(&row, j, row.keys.hi, &at);
+        if (at.seen == 0) continue;
+        score_keys(&row, &at, 0, at.n);
+        for (int x = 0; x < at.n; x++) {
+            if (!at.sees[x]) continue;
+            most = at.z[x] > most ? at.z[x] : most;
+            nan += at.z[x] * 0;
+        }
+        if (nan != nan) {
+            *m = NAN;
+            return;
+        }
+        if (*l > 0 && most > *m) {
+            const double by = *m - most, rescale = exp(by);
+            *e = rescale > 0 ? rescale * (*e + by * *l) : 0;
+            *l *= rescale;
+        }
+        *m = most;
+        for (int x = 0; x < at.n; x++) {
+            if (!at.sees[x]) continue;
+            const double by = at.z[x] - most, P = exp(by);
+            *l += P;
+            if (P > 0) *e += P * by;
+            if (top && at.z[x] > flash_top_least(top)) flash_top_add(top, at.z[x], (int32_t)(j + x));
+        }
+    }
 }
 
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,

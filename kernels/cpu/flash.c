@@ -1,4 +1,4 @@
-/* flash.c: what all phases use: the tiles of a problem, dropout, operands. See flash.h. */
+/* flash.c: code that all phases use: the tiles of a problem, dropout, operands. See flash.h. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>

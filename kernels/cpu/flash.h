@@ -1,4 +1,5 @@
-/* flash.h: what forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles of a problem.
+/* flash.h: types and functions that forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles
+ * of a problem.
  *
  * A run is attn_run()'s array of planned problems. It is computed in phases; a phase is one parallel loop over the
  * items of all problems together, so many small problems cost no more barriers than one:
@@ -10,6 +11,8 @@
  *     FLASH_ROWS       a row tile                          packs Q and dO; lse, delta; zeros dQ, dbias (backward)
  *     FLASH_KEYS       a chunk of keys                     dK and dV of the chunk, its share of dQ (backward)
  *     FLASH_FINISH     a row tile; a head                  dQ in its dtype; dsinks, dalibi_slopes (backward)
+ *
+ * An observe has items of its own in FORWARD, KEYS and FINISH: see observe.c.
  *
  * A phase without items costs nothing. A backward without out and lse runs the forward phases first and keeps only
  * lse and delta of their results.
@@ -53,7 +56,9 @@
      ATTN_OPTION_BIT(KEEP_MASK_AT_END) | ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(SCALE) |                          \
      ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(DROPOUT) | ATTN_OPTION_BIT(DETERMINISTIC) |                           \
      ATTN_OPTION_BIT(KEY_DTYPE) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE) |                          \
-     ATTN_OPTION_BIT(GRAD_DTYPE))
+     ATTN_OPTION_BIT(GRAD_DTYPE) | ATTN_TENSOR_BIT(row_max) | ATTN_TENSOR_BIT(entropy) | ATTN_TENSOR_BIT(max_logit) | \
+     ATTN_TENSOR_BIT(mean_entropy) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(top_keys) |                          \
+     ATTN_TENSOR_BIT(top_weights) | ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(map))
 
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
@@ -63,6 +68,7 @@ enum {
     FLASH_MASK_BLOCK = 64,  /* keys whose FlashMask bounds share one entry of `extremes` */
     FLASH_DOT_ROWS = 8,     /* row tiles of up to this many rows take FLASH_DOTS, because reading K and V is their
                              * whole cost */
+    FLASH_MAP_COLUMNS = 64, /* cells of a row of map that one item computes */
     FLASH_BUNDLE_ROWS = 32, /* rows of a bundle of heads; few enough that their scores and sums stay in L1 */
 };
 
@@ -78,7 +84,7 @@ struct flash_lse {
     double top, rest;
 };
 
-/* What packing found in a tile: a set of bits. */
+/* Properties of a tile's values that packing found, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
     FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME) that their sum may be infinite */
@@ -126,7 +132,7 @@ struct flash_tile {
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
 };
 
-/* What a row tile sees of a key tile that starts at key j0: columns c0 to c0 + cols - 1. */
+/* The columns that a row tile sees of a key tile that starts at key j0: c0 to c0 + cols - 1. */
 struct visible_block {
     int c0, cols;
     bool ranged; /* causal or window hides some column from some row */
@@ -142,9 +148,9 @@ struct flash {
      * are made. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
-    bool backward, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    bool plain;               /* scores need only a positive scale and ranges of columns */
-    bool may_overflow;        /* dot products of these dtypes of q and k can leave float32 */
+    bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
+    bool plain;                        /* scores need only a positive scale and ranges of columns */
+    bool may_overflow;                 /* dot products of these dtypes of q and k can exceed the range of float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
@@ -176,6 +182,11 @@ struct flash {
     uint8_t *row_values; /* for each row tile, at row0 / FLASH_UNIT: enum flash_values of Q (WILD) and of dO (UNREAL) */
     /* the unit sizes are bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
+
+    /* Arrays by row, for an observe. P = exp2(z - row_base) row_inverse; row_base is INFINITY where P is 0, and NaN
+     * where `strange` holds the row's lse. */
+    float *row_base, *row_inverse, *row_most, *row_entropy;
+    int64_t observe_chunks, shown_keys; /* items of FLASH_KEYS that are chunks; keys of a row that key_mass has */
 
     /* For a backward, by chunk of keys. */
     int64_t chunks; /* chunks of each sequence when not packed, of the longest sequence when packed */
@@ -343,6 +354,10 @@ void flash_forward_merge_item(const struct flash *f, char *scratch, int64_t item
 void flash_backward_rows_item(const struct flash *f, char *scratch, int64_t item);
 void flash_backward_keys_item(const struct flash *f, char *scratch, int64_t item);
 void flash_backward_finish_item(const struct flash *f, char *scratch, int64_t item);
+void flash_observe_rows_item(const struct flash *f, char *scratch, int64_t item);
+void flash_observe_keys_item(const struct flash *f, char *scratch, int64_t item);
+void flash_observe_finish_item(const struct flash *f, char *scratch, int64_t item);
+int64_t flash_observe_scratch(const struct flash *f);
 int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
@@ -350,6 +365,17 @@ int64_t flash_backward_scratch(const struct flash *f);
 /* decode.c: computes item `rest` of a sequence of path FLASH_DOTS: a bundle of key/value heads against one span of
  * keys. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
+
+/* Does row r of a tile have numbers that float32 vectors cannot compute? m and l are the row's maximum in base 2 and
+ * sum. Products that overflowed do not show here, because flash_scores() has repaired them. */
+static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
+{
+    if (m == -INFINITY && l == 0) { /* the row sees no key; visible scores are never -inf after score() */
+        const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
+        return f->plain && keys.lo < keys.hi;
+    }
+    return !(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY);
+}
 
 /* row_end.c: finishes the running O, m and l of a row tile. Where the tile's keys are split, it stores a
  * partial result; otherwise it writes out and lse (in a backward: lse2 and delta). It changes O. `inverse`:
@@ -363,8 +389,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* delta = rowsum(dO O) of n rows of O, without dlse: for the queries of head h from row `first` of the tensor on. dO
- * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large number of
- * K makes dQ wrong. */
+ * is rounded as for the products, because sum_j P (dP - delta) must be 0: otherwise that sum times a large element of K
+ * makes dQ wrong. */
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
@@ -373,6 +399,34 @@ void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, 
 
 /* Computes the row of query i of head h in double (exact.c). `out`: Dv numbers, or NULL where only lse is needed. */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
+
+/* The largest scores of a row, in descending order. */
+struct flash_top {
+    int most, count; /* how many are wanted, and there */
+    int32_t key[ATTN_MAX_TOP];
+    double z[ATTN_MAX_TOP];
+};
+
+/* A score must be above this to be among them. */
+static inline double flash_top_least(const struct flash_top *top)
+{
+    return top->count < top->most ? -INFINITY : top->z[top->count - 1];
+}
+
+/* Adds one that is. */
+static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
+{
+    int n = top->count < top->most ? top->count++ : top->count - 1;
+    for (; n > 0 && top->z[n - 1] < z; n--) top->z[n] = top->z[n - 1], top->key[n] = top->key[n - 1];
+    top->z[n] = z;
+    top->key[n] = key;
+}
+
+/* The keys of the row of query i of head h, in double and without the sink: their largest score m, l = sum exp(z - m)
+ * and e = sum exp(z - m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. `top` (NULL: not
+ * wanted) is empty before. */
+void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
+                      struct flash_top *top);
 
 /* Where all keys that the row sees have one score, writes it to *found and returns the number of these keys.
  * 0: the row sees no key, or its scores may differ. */

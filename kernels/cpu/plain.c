@@ -14,13 +14,13 @@
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/reference.h"
 
-/* ---- What differs ------------------------------------------------------------------------------------------------ */
+/* ---- Differences of the two devices ------------------------------------------------------------------------------ */
 
 struct plain {
     const attn_backend *backend;
     const char *description;
     attn_status (*run)(const attn_problem *p, const int *cancel, attn_error *err);
-    attn_kernel kernels[2];
+    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* the last one has no name */
 };
 
 static attn_status run_reference(const attn_problem *p, const int *cancel, attn_error *err)
@@ -42,7 +42,8 @@ static const struct plain plains[] = {
       "textbook loops in double, one thread",
       run_reference,
       { { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
-        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true } } },
+        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
+        { "double", ATTN_OP_OBSERVE, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true } } },
     { &attn_backend_paper,
       "FlashAttention-2 as in its paper, in double, one thread",
       paper_run,
@@ -56,7 +57,7 @@ static const struct plain *plain_of(const attn_device *device)
     return device->backend == plains[0].backend ? &plains[0] : &plains[1];
 }
 
-/* ---- What is alike ----------------------------------------------------------------------------------------------- */
+/* ---- Code that both devices share -------------------------------------------------------------------------------- */
 
 struct plain_stream {
     attn_stream base;
@@ -74,8 +75,8 @@ static attn_status open_plain(const attn_backend *backend, int index, attn_devic
     if (!*device) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a device");
     (*device)->backend = backend;
     (*device)->index = index;
-    for (int n = 0; n < 2; n++) (*device)->can.kernels[n] = &plain_of(*device)->kernels[n];
-    (*device)->can.kernel_count = 2;
+    attn_capabilities *const can = &(*device)->can;
+    for (const attn_kernel *one = plain_of(*device)->kernels; one->name; one++) can->kernels[can->kernel_count++] = one;
     return ATTN_OK;
 }
 

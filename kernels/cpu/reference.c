@@ -52,6 +52,11 @@ struct reference {
     double *out, *dout;         /* out and dout of row i: [Dv] */
     bool *sees;                 /* for each key j: may query i see it? */
     double *z, *derivative, *P; /* for each key: its score, the derivative of the score by scale q . k, and P */
+    double *mass, *map;         /* in an observe, of head h: key_mass, and the cells of map */
+    struct seen {
+        double most, entropy; /* over the rows of head h: the largest row_max, the sum of their entropies */
+        int64_t rows;         /* how many of them see a key */
+    } seen;
     /* gradients that are summed over all axes of broadcast; NULL where not requested */
     double *dbias, *dsinks, *dslopes;
 };
@@ -252,6 +257,98 @@ static void backward_row(struct reference *r, int64_t i)
     for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dq, r->h, row, d, r->dq[d]);
 }
 
+/* ---- Observe ----------------------------------------------------------------------------------------------------- */
+
+/* top_keys and top_weights of row i: the keys are taken out of `taken` one after the other. */
+static void top_of_row(struct reference *r, int64_t row, bool nan)
+{
+    const attn_view *const keys = &r->g.view[ATTN_T_top_keys];
+    for (int64_t n = 0; n < r->g.observe.top; n++) {
+        int64_t best = -1;
+        for (int64_t j = 0; !nan && j < r->s.Sk; j++)
+            if (r->sees[j] && (best < 0 || r->z[j] > r->z[best])) best = j;
+        if (keys->data) ((int32_t *)keys->data)[attn_at(keys, r->b, r->h, row) + n] = (int32_t)best;
+        store(r, ATTN_T_top_weights, r->h, row, n, nan ? NAN : best < 0 ? 0 : r->P[best]);
+        if (best >= 0) r->sees[best] = false;
+    }
+}
+
+/* Adds row i to the region's outputs. */
+static void region_of_row(struct reference *r, int64_t i)
+{
+    const attn_observe *const o = &r->g.observe;
+    const int64_t rows = o->rows[1] - o->rows[0], keys = o->keys[1] - o->keys[0];
+    if ((r->g.dims.packed && r->b != o->sequence) || i < o->rows[0] || i >= o->rows[1]) return;
+    for (int64_t j = o->keys[0]; j < attn_min64(o->keys[1], r->s.Sk); j++) {
+        if (!r->sees[j]) continue;
+        store(r, ATTN_T_weights, r->h, i - o->rows[0], j - o->keys[0], r->P[j]);
+        if (r->map)
+            r->map[(i - o->rows[0]) * o->map[0] / rows * o->map[1] + (j - o->keys[0]) * o->map[1] / keys] += r->P[j];
+    }
+}
+
+/* The lse that an observe is given, or the row's own. */
+static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
+{
+    const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;
+    const bool says_nothing = fabs(lse) >= ATTN_LSE_MOST && lse != -INFINITY;
+    return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
+}
+
+/* What row i adds to every output of an observe. */
+static void observe_row(struct reference *r, int64_t i)
+{
+    const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
+    double most = -INFINITY, entropy = 0;
+    bool sees_some = false, nan = false;
+    score_row(r, i);
+    const struct lse lse = observed_lse_of_row(r, row);
+    probabilities_of_row(r, lse);
+    for (int64_t j = 0; j < r->s.Sk; j++) {
+        if (!r->sees[j]) continue;
+        sees_some = true;
+        nan |= isnan(r->P[j]);
+        most = fmax(most, r->z[j]);
+        if (r->P[j] > 0) entropy -= r->P[j] * (r->z[j] - lse.top - lse.rest);
+        if (r->mass && (mass_rows == 0 || i >= r->s.Sq - mass_rows)) r->mass[j] += r->P[j];
+    }
+    region_of_row(r, i);
+    if (given(r, ATTN_T_sinks) && sees_some && lse.top > -INFINITY) {
+        const double z = load(r, ATTN_T_sinks, r->h, 0, 0) - lse.top - lse.rest;
+        if (exp(z) > 0) entropy -= exp(z) * z;
+    }
+    if (nan) most = entropy = NAN;
+    store(r, ATTN_T_row_max, r->h, row, 0, most);
+    store(r, ATTN_T_entropy, r->h, row, 0, entropy);
+    if (!r->g.observe.given_lse) store(r, ATTN_T_lse, r->h, row, 0, lse.top + lse.rest);
+    top_of_row(r, row, nan);
+    if (!sees_some) return;
+    r->seen.most = isnan(most) || isnan(r->seen.most) ? NAN : fmax(r->seen.most, most);
+    r->seen.entropy += entropy;
+    r->seen.rows++;
+}
+
+static void begin_observing_head(struct reference *r)
+{
+    const attn_observe *const o = &r->g.observe;
+    r->seen = (struct seen){ .most = -INFINITY };
+    if (r->mass) memset(r->mass, 0, (size_t)r->s.Sk * sizeof *r->mass);
+    if (r->map) memset(r->map, 0, (size_t)(o->map[0] * o->map[1]) * sizeof *r->map);
+}
+
+static void store_observed_head(struct reference *r)
+{
+    const attn_observe *const o = &r->g.observe;
+    const bool region = !r->g.dims.packed || r->b == o->sequence;
+    store(r, ATTN_T_max_logit, r->h, 0, 0, r->seen.most);
+    store(r, ATTN_T_mean_entropy, r->h, 0, 0, r->seen.rows > 0 ? r->seen.entropy / (double)r->seen.rows : 0);
+    for (int64_t j = 0; r->mass && j < r->s.Sk; j++) store(r, ATTN_T_key_mass, r->h, 0, r->s.k_start + j, r->mass[j]);
+    for (int64_t u = 0; r->map && region && u < o->map[0]; u++)
+        for (int64_t v = 0; v < o->map[1]; v++) store(r, ATTN_T_map, r->h, u, v, r->map[u * o->map[1] + v]);
+}
+
+/* ---- Heads ------------------------------------------------------------------------------------------------------- */
+
 /* Loads K and V of (b, hk). It does not read keys that do not exist (past seqlens_k), nor pages that hold no key. */
 static void load_head(struct reference *r)
 {
@@ -319,7 +416,7 @@ static bool open_reference(struct reference *r, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const attn_dims *d = &g.dims;
-    const bool backward = p->op == ATTN_OP_BACKWARD;
+    const bool backward = p->op == ATTN_OP_BACKWARD, observe = p->op == ATTN_OP_OBSERVE;
     *r = (struct reference){ .p = p, .g = g, .options = attn_score_options_of(&g) };
     r->threshold = attn_dropout_threshold(p->dropout_p);
     return zeros(&r->K, d->Sk, d->D, sizeof *r->K) && zeros(&r->V, d->Sk, d->Dv, sizeof *r->V) &&
@@ -329,6 +426,8 @@ static bool open_reference(struct reference *r, const attn_problem *p)
            zeros(&r->dout, 1, d->Dv, sizeof *r->dout) && zeros(&r->sees, 1, d->Sk, sizeof *r->sees) &&
            zeros(&r->z, 1, d->Sk, sizeof *r->z) && zeros(&r->derivative, 1, d->Sk, sizeof *r->derivative) &&
            zeros(&r->P, 1, d->Sk, sizeof *r->P) &&
+           (!observe || !p->key_mass.rank || zeros(&r->mass, 1, d->Sk, sizeof *r->mass)) &&
+           (!observe || !p->map.rank || zeros(&r->map, g.observe.map[0], g.observe.map[1], sizeof *r->map)) &&
            (!backward || !p->dbias.rank || zeros(&r->dbias, 1, extent(&p->dbias), sizeof *r->dbias)) &&
            (!backward || !p->dsinks.rank || zeros(&r->dsinks, 1, d->H, sizeof *r->dsinks)) &&
            (!backward || !p->dalibi_slopes.rank ||
@@ -339,6 +438,7 @@ static void close_reference(struct reference *r)
 {
     free(r->K), free(r->V), free(r->dK), free(r->dV), free(r->q), free(r->dq), free(r->out), free(r->dout);
     free(r->sees), free(r->z), free(r->derivative), free(r->P), free(r->dbias), free(r->dsinks), free(r->dslopes);
+    free(r->mass), free(r->map);
 }
 
 /* ---- A whole problem --------------------------------------------------------------------------------------------- */
@@ -347,7 +447,7 @@ static void close_reference(struct reference *r)
 static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const int *cancel)
 {
     const attn_dims *d = &r->g.dims;
-    const bool backward = r->p->op == ATTN_OP_BACKWARD;
+    const bool backward = r->p->op == ATTN_OP_BACKWARD, observe = r->p->op == ATTN_OP_OBSERVE;
     r->b = b, r->hk = hk;
     r->s = attn_sequence_of(&r->g, b);
     load_head(r);
@@ -355,11 +455,15 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
         memset(r->dK, 0, (size_t)(r->s.Sk * d->D) * sizeof *r->dK);
         memset(r->dV, 0, (size_t)(r->s.Sk * d->Dv) * sizeof *r->dV);
     }
-    for (r->h = hk * r->g.group; r->h < (hk + 1) * r->g.group; r->h++)
+    for (r->h = hk * r->g.group; r->h < (hk + 1) * r->g.group; r->h++) {
+        if (observe) begin_observing_head(r);
         for (int64_t i = 0; i < r->s.Sq; i++) {
             if (attn_is_cancelled(cancel)) return ATTN_CANCELLED;
-            backward ? backward_row(r, i) : forward_row(r, i);
+            if (observe) observe_row(r, i);
+            else backward ? backward_row(r, i) : forward_row(r, i);
         }
+        if (observe) store_observed_head(r);
+    }
     if (backward) store_head_gradients(r);
     return ATTN_OK;
 }

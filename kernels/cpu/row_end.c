@@ -26,16 +26,12 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Does row r of a tile have numbers that float32 vectors cannot compute? m, l and O are the row's maximum, sum and
- * sums of values. Products that overflowed have no effect here, because flash_scores() has repaired them. */
+/* Is row r of a tile strange, or did its O overflow? */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
-    if (m == -INFINITY && l == 0) { /* the row sees no key; visible scores are never -inf after score() */
-        const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
-        return f->plain && keys.lo < keys.hi;
-    }
-    if (!(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY)) return true;
+    if (flash_is_strange(f, t, r, m, l)) return true;
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sums */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;

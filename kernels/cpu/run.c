@@ -85,11 +85,11 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
         q->rows = (q->tiles - 1) * simd_round_up(q->heads * Sq, FLASH_UNIT) +
                   simd_round_up((G - (q->tiles - 1) * q->heads) * Sq, FLASH_UNIT);
     }
-    q->path = q->tiles == 1 && G * Sq <= FLASH_DOT_ROWS ? FLASH_DOTS : FLASH_TILES;
+    q->path = q->tiles == 1 && G * Sq <= FLASH_DOT_ROWS && !f->observe ? FLASH_DOTS : FLASH_TILES;
     q->packs = q->path == FLASH_TILES && q->tiles > 1;
     q->bundle = q->path == FLASH_DOTS ? f->bundle : 1;
     const int64_t span = q->path == FLASH_DOTS ? SPLIT_DOT_KEYS : SPLIT_KEYS;
-    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * span ? attn_tiles(Sk, span) : 1;
+    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * span && !f->observe ? attn_tiles(Sk, span) : 1;
     q->span = q->splits > 1 ? span : attn_max64(Sk, 1);
     q->part_rows = q->splits == 1 ? 0 : q->path == FLASH_DOTS ? G * Sq : q->rows;
 }
@@ -173,7 +173,8 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
  * f32 products. They pad D and Dv to multiples of 32, so f32 is chosen where padding would cost more than that. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* With such a scale, scores can only be ordinary if the products are tiny. bf16 products would flush these to 0. */
+    /* With such a scale, scores are within range only if the products are tiny. bf16 products would flush tiny products
+     * to 0. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* bf16 represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
@@ -197,6 +198,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->type = type_of(simd, p->q.dtype, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->B = f->g.dims.B;
     f->backward = p->op == ATTN_OP_BACKWARD;
+    f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
     /* ALiBi's distances are hundreds, so the gradient of the slopes needs every bit of P V, from which delta is
@@ -216,10 +218,11 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         if (t->element != f->type->dtype || t->parts != f->type->parts || d > t->max_d) continue;
         f->BM = f->backward ? t->back_Br : t->BM;
         f->BN = t->BN;
-        f->Bk = t->Bk;
+        f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
     assert(f->BM > 0); /* the last rows of tile_sizes fit every head size */
+    f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* Heads that lie side by side in memory are read together. */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
@@ -258,6 +261,13 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->part_m = flash_take(arena, sums->parts, 4);
         f->part_l = flash_take(arena, sums->parts, 4);
     }
+    if (f->observe) {
+        f->row_base = flash_take(arena, sums->rows, 4);
+        f->row_inverse = flash_take(arena, sums->rows, 4);
+        f->row_most = flash_take(arena, sums->rows, 4);
+        f->row_entropy = flash_take(arena, sums->rows, 4);
+        f->strange = flash_take(arena, sums->rows, sizeof *f->strange);
+    }
     if (f->mask_heads)
         f->extremes = flash_take(arena, f->B * f->mask_heads, f->mask_blocks * (int64_t)sizeof *f->extremes);
     if (f->backward) {
@@ -286,6 +296,12 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     f->items[FLASH_PREPARE] = f->B * f->mask_heads + (forward ? sums->packs : 0);
     f->items[FLASH_FORWARD] = forward ? sums->items : 0;
     f->items[FLASH_MERGE] = forward && sums->parts > 0 ? sums->tiles : 0;
+    if (f->observe) {
+        const int64_t spans = f->p->map.rank ? attn_tiles(f->g.observe.map[1], FLASH_MAP_COLUMNS) : 0;
+        f->observe_chunks = f->p->key_mass.rank || f->p->weights.rank ? sums->chunks : 0;
+        f->items[FLASH_KEYS] = f->observe_chunks + (d->packed ? 1 : f->B) * d->Hk * spans;
+        f->items[FLASH_FINISH] = f->p->max_logit.rank || f->p->mean_entropy.rank ? f->B * d->H : 0;
+    }
     if (f->backward) {
         f->items[FLASH_ROWS] = sums->tiles + f->dbias_slices;
         f->items[FLASH_KEYS] = f->dbias_classes > 0 ? f->dbias_classes * f->chunks : sums->chunks;
@@ -302,6 +318,7 @@ static int64_t scratch_bytes(const struct flash *f)
         bytes = attn_max64(bytes, flash_decode_scratch(f));
     }
     if (f->backward) bytes = attn_max64(bytes, flash_backward_scratch(f));
+    if (f->observe) bytes = attn_max64(bytes, flash_observe_scratch(f));
     return bytes;
 }
 
@@ -339,10 +356,23 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 
 /* ---- The walk through the phases --------------------------------------------------------------------------------- */
 
-static void (*const phase_items[FLASH_PHASES])(const struct flash *, char *, int64_t) = {
-    [FLASH_PREPARE] = flash_forward_prepare_item, [FLASH_FORWARD] = flash_forward_item,
-    [FLASH_MERGE] = flash_forward_merge_item,     [FLASH_ROWS] = flash_backward_rows_item,
-    [FLASH_KEYS] = flash_backward_keys_item,      [FLASH_FINISH] = flash_backward_finish_item,
+typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
+
+/* By operation: a phase that has no items has no function. */
+static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
+    [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
+                          [FLASH_FORWARD] = flash_forward_item,
+                          [FLASH_MERGE] = flash_forward_merge_item },
+    [ATTN_OP_BACKWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
+                           [FLASH_FORWARD] = flash_forward_item,
+                           [FLASH_MERGE] = flash_forward_merge_item,
+                           [FLASH_ROWS] = flash_backward_rows_item,
+                           [FLASH_KEYS] = flash_backward_keys_item,
+                           [FLASH_FINISH] = flash_backward_finish_item },
+    [ATTN_OP_OBSERVE] = { [FLASH_PREPARE] = flash_forward_prepare_item,
+                          [FLASH_FORWARD] = flash_observe_rows_item,
+                          [FLASH_KEYS] = flash_observe_keys_item,
+                          [FLASH_FINISH] = flash_observe_finish_item },
 };
 
 struct walk {
@@ -362,7 +392,7 @@ static void walk_item(void *context, int worker, int64_t item)
         else high = middle;
     }
     const struct flash *f = &run->problems[low];
-    phase_items[walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
+    phase_items[f->p->op][walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
 }
 
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,

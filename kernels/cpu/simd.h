@@ -119,7 +119,8 @@ struct simd_score {
     float *cap;
 };
 
-/* The gradient of the scores of one tile. All tiles are [rows][ld]. */
+/* The gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]; P_b, dS_a and dS_b are operands, each
+ * with its own stride. */
 struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* row stride in elements of S, dP, cap, drop and dZ */
@@ -213,7 +214,8 @@ struct simd {
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
 
-    /* S[j] = q . K[j] in double, each product exact, j < n. exact.c uses it for rows that leave float32. */
+    /* S[j] = q . K[j] in double, each product exact, j < n. exact.c uses it for rows whose scores or sums exceed the
+     * range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
     /* Is every S[r][c] a finite number? */
@@ -247,6 +249,20 @@ struct simd {
     /* y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
      * below -150; NaN stays NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
+
+    /* One step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or 1 after
+     * score().
+     *   m[r]  running maximum of z; starts as -INFINITY
+     *   l[r]  running sum of exp2(z - m); starts as 0
+     *   e[r]  running sum of exp2(z - m) (z - m); starts as 0. At the end of the row the entropy is log2 l - e / l. */
+    void (*observe)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e);
+
+    /* Probabilities in place: S[r][j] = exp2(c * S[r][j] - m[r]) * inverse[r]. 0 where S is -inf and m is not NaN, and
+     * in all of a row whose m is INFINITY. */
+    void (*weigh)(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse);
+
+    /* sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
+    void (*add_rows)(int rows, int cols, const float *S, int64_t lds, float *sums);
 
     /* Gives processor state (AMX tiles) back to the operating system, where the calling thread will not compute for
      * a while. The call is optional; the next gemm() takes the state again. */

@@ -290,6 +290,35 @@ static void exp2_all(int64_t n, const float *x, float *y)
     for (int64_t i = 0; i < n; i++) y[i] = exp2_one(x[i]);
 }
 
+static void observe(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e)
+{
+    for (int r = 0; r < rows; r++) {
+        const float *s = S + r * lds;
+        float most = m[r], sum = 0, part = 0;
+        for (int j = 0; j < cols; j++) most = s[j] * c > most ? s[j] * c : most;
+        const float base = most == -INFINITY ? 0.0f : most;
+        for (int j = 0; j < cols; j++) {
+            const float x = s[j] * c - base, p = exp2_one(x);
+            sum += p;
+            if (p != 0) part += p * x;
+        }
+        simd_join_entropy(most, sum, part, &m[r], &l[r], &e[r]);
+    }
+}
+
+static void weigh(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse)
+{
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < cols; j++) S[r * lds + j] = exp2_one(S[r * lds + j] * c - m[r]) * inverse[r];
+}
+
+static void add_rows(int rows, int cols, const float *S, int64_t lds, float *sums)
+{
+    for (int j = 0; j < cols; j++) sums[j] = 0;
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < cols; j++) sums[j] += S[r * lds + j];
+}
+
 static void leave(void) {}
 
 const struct simd simd_portable = {
@@ -309,5 +338,8 @@ const struct simd simd_portable = {
     .store_t = store_t,
     .close = close_rows,
     .exp2 = exp2_all,
+    .observe = observe,
+    .weigh = weigh,
+    .add_rows = add_rows,
     .leave = leave,
 };

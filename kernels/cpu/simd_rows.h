@@ -518,4 +518,54 @@ static void exp2_all(int64_t n, const float *x, float *y)
     if (i < n) v_store_n(y + i, v_exp2(v_load_n(x + i, (int)(n - i))), (int)(n - i));
 }
 
+/* ---- Observe ----------------------------------------------------------------------------------------------------- */
+
+VEC vf scaled_or_hidden(const float *s, int n, vf c)
+{
+    return n == V_LANES ? v_mul(v_load(s), c) : v_select(v_first(n), v_mul(v_load_n(s, n), c), v_set(-INFINITY));
+}
+
+static void observe(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e)
+{
+    for (int r = 0; r < rows; r++) {
+        const float *s = S + r * lds;
+        float lanes[V_LANES], most = m[r];
+        vf top = v_set(-INFINITY), sum = v_zero(), part = v_zero();
+        for (int j = 0; j < cols; j += V_LANES)
+            top = v_max(scaled_or_hidden(s + j, min_int(cols - j, V_LANES), v_set(c)), top);
+        v_store(lanes, top);
+        for (int i = 0; i < V_LANES; i++) most = lanes[i] > most ? lanes[i] : most;
+        const vf base = v_set(most == -INFINITY ? 0.0f : most);
+        for (int j = 0; j < cols; j += V_LANES) {
+            const vf x = v_sub(scaled_or_hidden(s + j, min_int(cols - j, V_LANES), v_set(c)), base), p = v_exp2(x);
+            sum = v_add(sum, p);
+            part = v_add(part, v_mul_unless_zero(p, x));
+        }
+        simd_join_entropy(most, v_hsum(sum), v_hsum(part), &m[r], &l[r], &e[r]);
+    }
+}
+
+static void weigh(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse)
+{
+    for (int r = 0; r < rows; r++) {
+        float *s = S + r * lds;
+        const vf base = v_set(m[r]), factor = v_set(inverse[r]);
+        for (int j = 0; j < cols; j += V_LANES) {
+            const int n = min_int(cols - j, V_LANES);
+            const vf x = v_sub(v_mul(v_load_n(s + j, n), v_set(c)), base);
+            v_store_n(s + j, v_mul(v_exp2(x), factor), n);
+        }
+    }
+}
+
+static void add_rows(int rows, int cols, const float *S, int64_t lds, float *sums)
+{
+    for (int j = 0; j < cols; j += V_LANES) {
+        const int n = min_int(cols - j, V_LANES);
+        vf sum = v_zero();
+        for (int r = 0; r < rows; r++) sum = v_add(sum, v_load_n(S + r * lds + j, n));
+        v_store_n(sums + j, sum, n);
+    }
+}
+
 static void leave(void) {}

@@ -102,6 +102,19 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
+/* The end of observe() for one row: joins the running m, l and e with those of a piece, `most` being the larger m. */
+static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
+{
+    const float by = *m < most ? *m - most : 0;
+    if (*l == 0) *l = sum, *e = part;
+    else {
+        const float scale = by == 0 ? 1.0f : exp2f(by);
+        *e = part + scale * (*e + by * *l);
+        *l = sum + scale * *l;
+    }
+    *m = most;
+}
+
 static inline int64_t simd_dtype_bytes(attn_dtype dtype)
 {
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;

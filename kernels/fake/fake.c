@@ -1,5 +1,5 @@
-/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. Only in test builds
- * (ATTN_FAKE); a program that people run does not contain it.
+/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. It is only in test builds
+ * (ATTN_FAKE); a released program does not contain it.
  *
  * The fake device shows its caller the same difficulties as a real device, in their worst form. It has memory of its
  * own: an allocation is full of NaN, and a pointer outside its allocations is an illegal address. It is
@@ -841,16 +841,15 @@ static size_t span(const attn_tensor *t)
 
 static bool is_output(const attn_problem *p, int id)
 {
-    return attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    return attn_writes(p, (attn_tensor_id)id);
 }
 
 /* Do the problem's tensors lie in this device's memory? The caller holds the lock. */
 static bool problem_is_here(const struct fake_device *device, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_role role = attn_tensors[id].role;
         const size_t bytes = span(&p->tensor[id]);
-        if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+        if (!attn_reads(p, (attn_tensor_id)id) && !attn_writes(p, (attn_tensor_id)id)) continue;
         if (bytes > 0 && !owns(device, p->tensor[id].data, bytes)) return false;
     }
     const size_t rows = p->prefix_keys ? (size_t)p->page_table.shape[0] : 0;

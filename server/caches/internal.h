@@ -67,7 +67,7 @@ struct caches {
     int64_t expires_ms;      /* no cache without users expires before this time */
 };
 
-/* What a step does to one of its caches. */
+/* The changes that a step makes to one of its caches. */
 struct cache_row {
     struct cache *cache;
     int64_t before; /* length of the cache before the step */

@@ -1,4 +1,4 @@
-/* internal.h: what the files of this folder share. The public header is devices.h.
+/* internal.h: types and functions that the files of this folder share. The public header is devices.h.
  *
  *   devices.c   the loop's side: opens, closes and describes devices, and submits batches
  *   thread.c    a device's threads: batches on its streams, and when they should be over

@@ -48,7 +48,7 @@ enum {
     /* A run of more hexadecimal digits than this is taken for a secret id. */
     SECRET_DIGITS = 16,
     /* The log shows so many digits of a secret id. They tell ids apart, and 112 random bits of a cache's id stay
-     * hidden. */
+     * secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };

@@ -293,8 +293,8 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
-    /* A job that runs already waits for no device, so it needs no place in the queue. This thread must not wait for its
-     * end. */
+    /* A late job already runs on a device, so it takes no place in the queue. The loop waits for the job's end, because
+     * an HTTP thread must not. */
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);

@@ -203,7 +203,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    default: return false; /* WORK has a deadline of its own, and CUT has ended */
+    default: return false; /* WORK has the request's deadline, CUT is shut down, ADDED has no limit here */
     }
 }
 

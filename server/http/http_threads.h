@@ -52,9 +52,9 @@ struct http_threads {
     int64_t since_ms, free_until_ms;
 };
 
-/* Makes `count` threads without daemons. They belong to the n cores that this process may run on if `count` is a
- * multiple of n and at least n * n, and if `cores`, the number that its quota allows, is at least n. False: out of
- * memory. */
+/* Makes `count` threads that have no libmicrohttpd daemon yet. Let n be the number of cores that this process may run
+ * on. Each thread belongs to one of these cores if `count` is a multiple of n and at least n * n, and if `cores`, the
+ * number of cores that the process's quota allows, is at least n. False: out of memory. */
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
 void http_threads_clear(struct http_threads *threads); /* call it after their daemons have ended */
 

@@ -9,8 +9,8 @@
  * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections, because the loop has other work.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket
  *    is closed, also between the last accept() and close(), and close() resets the connections in the backlog. Such
- *    a client may have sent its request, and a load balancer may not repeat it. So a listener is hidden before it is
- *    closed. */
+ *    a client may have sent its request, and a load balancer may not repeat it. So listener_hide() makes the kernel
+ *    refuse new handshakes before the listener is closed. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
@@ -318,7 +318,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* The supervisor hides an adopted socket itself, because it may need the socket for another server. */
+    /* For an adopted socket the supervisor calls listener_hide(), because it may need the socket for another server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
     if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);

@@ -46,7 +46,8 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 /* From this call on the kernel refuses new clients, as if no process listened, but completes handshakes under way. This
  * cannot be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Begins the end of a listener: hides it. A listener that cannot be hidden is stopped at once. */
+/* Calls listener_hide(), so that the last handshakes can end before listener_stop(). Where the kernel still takes new
+ * clients after that, and for a unix socket, it stops the listener at once. */
 void listener_retire(struct listener *listener);
 /* True while the listener is retired and a handshake from before may still be under way. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);

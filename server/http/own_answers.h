@@ -21,8 +21,8 @@ void own_answers_begin(struct http_thread *thread);
  * ends the connection. */
 void own_answers_refuse(struct request *request);
 /* Call this when libmicrohttpd ends a connection whose socket is still open. If the client is in the middle of a
- * message without an answer, it gets the answer that the message is malformed. 0.9.75 ends a connection in this way at
- * the second fault in a head. */
+ * message without an answer, it gets the answer that the message is malformed. libmicrohttpd 0.9.75 ends a connection
+ * in this way at the second fault in a head. */
 void own_answers_end(struct connection *connection);
 
 #endif

@@ -32,10 +32,9 @@ enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* alignment of attn_move */ };
 /* The output of this number, for which memory is needed; NULL: none. A context keeps more than what is answered. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
-    const attn_op op = item->problem.op;
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
     if (number >= ATTN_TENSOR_COUNT || item->parts) return proto_item_result(item, number);
-    if (attn_tensors[number].role != (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK)) return NULL;
+    if (!attn_writes(&item->problem, (attn_tensor_id)number)) return NULL;
     return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
@@ -230,6 +229,7 @@ static job_kind kind_of(const struct job *job)
     if (is_better_alone(job) || job->wants_judge || proto_operations[job->call->op].merges) return 0;
     if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
     const attn_problem *p = &job->call->items[0].problem;
+    if (p->op == ATTN_OP_OBSERVE) return 0;
     const attn_dims d = attn_dims_of(p);
     if (d.H > 0xfff || d.Hk > 0xfff) return 0;
     return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 |
@@ -297,6 +297,27 @@ static void add_judge_cost(struct job *job, const proto_item *item)
     job->worst_seconds = job->seconds;
 }
 
+/* Adds the time that counting an item's pairs takes (attn_counter). */
+static void add_count(struct job *job, const proto_item *item)
+{
+    const double step_s = 1e-9;
+    const double seconds = item->counts ? attn_count_work(&item->problem, proto_tile(item)) * step_s : 0;
+    job->seconds += seconds;
+    job->worst_seconds += seconds;
+}
+
+/* Is counting the item's pairs not too much work? */
+static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
+{
+    attn_counter *counter;
+    if (!item->counts) return ATTN_OK;
+    const attn_status status = attn_counter_open(&item->problem, proto_tile(item), &counter, err);
+    if (status != ATTN_OK) return status;
+    (void)attn_counter_close(counter);
+    job->wants_count = true;
+    return ATTN_OK;
+}
+
 /* Returns the priority of a body. A body with several problems has the priority of its most urgent problem. */
 static int64_t priority_of(const proto_call *call)
 {
@@ -329,6 +350,7 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
         const attn_cost cost = attn_cost_closer(largest, &job->plans[i], looks ? readable_of(job) : 0,
                                                 draw + (uint64_t)i);
         add_cost(job, &cost, &costliest);
+        add_count(job, &job->call->items[i]);
     }
 }
 
@@ -350,13 +372,15 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
-        if (error->status == ATTN_OK && operation->takes_caches) error->status = transaction_prepare(job, error);
+        if (error->status == ATTN_OK && proto_uses_caches(call->op, item))
+            error->status = transaction_prepare(job, error);
         if (error->status == ATTN_OK) bind_regions(job, item, error);
         if (error->status == ATTN_OK && operation->op == ATTN_OP_FORWARD) draw_seed(item, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
         if (job_problem(job, i)) attn_plan_make(can, &item->problem, &job->plans[i], error);
         if (error->status == ATTN_OK) verify_lse(job, i, error);
         if (error->status == ATTN_OK && item->save) check_save(item, can, error);
+        if (error->status == ATTN_OK) check_count(job, item, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
@@ -375,6 +399,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
             const attn_cost cost = operation->merges ? attn_merge_cost(largest, &merge)
                                                      : attn_cost_of(largest, &job->plans[i]);
             add_cost(job, &cost, &costliest);
+            add_count(job, item);
         } else if (operation->judges) add_judge_cost(job, item);
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
         if (proto_writes_numbers(call, item)) numbers += count_numbers(item);

@@ -4,10 +4,10 @@
 
 #include "server/work/job.h"
 
-/* Does all work between decoding and queueing: resolves contexts, places outputs, plans problems, estimates work. A
- * failed item has its error in results[i], where an envelope answers it. If the body is no envelope, that error is
- * returned. Errors of the whole job: BUSY (no memory for the outputs), TOO_LARGE (more memory than `largest`, the
- * device with the most memory, will ever have for the job). */
+/* Does all work between decoding and queueing: resolves contexts, places outputs, plans problems, estimates work. The
+ * error of item i that fails is in call->items[i].error. An envelope, which holds several requests, answers it in that
+ * item's place. For any other body, prepare_job() returns it. Errors of the whole job: BUSY (no memory for the
+ * outputs), TOO_LARGE (more memory than `largest`, the device with the most memory, will ever have for the job). */
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                         attn_error *err);
 

@@ -1,4 +1,4 @@
-/* internal.h: what the files of this folder share. The public header is regions.h.
+/* internal.h: types and functions that the files of this folder share. The public header is regions.h.
  *
  *   table.c    the table: which objects may be registered, their owners, and limits
  *   keeper.c   references, and the thread that closes, pins and unpins

@@ -79,8 +79,8 @@ int regions_unregister(struct regions *regions, enum region_kind kind, const str
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* What visit() is told about a region. regions_visit() calls it for the caller's region of this name, or for all of
- * the kind if `name` is NULL, and returns how many. visit() must not call functions of this header. */
+/* The properties of a region that visit() gets. regions_visit() calls it for the caller's region of this name, or for
+ * all of the kind if `name` is NULL, and returns how many. visit() must not call functions of this header. */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
@@ -102,7 +102,7 @@ struct region_use {
     bool output;
     int index;       /* index in the body's inputs or outputs, for error pointers */
     int64_t offset;  /* offset of the tensor in the object */
-    int64_t bytes;   /* size; of an output before region_uses_bind(), the room for it */
+    int64_t bytes;   /* size; for an output before region_uses_bind(), the size of its buffer */
     int64_t done;    /* number of bytes copied so far */
     char *memory;    /* the other end of the copy, in staging memory */
     char *in_place;  /* address in a GPU's memory; NULL: it is copied */

@@ -80,7 +80,8 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor in a GPU's memory: it must be allowed there, and on the same GPU as those before it. */
+/* Checks a tensor in a GPU's memory: the tensor must be allowed there, and must be on the same GPU as the request's
+ * earlier tensors. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;

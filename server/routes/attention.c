@@ -132,6 +132,7 @@ static void put_option_schema(struct json *j, const proto_option *o, proto_op op
                 json_comma(j);
                 json_put(j, "'%s'", attn_tensors[t].name);
             }
+        for (int n = 0; proto_operations[op].asks && n < PROTO_COUNTS; n++) json_put(j, ",'%s'", proto_counts[n]);
         json_put(j, "]},'minItems':1,'uniqueItems':true");
         break;
     case PROTO_TYPE_ROWS:
@@ -174,7 +175,8 @@ static void put_dependences(struct json *j, proto_op op)
                                                { ATTN_T_lse, ATTN_T_out } };
     bool any = false;
     for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
-        if (!proto_takes_tensor(op, pairs[i][0]) || (proto_operations[op].judged >> pairs[i][0] & 1)) continue;
+        if (!proto_takes_tensor(op, pairs[i][0]) || !proto_takes_tensor(op, pairs[i][1])) continue;
+        if (proto_operations[op].judged >> pairs[i][0] & 1) continue;
         if (!any) json_put(j, ",'dependentRequired':{");
         else json_comma(j);
         any = true;
@@ -188,13 +190,15 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     const proto_operation *const operation = &proto_operations[op];
     json_put(j, "{'type':'object','additionalProperties':false,'required':[");
+    const uint64_t needs = operation->may_take_caches ? operation->needs & operation->beside_caches : operation->needs;
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-        if (!(operation->needs >> t & 1) || (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK)) continue;
+        if (!(needs >> t & 1) || (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK)) continue;
         json_name(j, attn_tensors[t].name);
     }
     if (operation->takes_caches && !operation->cache_in_path) json_name(j, "caches");
     if (operation->merges) json_name(j, "parts");
     if (with_context) json_name(j, "context");
+    if (operation->asks) json_name(j, operation->asks);
     json_put(j, "],'properties':{");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
         if (!proto_takes_tensor(op, (attn_tensor_id)t)) continue;
@@ -210,6 +214,7 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     }
     json_raw(j, "}");
     if (!with_context) put_dependences(j, op);
+    if (operation->may_take_caches) json_put(j, ",'oneOf':[{'required':['k']},{'required':['caches']}]");
     json_raw(j, "}");
 }
 
@@ -260,6 +265,25 @@ static void put_report_schema(struct json *j)
     }
 }
 
+/* The numbers that an observe may be asked for. */
+static void put_counts_schema(struct json *j)
+{
+    static const char *const meanings[PROTO_COUNTS] = {
+#define X(name, meaning) meaning,
+        PROTO_COUNT_MAP(X)
+#undef X
+    };
+    for (int n = 0; n < PROTO_COUNTS; n++) {
+        json_put(j, ",'%s':{'description':'%s',", proto_counts[n], meanings[n]);
+        json_put(j,
+                 n == PROTO_COUNT_tiles
+                     ? "'type':'object','additionalProperties':false,'required':['size','skipped','whole','partial'],"
+                       "'properties':{'size':{'type':'array','minItems':2,'maxItems':2,'items':{'type':'integer'}},"
+                       "'skipped':{'type':'number'},'whole':{'type':'number'},'partial':{'type':'number'}}}"
+                     : "'type':'number','minimum':0}");
+    }
+}
+
 /* Writes the schema of the answer to one problem. */
 static void put_result_schema(struct json *j, proto_op op)
 {
@@ -281,14 +305,15 @@ static void put_result_schema(struct json *j, proto_op op)
     json_comma(j);
     if (sizes)
         json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
-    if (operation->takes_caches)
+    if (operation->takes_caches || operation->may_take_caches)
         json_put(j, "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':"
                     "'integer','minimum':0}},");
     json_put(j,
              "'backend':{'type':'string','description':'Which device and kernel %s it.'},"
              "'timing_us':{'$ref':'#/components/schemas/Timing'}",
              operation->takes_caches ? "did" : "computed");
-    if (takes_option(op, "seed") && !operation->judges)
+    if (operation->asks) put_counts_schema(j);
+    if (takes_option(op, "seed") && !operation->asks && !operation->judges)
         json_put(j, ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that "
                     "dropout used; drawn, below 2^53, where a forward was given none.'}");
     if (takes_option(op, "verify")) json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'}");

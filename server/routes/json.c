@@ -10,7 +10,7 @@
 
 #include "server/base/limits.h"
 
-/* Returns the text. The text of a struct of zeros is initialised by the first call. */
+/* Returns the text. In a struct of zeros the first call initialises it. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);

@@ -1,4 +1,5 @@
-/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from a skeleton and the program's tables.
+/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from a skeleton (a text with marks that are
+ * replaced) and the program's tables.
  *
  * The problem: a description that repeats the tables by hand soon differs from them. The idea: the server works by
  * tables, and this file writes the document from the same tables at run time. All other text is in the skeleton

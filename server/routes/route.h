@@ -55,7 +55,7 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* What the OpenAPI document says about one route alone. The document derives the rest from other columns, or says the
+/* The OpenAPI document's texts about one route alone. The document derives the rest from other columns, or says the
  * same about all routes: HEAD, the errors of any request, and those of a body or of a token. For an operation, the row
  * of proto_operations[] has the summary, the description and the answer, and they are NULL here. */
 struct route_doc {

@@ -114,6 +114,8 @@ static const struct route routes[] = {
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
               ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* when the context is missing or in use */, NONE),
     OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
+    OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention",
+              ROUTE_ERROR(NOT_FOUND) /* when a cache is missing */, NONE),
     OPERATION(PROTO_OP_MERGE, "/v1/attention/merge", "merge", "Merge", "attention", 0, NONE),
     OPERATION(PROTO_OP_DECODE, "/v1/attention/decode", "decode", "Decode", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), NONE),
 

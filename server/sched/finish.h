@@ -1,6 +1,6 @@
 /* finish.h: work between a job's run and its answer. Results are judged (a check), rows are recomputed in float64
- * (`verify`), outputs are written to shared memory, and the text of many numbers (`encoding`: array) is measured,
- * because an answer's length is sent before its text.
+ * (`verify`), outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of many numbers (`encoding`: array) is
+ * measured, because an answer's length is sent before its text.
  *
  * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
@@ -33,6 +33,9 @@ struct finishing {
     attn_verifier *verifier;
     int64_t judge_until_ns; /* a check: when it stops */
     struct judging judging;
+    int counted; /* the item whose pairs are being counted */
+    attn_problem count_of;
+    attn_counter *counter;
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
     int64_t wrote_ns; /* duration of writing to shared memory */

@@ -1,5 +1,5 @@
-/* loop_internal.h: what the files of the main thread share. Only the loop's thread uses it. The public header is
- * loop.h.
+/* loop_internal.h: types and functions that the files of the main thread share. Only the loop's thread uses it. The
+ * public header is loop.h.
  *
  *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
  *   stop.c      the stages of stopping

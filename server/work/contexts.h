@@ -62,9 +62,9 @@ void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 /* Makes all contexts of the job's successful items available. Each holds the job, whose kernels have run. */
 void contexts_fill_job(struct job *job);
 /* Ends the job's use of contexts. The owner of its request calls this when the outcome is known. `answered`:
- * the kernels ran and the answer says so. Of each item without an error, the context that it used is gone and
- * the context that it made can be taken. Otherwise the used contexts are given back and the new ones dropped.
- * Further calls do nothing. */
+ * the kernels ran and the answer says so. For each item without an error, the context that it used is deleted, and the
+ * context that it made can be taken. Otherwise the used contexts are given back and the new ones dropped. Further calls
+ * do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

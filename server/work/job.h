@@ -78,7 +78,7 @@ struct job {
     int runnable;         /* number of items without an error that a device must compute */
     double flops;         /* floating-point operations of the runnable items */
     double seconds;       /* time a device is expected to take for the runnable items (attn_cost_of()) */
-    double worst_seconds; /* `seconds` if the scores of all rows leave float32's range */
+    double worst_seconds; /* `seconds` if the scores of all rows exceed the range of float32 */
     const char *because;  /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
     size_t tensor_bytes;  /* bytes of its staging blocks, which the queue counts */
     job_kind kind;
@@ -94,7 +94,7 @@ struct job {
         *shared;        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
-    bool wants_verify, wants_save;
+    bool wants_verify, wants_save, wants_count;
     bool wants_judge; /* a check: no device computes it, a judge does (sched/finish.h) */
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
@@ -145,7 +145,7 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts ran. Call this when all are back. */
 bool job_ran(const struct job *job);
-const attn_error *job_error(const struct job *job); /* for a job that did not run */
+const attn_error *job_error(const struct job *job); /* the first error of a job that did not run */
 
 /* Frees the tensors' memory early. Call this when no one reads them any more and there is a single reference. */
 void job_release_memory(struct job *job);

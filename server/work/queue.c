@@ -294,7 +294,7 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* True if job a leaves before job b. Priority counts only among jobs of one caller. */
+/* True if job a goes to a device before job b. Priority counts only among jobs of one caller. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;

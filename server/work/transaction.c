@@ -149,6 +149,12 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
                                      /* lengths differ between rows, so the mask belongs to the last keys of each row */
                                      0;
+    if (item->problem.op == ATTN_OP_OBSERVE) { /* key_mass and the region end where the longest cache does */
+        item->problem.observe.shown_keys = 1;
+        for (int i = 0; i < step->rows; i++)
+            if (step->lengths[i] > item->problem.observe.shown_keys)
+                item->problem.observe.shown_keys = step->lengths[i];
+    }
     return proto_item_prepare(item, err);
 }
 

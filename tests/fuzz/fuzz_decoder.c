@@ -72,7 +72,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t bytes = 0;
     uint32_t seed;
     if (size < 2) return 0;
-    const attn_op op = data[0] & 64 ? (attn_op)PROTO_OP_MERGE : data[0] & 1 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    const attn_op op = data[0] & 64    ? (attn_op)PROTO_OP_MERGE
+                       : data[0] & 128 ? ATTN_OP_OBSERVE
+                       : data[0] & 1   ? ATTN_OP_BACKWARD
+                                       : ATTN_OP_FORWARD;
     seed = 1u + data[1];
     if (data[0] & 2) {
         limits.rest_bytes = 400;

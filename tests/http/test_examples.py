@@ -18,8 +18,8 @@ with open(os.path.join(FOLDER, 'README.md')) as f:
 
 # What each prints, numbers aside.
 SAYS = {
-    'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nrefused: v: .+\n',
-    'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
+    'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nobserve: 3 pairs, the queries look at keys 0 and 1\nrefused: v: .+\n',
+    'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\nobserve: mean entropy .+ nats, the first key has .+ of 100 queries\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
     'cache_client.py': r'prompt: 500 positions\ncpu \w+: 5 steps, 505 positions, the largest error is .+\ntwo continuations: \[508, 503\]\na tree of 6 guesses, 3 of them kept: \[512\]\nback to position 500, and on: \[504\]\nrefused: caches: .+ \(invalid-request at /caches\)\n',
     'block_tables.py': r'cpu \w+: lengths \[192, 1, 273\], the largest error is .+\nrefused: page_table: .+ \(invalid-request at /page_table.*\)\n',
     'triton_sequence.py': r'a prompt of 300 and 5 steps, the largest error is .+\nrefused: sequence_id: .+ \(404\)\n',
@@ -29,7 +29,7 @@ SAYS = {
     'cuda_shared_memory_client.py': r'(cuda|fake):0 \w+: out \(2, 100, 4, 64\), the largest error is .+; lse \(2, 4, 100\)\nrefused: out: .+ \(400\)\n',
     'torch_client.py': r'out: .+\ndq: .+\ndk: .+\ndv: .+\ndbias: \(1, 4, 100, 100\), the largest error is .+ of the largest number\n'
                        r'gradcheck: passed with eps 1e-2, atol 1e-3, rtol 1e-2\ncompiled in one graph, and mapped over three problems\nrefused: k: .+\n',
-    'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
+    'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nobserve: 3 pairs, entropy 0\.0000 0\.\d+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
     'merge.sh': r'merge: out is 3\nrefused: parts: there are 0, must be 1 to 64\n',
     'merge_client.py': r'3 parts: out \(1, 90, 4, 32\), the largest error is .+\ngradients of all parts together: the largest error is .+\n'
                        r'refused: parts\.1\.lse: .+ \(invalid-request at /parts/1/lse/data\)\n',

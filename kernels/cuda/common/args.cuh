@@ -33,8 +33,8 @@ struct cuda_args {
     uint32_t drop_below;
     float drop_scale;               /* 1 / (1 - dropout_p) */
     int64_t drop_first, drop_batch; /* dropout counts head h of row b of the batch as drop_first + b * drop_batch + h */
-    /* Where row i of lse, delta and a recomputed out lies: for sequence b and head h at b * lse_batch + h * lse_head
-     * + q_start + i. */
+    /* Row i of lse, delta and a recomputed out, of sequence b and head h, lies at b * lse_batch + h * lse_head +
+     * q_start + i. */
     int64_t lse_batch, lse_head;
     /* the launch computes tiles from this number on, in each head (packed: counted over all sequences) */
     int first_tile;
@@ -101,7 +101,7 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* What all pairs of a row, or of a tile of one head, have in common. */
+/* Values that are the same for all pairs of a row, or of a tile of one head. */
 struct head_args {
     int64_t b, h, hk; /* sequence (or batch row), query head, and the query head's key/value head */
     attn_sequence s;
@@ -164,7 +164,7 @@ template <typename real> DEVICE float saturated(real z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
 }
 
-/* What bias and ALiBi add to the score of a pair. */
+/* The number that bias and ALiBi add to the score of a pair. */
 template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -220,8 +220,8 @@ DEVICE float lse_of_sum(float m, float l)
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Do causal, window and lengths let query i see any key? If such a row has no largest score, all of its products
- * have left float32. */
+/* Do causal, window and lengths let query i see any key? If such a row has no largest score, all of its products exceed
+ * the range of float32. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);

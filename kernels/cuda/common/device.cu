@@ -48,8 +48,8 @@ enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one cop
 /* Blocks of device memory have sizes 2^n and 1.5 * 2^n, so at most a third of a block is unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* More than any GPU reaches: what the fastest known GPU promises for dense float8, and twice the exponentials of all
- * its special function units. */
+/* Upper bounds that no GPU reaches: the specified rate of dense float8 on the fastest known GPU, and twice the
+ * exponentials of all its special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
@@ -58,8 +58,8 @@ enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
  * all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes before the marks of rows that were left. They hold cuda_args.rows_found where the stream reads it instead of
- * the host. */
+/* Bytes before the marks of rows that a later launch computes. They hold cuda_args.rows_found where the stream reads it
+ * instead of the host. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -95,9 +95,9 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes that were put on the stream so far */
     int *counter;   /* the stream's counter for kernels, see cuda_chip */
-    /* Two bytes of pinned memory: cuda_chip.found, and whether a problem has left rows out (left_rows()). */
+    /* Two bytes of pinned memory: cuda_chip.found, and whether kernels have skipped rows of a problem (left_rows()). */
     uint8_t *found;
-    bool every_row;    /* the stream's problems leave no rows out */
+    bool every_row;    /* kernels compute all rows of the stream's problems */
     bool after_decode; /* the kernel of decode.cu was queued last, and it writes `written` */
     memory_range written[2];
 };
@@ -178,11 +178,10 @@ double step_seconds()
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
-    const int first_forward = first_kernel(ATTN_OP_FORWARD), first_backward = first_kernel(ATTN_OP_BACKWARD);
     attn_capabilities *const can = &d->base.can;
     for (int i = 0; i < cuda_kernel_count && can->kernel_count < ATTN_MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];
-        if (i < (k->takes.op == ATTN_OP_FORWARD ? first_forward : first_backward)) continue;
+        if (i < first_kernel(k->takes.op)) continue;
         if (compute >= k->least_compute && compute <= k->most_compute) can->kernels[can->kernel_count++] = &k->takes;
     }
     can->facts = &d->chip;
@@ -505,17 +504,18 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Bytes of the marks for rows that a kernel may leave to later launches (cuda_args.rows_later). Returns 0 where the
- * kernel computes such rows itself, one key after the other, because here that takes little longer than a step. Also
- * returns 0 for decode.cu, which has few rows, and for simple.cu, which has no tiles. */
+/* Bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later). Returns 0 where
+ * the kernel computes such rows itself, one key after the other, because here that takes little longer than a step.
+ * Also returns 0 for decode.cu, which has few rows, and for simple.cu, which has no tiles. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
                         row_seconds(chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * chip->step_seconds || plan->kernel == &decode_forward.takes ||
-        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
+    if (rows < 2 * chip->step_seconds || plan->problem->op == ATTN_OP_OBSERVE ||
+        plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
         return 0;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -668,7 +668,7 @@ memory_range range_of(const attn_tensor &t)
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (attn_tensors[id].role != ATTN_ROLE_IN) continue;
+        if (!attn_reads(p, (attn_tensor_id)id)) continue;
         const memory_range read = range_of(p->tensor[id]);
         for (const memory_range &written : s->written)
             if (read.begin < written.end && written.begin < read.end) return false;
@@ -680,16 +680,16 @@ bool reads_no_results(const stream *s, const attn_problem *p)
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
-           plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
+           plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues those steps of a long problem that chip->steps selects: the steps of its kernel, then those of the rows
- * that the kernel left. A problem that is too short for a check in the middle only reports to the host that it has
- * left rows: see attn_run_some(). */
+/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
+ * compute the rows which the kernel only marked. A short problem is not checked between its steps: it reports to the
+ * host that it has marked rows, see attn_run_some(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     : 0; /* where all is queued at once, the kernel leaves no rows */
+                                     : 0; /* where all is queued at once, the kernel computes all rows itself */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
@@ -722,8 +722,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     const attn_dims &dims = plan->geometry.dims;
     const double steps = tile_seconds(&d->chip, plan) / d->chip.step_seconds;
     attn_part part = { 0, dims.B, 0, dims.Hk };
-    if (steps < 1.5 || kernel_of(plan) == &decode_forward || plan->kernel == &simple_forward.takes ||
-        plan->kernel == &simple_backward.takes)
+    if (steps < 1.5 || p->op == ATTN_OP_OBSERVE || kernel_of(plan) == &decode_forward ||
+        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
         return part;
     const bool heads = !p->dbias.rank || p->dbias.shape[1] == dims.H,
                batches = !dims.packed && (dims.B == 1 || ((!p->dbias.rank || p->dbias.shape[0] > 1) &&
@@ -777,7 +777,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     const bool decodes = kernel_of(plan) == &decode_forward;
     chip.counter = s->counter;
     chip.steps = steps;
-    if (attn_has_padding(&plan->geometry) && takes_step(&chip, 0)) {
+    if ((attn_has_padding(&plan->geometry) || plan->problem->op == ATTN_OP_OBSERVE) && takes_step(&chip, 0)) {
         const cudaError_t code = cuda_fill_padding(s->cuda, plan);
         if (code != cudaSuccess) return code;
     }
@@ -828,7 +828,7 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    if (own) { /* the kernels use it until they are done, so the call waits for them */
+    if (own) { /* kernels use the memory `own` until they end, so this call waits before it frees it */
         attn_error late;
         const attn_status waited = wait(base, &late);
         if (status == ATTN_OK && waited != ATTN_OK) {

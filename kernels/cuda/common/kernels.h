@@ -1,4 +1,4 @@
-/* kernels.h: the table of CUDA kernels, and what a kernel offers to device.cu.
+/* kernels.h: the table of CUDA kernels, and the functions that a kernel provides for device.cu.
  *
  * A kernel is one row: what it computes (attn_kernel: its name, which a response reports in `backend`, the
  * operation, dtypes, head dims, features), the compute capabilities that it is for, and two functions. The first row
@@ -18,7 +18,7 @@
 #include "kernels/attention.h"
 #include "kernels/merge.h"
 
-/* What a launcher knows about the device and about the launch. */
+/* The device's properties, and the options of one launch, as kernels' launch() functions read them. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
@@ -33,8 +33,8 @@ struct cuda_chip {
     /* the stream's counter, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
     uint8_t *rows_later, *keys_later, *rows_found; /* the members of the same names in cuda_args */
-    /* Pinned memory: had kernels left rows when the host last checked? NULL: no later launch
-     * of this run computes such rows, see launch_steps(). */
+    /* Pinned memory: had kernels marked rows when the host last checked? NULL: no later launch of this run computes
+     * such rows, see launch_steps(). */
     uint8_t *found;
     /* where a divided problem's part starts, and the heads of all parts; 0: undivided */
     int64_t first_batch, first_head, all_heads;
@@ -54,7 +54,7 @@ struct cuda_steps {
     bool more;      /* this call has left a step to the next call */
     bool any;       /* this call has queued a step */
     bool idle;      /* all work that earlier calls queued had ended when this call began */
-    bool looked;    /* this call has queued a check for rows that were left; only the next call sees its result */
+    bool looked;    /* this call has queued a check for marked rows; only the next call sees its result */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)

@@ -1,7 +1,7 @@
-/* merge.cu: attn_merge(). A warp does one row: its lanes share out the parts to find what each weighs, then each lane
- * adds up every 32nd column over the parts, in their order. For gradients each lane then adds up its columns of dout
- * times out of a part, and the warp adds up the lanes. dsinks, a sum over rows, is a second kernel with a block for
- * each head; its sums are always in the same order. */
+/* merge.cu: attn_merge(). A warp computes one row. First its lanes find the weights of the parts, each lane of some
+ * parts. Then each lane adds up every 32nd column over the parts, in their order. For gradients each lane then adds up
+ * its columns of dout times out of a part, and the warp adds up the lanes. dsinks, a sum over rows, is a second kernel
+ * with a block for each head; its sums are always in the same order. */
 #include "kernels/merge.h"
 
 #include "kernels/cuda/common/args.cuh"
@@ -10,7 +10,7 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* What the parts weigh in a row, and dout . out of each. */
+/* The weights of the parts in a row, and dout . out of each part. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };

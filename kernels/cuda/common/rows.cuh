@@ -187,8 +187,8 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Computes z of a visible pair from its rows of q and k: by score(), or in double where q.k or a partial sum leaves
- * float32. The whole warp calls it. */
+/* Computes z of a visible pair from its rows of q and k: by score(), or in double where q.k or a partial sum exceeds
+ * the range of float32. The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
@@ -204,8 +204,8 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
 }
 
 /* The largest score for which tensor core kernels are exact. They round the score that a row's exponents are
- * relative to (m c, in base 2), but not the exponents. From 2^24 on the largest P is no longer 1, and from 2^28 on
- * it may leave float16. forward_row() computes rows whose scores are beyond this limit. */
+ * relative to (m c, in base 2), but not the exponents. From 2^24 on the largest P is no longer 1, and from 2^28 on it
+ * may exceed the range of float16. forward_row() computes rows whose scores are beyond this limit. */
 const float SCORE_MOST = 1 << 27;
 
 /* Did tensor cores compute a row correctly, given its largest score m? BUT_HUGE: the kernel's
@@ -215,7 +215,7 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Leaves a row or key to a later launch, by writing `what` to its mark. The whole warp calls it. */
+/* Marks a row or key with `what`, so that a later launch computes it. The whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -223,9 +223,11 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
     *a.rows_found = 1; /* other warps may write the same value */
 }
 
-/* Which rows forward_row() writes: every row, or only rows that tensor cores cannot compute. Such a row has a result
- * that is not finite, or huge scores (unless in_base_2() made them). A result of tensor cores may also be infinite
- * or NaN because their sums overflowed; is_unsound() decides by the row's own numbers. */
+/* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
+ * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: the same,
+ * except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see in_base_2()). A result
+ * of tensor cores may also be infinite or NaN because their sums overflowed; is_unsound() decides by the row's own
+ * numbers. */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Must forward_row() replace the tensor cores' result in out and lse? */

@@ -17,46 +17,9 @@
  * one row at a time. */
 #include "kernels/cuda/common/kernels.h"
 #include "simple.h"
+#include "work.cuh"
 
 namespace {
-
-enum { WARPS = 4 };
-
-/* The warp's index in the grid. */
-DEVICE int64_t warp_index()
-{
-    return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-}
-
-struct row {
-    head_args x;
-    int64_t i;
-    bool exists;
-};
-
-/* Returns n / by, and the remainder in `rest`. Nearly all n fit in 32 bits, and a 32-bit division takes far fewer
- * instructions than a 64-bit one. */
-DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
-{
-    const int64_t quotient = ((n | by) >> 32) == 0 ? (int64_t)((uint32_t)n / (uint32_t)by) : n / by;
-    rest = n - quotient * by;
-    return quotient;
-}
-
-/* The row of work item n of rows x heads; query rows vary fastest. */
-DEVICE row query_row(const cuda_args &a, int64_t n)
-{
-    const attn_dims &d = a.g.dims;
-    row r;
-    r.exists = d.Sq > 0 && n < d.Sq * d.H * (d.packed ? 1 : d.B);
-    if (!r.exists) return r;
-    int64_t line, h;
-    const int64_t b = divide(divide(n, d.Sq, line), d.H, h);
-    r.x = head_args_of(a, d.packed ? sequence_at(a.g.cu_q, d.B, line) : b, h);
-    r.i = line - r.x.s.q_start;
-    r.exists = r.i < r.x.s.Sq;
-    return r;
-}
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
@@ -81,8 +44,8 @@ DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wante
     }
 }
 
-/* Computes rows that were left to later launches (cuda_args.rows_later). query_row() numbers their marks. `a` has no
- * marks itself; otherwise rows would be left once more. */
+/* Computes rows that earlier launches only marked (cuda_args.rows_later). query_row() numbers their marks. rows_later
+ * of `a` itself is NULL; otherwise this launch would mark the rows again and not compute them. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
@@ -169,7 +132,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest of rows with a huge lse that were left to later launches. This precedes their gradients. */
+/* Computes lse and rest of rows with a huge lse that earlier launches only marked. The launches that compute the rows'
+ * gradients follow. */
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
 {
@@ -349,11 +313,6 @@ __global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant_
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-unsigned blocks_for(int64_t warps)
-{
-    return (unsigned)attn_tiles(warps, WARPS);
-}
-
 bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
     plan->workspace_bytes = 0;
@@ -430,7 +389,7 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
     if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
 }
 
-/* Queues a step that lets the host see at its end whether rows have been left so far. The next check begins anew. */
+/* Queues a step that tells the host, at its end, whether kernels have marked rows since the last check. */
 static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -439,9 +398,9 @@ static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, for rows that were left. Where there are many rows, a warp
- * checks several. A call that has queued a check leaves these steps to the next call. If the check found no such
- * row, the steps are counted, but nothing is launched. */
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp checks
+ * several. A call that has queued a check leaves these steps to the next call. If the check found no such row, the
+ * steps are counted, but nothing is launched. */
 template <typename F> static void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */

@@ -1,4 +1,4 @@
-/* simple.h: the steps of simple.cu that other families use too. */
+/* simple.h: functions of simple.cu that other families of kernels use too. */
 #ifndef ATTN_CUDA_SIMPLE_H
 #define ATTN_CUDA_SIMPLE_H
 
@@ -9,15 +9,14 @@
 /* Computes s.delta. If `given`, also computes s.lse from the problem's lse. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Computes the rows that a forward's kernel has left to later launches (rows_later). `plan` is the plan of the
- * forward. */
+/* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward's kernel has left; call it before simple_gradients(). */
+/* Computes the rows of dq, dk and dv that a backward's kernel has only marked; call it before simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Computes those of dbias, dalibi_slopes and dsinks that the problem wants. It needs s.lse and s.delta. */
+/* Computes dbias, dalibi_slopes and dsinks, each where the problem requests it. It needs s.lse and s.delta. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 
@@ -33,10 +32,10 @@ const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
 const double WIDE_COST = 2; /* factor for lanes with more than CHANNELS channels, which do not fit into registers */
 
-/* Rows that tiles leave may cost more than others, because their scores are computed in double and from parts.
- * On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's
- * three loops (D 64), which is less than other rows take. The factor covers rows with few keys of P
- * 0, or with scores that overflow float32. */
+/* Rows that tensor cores cannot compute may take longer than other rows, because their scores are computed in double
+ * and from parts. On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's three
+ * loops (D 64), which is less than other rows take. The factor covers rows in which few keys have a P of 0, and rows
+ * whose scores exceed the range of float32. */
 const double LEFT_COST = 3.5;
 
 /* In one step a warp adds at most this many terms one after the other. A term takes some 4 us where few warps run. */
@@ -78,9 +77,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            chip->multiprocessors;
 }
 
-/* Should the host check for left rows in the middle of a problem, before the launches that compute them? It then
- * waits for the stream once more, which takes some 30 us: less than one percent of such a problem's time. In a
- * shorter problem it checks only at the end (attn_stream_left_rows()), and then computes the problem once more. */
+/* Should the host check for marked rows in the middle of a problem, before the launches that compute them? It then
+ * waits for the stream once more, which takes some 30 us: less than one percent of such a problem's time. In a shorter
+ * problem it checks only at the end (attn_stream_left_rows()), and then computes the problem once more. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

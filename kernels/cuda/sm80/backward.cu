@@ -33,7 +33,7 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* these are in forward.cu */
+/* forward.cu defines these functions */
 extern const cuda_kernel generic_forward;
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     if (PARTS & DV) finite &= scale_block(dV, 1);
     /* in a block that no query sees, copies of K and V may still write to the memory where dK and dV are staged */
     cp_async_wait<0>();
-    const bool poisoned = __syncthreads_or(!finite); /* and no thread reads shared memory any more */
+    const bool poisoned = __syncthreads_or(!finite); /* after this barrier no thread reads shared memory any more */
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
         /* the memory of K and V together holds D floats for each row */
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     /* in a tile that sees no key, copies of Q and dO may still write to the memory where dQ is staged */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale)); /* and no thread reads shared memory any more */
+    const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale)); /* from here on no thread reads shared memory */
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);

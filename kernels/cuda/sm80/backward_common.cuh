@@ -28,7 +28,7 @@ DEVICE float4 read_fragment(const float *sums, int lane)
 #endif
 }
 
-/* Copies row_values to shared memory; 32 threads of the block do it. */
+/* Copies row_values to shared memory. 32 threads of the block make the copy. */
 DEVICE void load_values(row_values *to, const row_values *from)
 {
     static_assert(sizeof(row_values) == 32 * 16);
@@ -54,8 +54,8 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
 }
 
 /* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the sums. One block
- * per query tile and head. The bound of eight blocks per multiprocessor keeps lse_in_parts() from taking the
- * registers of two of them, because memory needs many loads in flight. */
+ * per query tile and head. Eight blocks must fit on a multiprocessor, because reading needs many loads in flight.
+ * Without this bound, the registers of lse_in_parts() would leave room for only six. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(128, 8)
     }
 }
 
-/* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------- */
+/* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
 /* The keys of a block, and the query tiles that see any of them. In a packed problem sequences own tiles of keys as
  * they own tiles of queries in tile_place_of(). */

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    const bool poisoned = __syncthreads_or(!finite); /* and no thread reads shared memory any more */
+    const bool poisoned = __syncthreads_or(!finite); /* after this barrier no thread reads shared memory any more */
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* Returns the sum of x over a block's threads to all of them. */
+/* Returns the sum of x over all threads of a block. Every thread of the block gets the sum. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* and `part` may be written for the next row */
+        /* this barrier also allows the next row to overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)

@@ -284,7 +284,7 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
 
 /* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, which brings the
  * row's largest number to 2^14 or more. Divides `factor` by that power. Returns false where a bit was lost: where a
- * number is 2^31 times smaller than its row's largest, or `factor` leaves its range. Infinities and NaN stay
+ * number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN stay
  * infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
@@ -606,7 +606,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* halves of the lane's rows */
-    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED; /* with many rows it was not timed */
+    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;      /* not timed for many rows */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -820,8 +820,8 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* a run begins one sequence before its first bit */
-        /* the run ends at the next zero bit */
+    while (shares) { /* bit s: sequence first + s shares the split with the sequence before it */
+        /* a run of sharing sequences begins one sequence before its first bit, and ends at the next zero bit */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;

@@ -11,8 +11,8 @@
  *     dV += P^T dO
  *     dP^T = V dO^T     dS^T = P^T (dP^T - delta)
  *     dK += dS^T Q      dS to shared memory
- *     ---- nobody needs Q and dO any more: load the next ones, under
- *     dQ  = dS K        added to float32 sums in global memory
+ *     ---- no warp reads Q and dO any more: the next ones are loaded during dQ = dS K added to float32 sums in global
+ *     memory
  *
  * One copy of Q and dO suffices. Beside K and V a second copy would not fit, because a number takes 32 bits.
  *
@@ -43,7 +43,7 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* f32_forward.cu defines these */
+/* f32_forward.cu defines these functions */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);

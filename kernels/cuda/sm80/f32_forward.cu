@@ -6,7 +6,7 @@
  * that runs first splits K and V; each block splits its Q. S = Q K^T and P V are products of pairs; P is split in
  * registers; softmax, O and lse are float32.
  *
- * P is kept as 2^15 P, and l with it, so that small probabilities do not leave float16's range.
+ * P is kept as 2^15 P, and l with it, so that small probabilities stay within float16's range.
  *
  * A row that sees one key is a bitwise copy of that key's value. Values that are not finite are
  * handled as in forward.cu: the tile is repeated with zeros for them, then rows.cuh computes the
@@ -231,7 +231,7 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would leave float16's range. Scores
+        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would exceed float16's range. Scores
          * below 2^18 have a small absolute error even where tiles are wide (score_bound allows for a wide Q). */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* In most problems V's tiles have one exponent, and shift is 0. For a tile of smaller numbers P is made

@@ -6,7 +6,7 @@
  * a product changes:
  *
  *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2
- *          t + 9. A sum over channels does not mind, if Q's are in that order too: permuted_word().
+ *          t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
  *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels
  *          and the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
  *

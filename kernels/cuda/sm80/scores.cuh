@@ -1,4 +1,4 @@
-/* scores.cuh: what happens to scores between two products, for all kernels of this folder.
+/* scores.cuh: the steps from the product that makes scores to the product that uses P, for all kernels of this folder.
  *
  * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 +
  * lane / 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq, rows are queries and columns are keys;

@@ -246,9 +246,9 @@ DEVICE uint32_t kept(uint32_t x)
     return x;
 }
 
-/* The query rows of a block, as tile_place_of() finds them. They are computed in 32 bits where the whole problem is
- * one sequence length (not packed), because the block's first copies wait for them. `whole` is limits_of() of such a
- * problem, computed by the host. */
+/* The query rows of a block, as tile_place_of() finds them. They are computed in 32 bits where all sequences have one
+ * length (not packed), because the block's first copies wait for them. `whole` is limits_of() of such a problem,
+ * computed by the host. */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;

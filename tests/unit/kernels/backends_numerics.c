@@ -475,7 +475,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: a row is a line */
 
-/* q.k leaves float32, in a partial sum or at the end, and scale q.k does not. */
+/* q.k exceeds the range of float32, in a partial sum or at the end, and scale q.k does not. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -527,7 +527,7 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All of a row's products are so negative that they leave float32. The row still sees its keys, all with one score. */
+/* All of a row's products are too negative for float32. The row still sees its keys, all with one score. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -550,7 +550,7 @@ void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
     }
 }
 
-/* The first half of a dot product leaves float32 and the second half brings it back to 0. */
+/* The first half of a dot product exceeds the range of float32 and the second half brings it back to 0. */
 void test_lse_alone_is_the_lse_beside_out(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_BF16 };

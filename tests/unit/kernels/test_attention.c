@@ -360,14 +360,19 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     (void)state;
     plain.q = plain.k = plain.v = attn_tensor_make(NULL, ATTN_BF16, 4, (int64_t[]){ 1, 8, 4, 64 });
     assert_int_equal(attn_features(&plain), basic);
-    for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
+    for (attn_op op = ATTN_OP_FORWARD; op < ATTN_OP_COUNT; op++)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             attn_problem p = plain;
             const attn_role role = attn_tensors[id].role;
-            const bool counts = op == ATTN_OP_BACKWARD || role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
+            const bool of_values = id == ATTN_T_v || id == ATTN_T_v_scale, look = op == ATTN_OP_OBSERVE;
+            const bool counts = look ? (role == ATTN_ROLE_IN && !of_values) || id == ATTN_T_lse ||
+                                           role == ATTN_ROLE_OUT_OBSERVE
+                                : op == ATTN_OP_BACKWARD ? role != ATTN_ROLE_OUT_OBSERVE
+                                                         : role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
             p.op = op;
             p.tensor[id] = plain.q;
-            assert_int_equal(attn_features(&p), basic | (counts ? UINT64_C(1) << id : 0));
+            assert_int_equal(attn_features(&p),
+                             (look ? basic & ~ATTN_TENSOR_BIT(v) : basic) | (counts ? UINT64_C(1) << id : 0));
         }
 
     attn_problem p[14];

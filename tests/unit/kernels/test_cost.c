@@ -1,5 +1,5 @@
-/* test_cost.c: the expected time of problems (kernels/cost.c), and which rows leave float32 (kernels/strange.c).
- * Estimates are compared with each other, never with a clock: `build/cost-bench` does that. */
+/* test_cost.c: the expected time of problems (kernels/cost.c), and which rows exceed the range of float32
+ * (kernels/strange.c). Estimates are compared with each other, never with a clock: `build/cost-bench` does that. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -210,7 +210,8 @@ static void test_every_example_of_the_protocol_is_true(void **state)
     for (int i = 0; i < count; i++) {
         static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
         const bool check = !strcmp(blocks[i].mark, "check"), merge = !strcmp(blocks[i].mark, "merge"),
-                   backward = !strcmp(blocks[i].mark, "backward"), binary = !strcmp(blocks[i].mark, "kserve_binary"),
+                   backward = !strcmp(blocks[i].mark, "backward"), observe = !strcmp(blocks[i].mark, "observe"),
+                   binary = !strcmp(blocks[i].mark, "kserve_binary"),
                    kserve = binary || !strcmp(blocks[i].mark, "kserve"),
                    file = binary || !strcmp(blocks[i].mark, "safetensors");
         const struct block *says = i + 1 < count && blocks[i + 1].mark[0] >= '2' && blocks[i + 1].mark[0] <= '5'
@@ -218,7 +219,8 @@ static void test_every_example_of_the_protocol_is_true(void **state)
                                        : NULL;
         size_t bytes = strlen(blocks[i].text);
         char *must = NULL;
-        if (!check && !merge && !backward && !file && !kserve && strcmp(blocks[i].mark, "forward")) continue;
+        if (!check && !merge && !backward && !observe && !file && !kserve && strcmp(blocks[i].mark, "forward"))
+            continue;
         char *const body = file ? file_of(blocks[i].text, &bytes) : strdup(blocks[i].text);
         requests++;
         for (size_t split = 0; split <= bytes; split++) {
@@ -233,6 +235,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
                                  check      ? PROTO_OP_CHECK
                                  : merge    ? PROTO_OP_MERGE
                                  : backward ? ATTN_OP_BACKWARD
+                                 : observe  ? ATTN_OP_OBSERVE
                                             : ATTN_OP_FORWARD,
                                  NULL, body, bytes, first_then_rest, &first);
             text = decoded_text(&d);

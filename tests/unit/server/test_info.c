@@ -338,6 +338,9 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
+            const proto_option *o = proto_options; /* `map` is an option and an output */
+            while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
+            if (o->name && !takes) continue;
             if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }

@@ -21,8 +21,7 @@
  * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. There that warp waits for
  * the other warps to arrive at the end of their step s - SLOTS, and before that end they wait only for steps up to
  * it. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for that. A
- * block without rows or without a split leaves before it has requested anything; a split without keys requests
- * nothing.
+ * block without rows or without a split ends before it has requested anything; a split without keys requests nothing.
  *
  * All slots are thus being filled while warps wait, and a warp waits for others only in its turn. A separate warp
  * for loads would save that one wait. But a fifth warp in each of three blocks leaves 136 registers per thread, and

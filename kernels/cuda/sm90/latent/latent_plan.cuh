@@ -62,7 +62,7 @@ DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
     return y;
 }
 
-/* What a block computes: rows from r0 on, in splits [begin, end). */
+/* The work of a block: rows from r0 on, in splits [begin, end). */
 struct block_place {
     sequence_place q;
     int b, r0, begin, end;
@@ -105,7 +105,8 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
-/* Two kernels compute this and must get the same bits, so every rounding is written explicitly. */
+/* Folds two partial results of a row into one. Two kernels use this struct and must get the same bits, so every
+ * rounding is written explicitly. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

@@ -37,7 +37,7 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* What ends a thread's two rows: the factor of O, and the base-2 logarithm of the unit of the sum l. */
+/* The numbers that end a thread's two rows: the factor of O, and the base-2 logarithm of the unit of the sum l. */
 struct row_ends {
     float factor[2], top[2];
 };

@@ -1,10 +1,11 @@
 /* softmax.cuh: the online softmax of a warpgroup's 64 rows, a tile of keys at a time, in base 2.
  *
- * The reference of a row is what its exponentials are relative to. A policy class REFERENCE chooses it. It offers:
+ * The reference of a row is the score that its exponentials are relative to. A policy class REFERENCE chooses it. It
+ * offers:
  *
  *   advance(m, top)   the next reference of a row whose reference was m and whose maximum is now top >= m
  *   least(m)          the value that a maximum must exceed to move the reference from m
- *   base(m)           log2 of what the exponentials are divided by
+ *   base(m)           log2 of the divisor of the exponentials
  *   c                 log2(e) * the factor of scores, > 0
  *
  * Each row is computed independently, so that its bits do not depend on other rows. */
