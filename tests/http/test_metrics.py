@@ -103,7 +103,8 @@ def test_answers_are_counted_by_endpoint_and_status(serve):
 
 def test_bodies_and_work_are_counted(serve):
     server = serve()
-    names = ('attnd_body_bytes_received_total', 'attnd_body_bytes_sent_total', 'attnd_kernel_seconds_total', 'attnd_flops_total')
+    names = ('attnd_body_bytes_received_total', 'attnd_body_bytes_sent_total', 'attnd_kernel_seconds_total', 'attnd_flops_total',
+             'attnd_tensor_bytes_total')
     before = {n: server.metric(n) for n in names}
     body = wire.small_bytes()
     answer = server.post(FORWARD, body)
@@ -111,6 +112,7 @@ def test_bodies_and_work_are_counted(serve):
     assert eventually(lambda: server.metric('attnd_body_bytes_received_total') - before['attnd_body_bytes_received_total'] == len(body))
     assert server.metric('attnd_kernel_seconds_total') > before['attnd_kernel_seconds_total']
     assert server.metric('attnd_flops_total') - before['attnd_flops_total'] == 2 * (4 + 4) * 2 * 9  # 2 (D + Dv) H Sq Sk
+    assert server.metric('attnd_tensor_bytes_total') - before['attnd_tensor_bytes_total'] == 4 * (4 * 3 * 2 * 4 + 2 * 3)  # q, k, v, out, lse
 
 
 def test_gauges_return_to_rest(server):
