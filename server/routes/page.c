@@ -34,7 +34,7 @@ static const struct {
     const char *text, *csp;
 } pages[PAGE_COUNT] = {
     [PAGE_INDEX] = { page_index, CSP("acrwCfx+ZWWInNJmdZZBG2os3vls5rm7NRacvzWeGXI=",
-                                     "rAvTR+T5ICMDwPQH3UU3P5BC06UuExY6BuOHUwjHP7E=") },
+                                     "CNyn32IefLld+J05S+u776SYYtlPRVv+zJEBAcbmRc0=") },
     [PAGE_DOCS] = { page_docs, CSP("W3ZpOW0OhpfqXiupMg4HCMmQCM0NjJFtO3ThLOIcMaA=",
                                    "8ensVOaaLQWcClloHYRQaBuajcplpkbgFdB0lmdG8KA=") },
 };
