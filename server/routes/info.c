@@ -208,7 +208,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     json_raw(j, "}");
 }
 
-/* Writes the number of refusals for each reason that has occurred: "rejected_queue_full". The page at / shows them. */
+/* Writes the number of refusals for each reason that has occurred: "rejected_queue_full". */
 static void put_refusals(struct json *j)
 {
     for (int error = 0; error <= PROTO_ERROR_COUNT; error++) {

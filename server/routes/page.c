@@ -33,8 +33,8 @@ static const char mark[] = "@VERSION@";
 static const struct {
     const char *text, *csp;
 } pages[PAGE_COUNT] = {
-    [PAGE_INDEX] = { page_index, CSP("acrwCfx+ZWWInNJmdZZBG2os3vls5rm7NRacvzWeGXI=",
-                                     "CNyn32IefLld+J05S+u776SYYtlPRVv+zJEBAcbmRc0=") },
+    [PAGE_INDEX] = { page_index, CSP("EAgkTpFG9gQpUNn2CwnwmKrOgFVQwWeSz3qNds9VTlQ=",
+                                     "bWsKhWFl++CVuqSlFb9f8kUPaIuoRxYa+w/XYSzRoUY=") },
     [PAGE_DOCS] = { page_docs, CSP("W3ZpOW0OhpfqXiupMg4HCMmQCM0NjJFtO3ThLOIcMaA=",
                                    "8ensVOaaLQWcClloHYRQaBuajcplpkbgFdB0lmdG8KA=") },
 };

@@ -195,7 +195,7 @@ def test_build_info(server):
 
 
 def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
-    """In /metrics, in /v1/info, and on the page at /, which shows all counters of /v1/info."""
+    """In /metrics and in /v1/info. The page at / shows those of /metrics."""
     (tmp_path / 'tokens').write_text('alice\n')
     server = serve('--token-file', tmp_path / 'tokens', '--max-body-bytes', '64K')
     alice = {'Authorization': 'Bearer alice'}

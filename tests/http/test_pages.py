@@ -151,8 +151,15 @@ EXAMPLES = {  # what each part shows of itself, and when that is there
 }
 
 
+def needs(server, *operations):
+    for name in operations:
+        if f'/v1/attention/{name}' not in server.get('/openapi.json').json()['paths']:
+            pytest.skip(f'this server has no {name}')
+
+
 def show(browser, server, part):
     """Opens a part of the page with something in it."""
+    needs(server, *{'maps': ['observe'], 'check': ['check']}.get(part, []))
     button, there = EXAMPLES[part]
     browser.open(f'{server.url}/#{part}', READY)
     if button:
@@ -247,6 +254,37 @@ def kinds_of(seen, rows, keys):
     return kinds
 
 
+def observed_numbers(server, form, sequences, H, D, Dv, rows, keys):
+    """The same numbers from the API, for the mask of the form."""
+    def zeros(S, heads):
+        packed = form.get('lengths') == 'packed'
+        return wire.tensor(np.zeros((sum(S), heads, D) if packed else (len(sequences), max(S), heads, D), np.float32))
+    lengths = list(zip(*sequences))
+    members = {'q': zeros(lengths[0], H), 'k': zeros(lengths[1], form.get('Hk', 2)), 'observe': ['pairs', 'flops_forward', 'flops_backward', 'tiles'],
+               'tile_size': [rows, keys], 'head_dim_v': Dv}
+    if form.get('causal', True) and form.get('flashmask') != 'shared prefix':
+        members['causal'] = True
+    if 'left' in form:
+        members['window'] = [form['left'], form.get('right', -1)]
+    if 'alignment' in form:
+        members['alignment'] = form['alignment']
+    for name, S in zip(('q', 'k'), lengths):
+        if form.get('lengths') == 'packed':
+            members['cu_seqlens_' + name] = wire.tensor(np.cumsum([0, *S]), 'int32')
+        elif form.get('lengths') == 'padded rows':
+            members['seqlens_' + name] = wire.tensor(S, 'int32')
+    if form.get('flashmask') == 'documents':
+        ends = np.cumsum([int(n) for n in form['documents'].split(',')])
+        members['mask_startend_rows'] = wire.tensor(np.tile(np.repeat(ends, np.diff(ends, prepend=0))[:, None], (len(sequences), 1, 1, 1)), 'int32')
+    elif form.get('flashmask') == 'shared prefix':
+        Sk = sequences[0][1]
+        members['mask_startend_rows'] = wire.tensor(np.stack([np.full(Sk, Sk), np.where(np.arange(Sk) < form['prefix'], 0, np.arange(Sk))], -1)[None, None], 'int32')
+    answer = server.post('/v1/attention/observe', members)
+    assert answer.status == 200, answer
+    got = answer.json()
+    return {'pairs': got['pairs'], 'forward': got['flops_forward'], 'backward': got['flops_backward'], **{kind: got['tiles'][kind] for kind in ('skipped', 'partial', 'whole')}}
+
+
 def run_as_program(text, name, folder):
     """Runs a text that the page shows, as it stands, and returns what it prints. None: that language is not here."""
     program = {'curl': ['bash'], 'python': [shutil.which('python3') if service.optional('numpy') else None], 'node': [shutil.which('node')]}[name]
@@ -262,6 +300,7 @@ def run_as_program(text, name, folder):
 
 @pytest.mark.limit(120)
 def test_masks_are_counted_exactly_and_their_requests_run_in_each_language(server, browser, tmp_path):
+    needs(server, 'observe')
     for form, sequences, window in MASKS:
         browser.open('about:blank', 'true')
         browser.open(server.url + '/#masks', READY)
@@ -275,9 +314,10 @@ def test_masks_are_counted_exactly_and_their_requests_run_in_each_language(serve
         want = {'pairs': pairs, 'forward': 2 * pairs * (D + Dv), 'backward': 2 * pairs * (3 * D + 2 * Dv), 'skipped': 0, 'partial': 0, 'whole': 0}
         for each in seen:
             for kind, n in kinds_of(each, rows, keys).items():
-                want[kind] += n
+                want[kind] += n * H
         assert json.loads(browser.value("document.getElementById('mask-facts').dataset.facts")) == want, form
         assert f'{pairs:,}' in browser.text('#mask-facts')
+        assert observed_numbers(server, form, sequences, H, D, Dv, rows, keys) == want, form
         for name in ('curl', 'python', 'node'):
             browser.click(f'#as-{name}')
             ran = run_as_program(browser.text('#mask-code'), name, tmp_path)
@@ -341,6 +381,7 @@ WEIGHTS = "[...document.querySelectorAll('#map-weights tbody td')].map(td => Num
 
 @pytest.mark.limit(120)
 def test_a_map_is_zoomed_down_to_weights_that_are_those_of_the_api(server, browser, tmp_path):
+    needs(server, 'observe')
     rng = np.random.default_rng(5)
     q, k = rng.standard_normal((2, 1500, 4, 32), np.float32) * 2, rng.standard_normal((2, 1500, 2, 32), np.float32)
     slopes = np.array([0.5, 0.25, 0.125, 0], np.float32)
@@ -395,6 +436,7 @@ def test_a_map_is_zoomed_down_to_weights_that_are_those_of_the_api(server, brows
 
 
 def test_packed_sequences_and_another_layout_are_cut_out_as_the_api_does(server, browser, tmp_path):
+    needs(server, 'observe')
     rng = np.random.default_rng(6)
     q, k = rng.standard_normal((70, 2, 16), np.float32), rng.standard_normal((90, 1, 16), np.float32)
     cu_q, cu_k = np.array([0, 30, 70], np.int32), np.array([0, 50, 90], np.int32)
@@ -430,6 +472,7 @@ def test_a_file_that_is_none_is_named(server, browser, tmp_path, content, says):
 
 
 def test_a_planted_mistake_is_found_explained_and_drawn(server, browser, tmp_path):
+    needs(server, 'check')
     rng = np.random.default_rng(8)
     q, k, v = (rng.standard_normal((1, 160, 4, 32), np.float32) for _ in range(3))
     members = {name: wire.tensor(a) for name, a in (('q', q), ('k', k), ('v', v))}
@@ -461,6 +504,7 @@ def test_a_planted_mistake_is_found_explained_and_drawn(server, browser, tmp_pat
 
 @pytest.mark.limit(120)
 def test_each_example_of_a_check_has_the_verdict_that_it_should(server, browser):
+    needs(server, 'check')
     browser.open(server.url + '/#check', READY)
     for n, (verdict, code) in enumerate([('right', ''), ('wrong', 'lse_base2'), ('wrong', 'causal_missing'), ('wrong', 'scale_missing'), ('wrong', 'window_off_by_one'), ('wrong', '')]):
         browser.fill('#check-which', n)
@@ -472,6 +516,7 @@ def test_each_example_of_a_check_has_the_verdict_that_it_should(server, browser)
 
 
 def test_gradients_are_checked_and_drawn(server, browser, tmp_path):
+    needs(server, 'check')
     rng = np.random.default_rng(9)
     q, k, v, dout = (rng.standard_normal((1, 64, 2, 16), np.float32) for _ in range(4))
     got = server.backward(**{name: wire.tensor(a) for name, a in (('q', q), ('k', k), ('v', v), ('dout', dout))}).json()
