@@ -433,5 +433,11 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    return (attn_cost){ 2 * all * (m->gradients ? 3 : 1), seconds, seconds, "" };
+    /* bytes of out and lse of one part, and of the result */
+    const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
+    return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
+                        .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),
+                        .seconds = seconds,
+                        .worst = seconds,
+                        .because = "" };
 }
