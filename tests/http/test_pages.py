@@ -496,6 +496,8 @@ def test_a_planted_mistake_is_found_explained_and_drawn(server, browser, tmp_pat
     x, y = browser.value("(() => { const c = document.querySelector('.error-map canvas'); c.scrollIntoView({block: 'center'}); const b = c.getBoundingClientRect(); return [b.x + b.width * 105.5 / 160, b.y + b.height * 2.5 / 4]; })()")
     browser.mouse('Moved', x, y)
     browser.wait("document.querySelector('.error-map .note').textContent.startsWith('head 2, query 105: ')")
+    browser.key('ArrowRight', '.error-map canvas')
+    browser.wait("document.querySelector('.error-map .note').textContent.startsWith('head 2, query 106: ')")
     browser.fill('#check-members', '{"causal": false}')  # they win over those of the file
     browser.click('#check-again')
     browser.wait("document.querySelector('.error-map canvas')?.getAttribute('aria-label').startsWith('Errors of out: 6')")
