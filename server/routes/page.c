@@ -34,7 +34,7 @@ static const struct {
     const char *text, *csp;
 } pages[PAGE_COUNT] = {
     [PAGE_INDEX] = { page_index, CSP("EAgkTpFG9gQpUNn2CwnwmKrOgFVQwWeSz3qNds9VTlQ=",
-                                     "ghDS4vjOYjRn/kfQQNQsl3LKqyItDhPLiZw72RtKQJY=") },
+                                     "JEi2VmDYwVQOXHUqwgoFkie2raAH7NkQqnFLqkMahLc=") },
     [PAGE_DOCS] = { page_docs, CSP("W3ZpOW0OhpfqXiupMg4HCMmQCM0NjJFtO3ThLOIcMaA=",
                                    "8ensVOaaLQWcClloHYRQaBuajcplpkbgFdB0lmdG8KA=") },
 };
