@@ -34,6 +34,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, '..'), os.path.join(HERE, '../differential')]
 import inventions  # noqa: E402
 import known_mistakes as mistakes  # noqa: E402
+import places  # noqa: E402
 import problems  # noqa: E402
 from kernel import Kernel, planted  # noqa: E402
 
@@ -41,6 +42,7 @@ SEED = 20261127
 EXCEEDS = 10  # times `explained`: mistakes below may pass for rounding
 DRAWS = 60  # problems drawn until a mistake matters in one
 FEWEST_COUNTED = 0.9  # of the problems of all codes
+COVERED = 0.99  # share of the wrong elements that lie in the places of `where`
 TIMEOUT_MS = 60000  # enough for every hypothesis on every problem here
 PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')  # some never exceed ten times `explained`
 PAIR_OPPOSES = ({'alignment', 'causal_missing'},)  # without causal there is no alignment
@@ -138,8 +140,8 @@ class Case:
         return False
 
     def wrong(self, name, limit):
-        """Which elements of a result, in the order of axes in which it was sent, are beyond the limit."""
-        got, want = (problems.in_layout(self.problem, name, x[name]) for x in (self.sent, self.truth))
+        """Which elements of a result are beyond the limit."""
+        got, want = self.sent[name], self.truth[name]
         with np.errstate(invalid='ignore'):
             return ~((got == want) | (np.abs(got - want) <= limit))
 
@@ -201,11 +203,23 @@ def misplaced(case, answer):
         if abs(int(wrong.sum()) - e['wrong']) > 1 + wrong.sum() // 1000:
             return f'{n}: {e["wrong"]} are said to be wrong, {int(wrong.sum())} are'
         for w in answer['worst']:
-            if w['tensor'] == n and not wrong[tuple(w['index'])]:
+            if w['tensor'] == n and not problems.in_layout(case.problem, n, wrong)[tuple(w['index'])]:
                 return f'{n}: worst names {w["index"]}, which is right'
-        places = [w for w in answer['where'] if w['tensor'] == n]
-        if not places:
-            return f'{n}: where says nothing'
+        covered, box = np.zeros_like(wrong), places.bounding_box(wrong)
+        for w in answer['where']:
+            if w['tensor'] != n:
+                continue
+            try:
+                here = places.mask(w['what'], n, wrong.shape)
+            except ValueError as unclear:
+                return f'{n}: {unclear}'
+            if abs(int((here & wrong).sum()) - w['wrong']) > 1 + wrong.sum() // 1000:
+                return f'{n}: {w["what"]}: {w["wrong"]} are said to be wrong there, {int((here & wrong).sum())} are'
+            if (here & ~box).any():
+                return f'{n}: {w["what"]} is wider than the block of all that is wrong'
+            covered |= here
+        if (wrong & ~covered).sum() > (1 - COVERED) * wrong.sum():
+            return f'{n}: where covers {int((wrong & covered).sum())} of the {int(wrong.sum())} that are wrong'
     return ''
 
 

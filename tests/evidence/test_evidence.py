@@ -6,6 +6,7 @@ import pytest
 import evidence
 import known_mistakes as mistakes
 import oracle
+import places
 import problems
 from kernel import Kernel, planted
 
@@ -74,6 +75,24 @@ def test_another_code_is_accepted_only_where_it_computes_the_same():
     p = problem(1, causal=True, window=False, Sq=1, Sk=64, packed=False, back=False)
     missing, one_more = (planted(mistakes.TABLE[c])(p, exact=True, variant={}).run()['out'] for c in ('causal_missing', 'causal_off_by_one'))
     assert (np.abs(missing - one_more) < 1e-12).all() == (p.options.get('alignment') != 'top_left')
+
+
+@pytest.mark.parametrize('text, tensor, count', [
+    ('queries 128 to 255 of every head', 'out', 2 * 128 * 4 * 64),
+    ('query 3, columns 0, 8 of head 3 of batch row 1', 'out', 2),
+    ('every 8th of the columns from 0 to 56 of heads 1 to 2', 'out', 2 * 256 * 2 * 8),
+    ('9 queries between 3 and 40 of every head', 'lse', 2 * 4 * 38),
+    ('keys 0 to 31 of head 1', 'dk', 2 * 32 * 64),
+    ('axis 1 from the end: 5', 'dbias', 4 * 256),
+    ('elements of every head, query and column', 'out', 2 * 256 * 4 * 64),
+])
+def test_a_sentence_of_where_is_understood(text, tensor, count):
+    shape = {'lse': (2, 4, 256), 'dbias': (1, 4, 256, 256)}.get(tensor, (2, 256, 4, 64))
+    assert places.mask(text, tensor, shape).sum() == count
+    with pytest.raises(ValueError):
+        places.mask(text + ' of wheel 5', tensor, shape)
+    with pytest.raises(ValueError):
+        places.mask('heads 2 to 9', tensor, shape)
 
 
 @pytest.mark.limit(300)
