@@ -26,7 +26,7 @@ B       := build$(if $(SAN),/san)$(if $(TSAN),/tsan)
 
 # ---- What is built ---------------------------------------------------------------------------------------------------
 
-KERNELS_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)
+KERNELS_SRC := $(wildcard kernels/*.c kernels/cpu/*.c kernels/judge/*.c)
 PROTO_SRC   := $(wildcard text/*.c proto-json/*.c)
 SERVER_SRC  := $(wildcard server/*.c server/*/*.c)
 UNIT_SRC    := $(wildcard tests/unit/*/test_*.c)

@@ -1,0 +1,249 @@
+/* frame.c: a problem in tiles, and the caller's numbers beside it. See judge_internal.h. */
+#include "kernels/judge/judge_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/judge/emulate.h"
+
+const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   ATTN_T_dq,     ATTN_T_dk,
+                                                      ATTN_T_dv,  ATTN_T_dbias, ATTN_T_dsinks, ATTN_T_dalibi_slopes };
+
+/* ---- Sizes ------------------------------------------------------------------------------------------------------- */
+
+enum {
+    TILE_ROWS = 64,
+    TILE_PAIRS = 1 << 19, /* of queries and keys, at most: five arrays of doubles have as many numbers */
+};
+
+int64_t frame_tile_rows(const attn_problem *p)
+{
+    const attn_dims d = attn_dims_of(p);
+    const int64_t keys = attn_max64(1, d.packed && d.total_k <= COMPUTE_MIXED_KEYS ? d.total_k : d.Sk);
+    return attn_clamp64(TILE_PAIRS / keys, 1, TILE_ROWS);
+}
+
+static int64_t row_room(const attn_geometry *g, int64_t b)
+{
+    return attn_room_of(g->cu_q, g->dims.Sq, b);
+}
+
+static int64_t key_room(const attn_geometry *g, int64_t b)
+{
+    return attn_room_of(g->cu_k, g->dims.Sk, b);
+}
+
+int64_t frame_key_room(const struct frame *f, int64_t b)
+{
+    return key_room(&f->g, b);
+}
+
+int64_t frame_first_row(const struct frame *f, int64_t b)
+{
+    return f->g.cu_q ? f->g.cu_q[b] : 0;
+}
+
+int64_t frame_first_key(const struct frame *f, int64_t b)
+{
+    return f->g.cu_k ? f->g.cu_k[b] : 0;
+}
+
+int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
+{
+    attn_tensor t;
+    attn_error ignored;
+    int64_t elements;
+    const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
+    if (attn_output(p, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
+        return 0;
+    return elements;
+}
+
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+
+/* A fixed order of chances: of the problem's sizes and the tile's number. */
+static double chance(const attn_dims *d, int64_t n)
+{
+    uint64_t x = (uint64_t)n * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)(d->Sq * 31 + d->Sk * 7 + d->H * 3 + d->D);
+    x ^= x >> 30, x *= UINT64_C(0xbf58476d1ce4e5b9), x ^= x >> 27, x *= UINT64_C(0x94d049bb133111eb), x ^= x >> 31;
+    return (double)(x >> 11) * 0x1p-53;
+}
+
+/* Is this tile among the share? In a backward whole key/value heads are. The first and the last tile of a head come
+ * before others. */
+static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, const struct tile *t, int64_t room,
+                      int64_t size)
+{
+    const bool backward = p->op == ATTN_OP_BACKWARD;
+    const int64_t group = t->b * d->Hk + t->hk;
+    if (share >= 1) return true;
+    if (backward) return group == 0 || chance(d, group) < share;
+    const int64_t tiles = attn_tiles(room, size), n = t->first / size;
+    const bool edge = n == 0 || n == tiles - 1;
+    const double edges = tiles > 2 ? 2.0 / (double)tiles : 1; /* their share of all tiles */
+    const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
+    const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
+    return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
+}
+
+/* Calls through all tiles; fills f->tiles where there is memory, else counts. */
+static void cut(struct frame *f, const attn_problem *p, double share)
+{
+    const attn_dims *const d = &f->g.dims;
+    const int64_t size = frame_tile_rows(p);
+    f->count = f->rows = f->lines = f->all_rows = 0;
+    f->whole = true;
+    for (int64_t hk = 0; hk < d->Hk; hk++)
+        for (int64_t b = 0; b < d->B; b++) {
+            const int64_t room = row_room(&f->g, b), before = f->count;
+            for (int64_t n = 0; n < f->g.group; n++) {
+                f->all_rows += room;
+                for (int64_t first = 0; first < room; first += size) {
+                    struct tile t = { b, hk, n, first, attn_min64(size, room - first), f->rows, f->lines };
+                    if (!is_chosen(p, d, share, &t, room, size)) {
+                        f->whole = false;
+                        continue;
+                    }
+                    const int64_t head = b * d->H + hk * f->g.group + n;
+                    if (f->row_of_head && first == 0) f->row_of_head[head] = f->rows;
+                    if (f->tiles) f->tiles[f->count] = t;
+                    f->count++;
+                    f->rows += t.count;
+                }
+            }
+            if (p->op == ATTN_OP_BACKWARD && (f->count > before || room == 0)) f->lines += key_room(&f->g, b);
+        }
+}
+
+/* ---- Readings ---------------------------------------------------------------------------------------------------- */
+
+/* Strides of a tensor of heads and rows. */
+static struct reading reading_of(const attn_tensor *t, int64_t heads, int64_t rows, int64_t columns, bool heads_first)
+{
+    struct reading r = { t->data, t->dtype, heads * rows * columns, 0, 0, 1 };
+    r.head = heads_first ? rows * columns : columns;
+    r.row = heads_first ? columns : heads * columns;
+    return r;
+}
+
+static void find_readings(struct frame *f, const attn_tensor *results)
+{
+    const attn_dims *const d = &f->g.dims;
+    const bool heads_first = f->p.layout == ATTN_BHSD && !d->packed;
+    const int64_t q = d->packed ? d->total_q : d->Sq, k = attn_keys_are_packed(d) ? d->total_k : d->Sk;
+    for (int swapped = 0; swapped < 2; swapped++) {
+        f->reading[ATTN_T_out][swapped] = reading_of(&results[ATTN_T_out], d->H, q, d->Dv, heads_first != swapped);
+        f->reading[ATTN_T_lse][swapped] = reading_of(&results[ATTN_T_lse], d->H, q, 1, !swapped);
+        f->reading[ATTN_T_dq][swapped] = reading_of(&results[ATTN_T_dq], d->H, q, d->D, heads_first != swapped);
+        f->reading[ATTN_T_dk][swapped] = reading_of(&results[ATTN_T_dk], d->Hk, k, d->D, heads_first != swapped);
+        f->reading[ATTN_T_dv][swapped] = reading_of(&results[ATTN_T_dv], d->Hk, k, d->Dv, heads_first != swapped);
+    }
+}
+
+double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
+                 int64_t column, int64_t *at)
+{
+    const struct reading *const r = &f->reading[id][swapped];
+    *at = (f->g.dims.packed ? 0 : b * r->batch) + h * r->head + row * r->row + column * r->column;
+    return attn_load(r->dtype, r->data, *at);
+}
+
+/* ---- A frame ----------------------------------------------------------------------------------------------------- */
+
+/* Gives the problem tensors for the sums, so that its geometry has their strides. */
+static void add_sums(attn_problem *p)
+{
+    static const attn_tensor_id sums[] = { ATTN_T_dbias, ATTN_T_dsinks, ATTN_T_dalibi_slopes };
+    attn_error ignored;
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+        if (attn_output(p, sums[i], p->q.dtype, &p->tensor[sums[i]], &ignored) != ATTN_OK) p->tensor[sums[i]].rank = 0;
+}
+
+static void prepare(struct frame *f, const attn_problem *p)
+{
+    *f = (struct frame){ .p = *p };
+    if (p->op == ATTN_OP_BACKWARD) add_sums(&f->p);
+    f->p.out = f->p.lse = (attn_tensor){ 0 };
+    f->g = attn_geometry_of(&f->p);
+}
+
+int64_t frame_bytes(const attn_problem *p, double share)
+{
+    struct frame f;
+    prepare(&f, p);
+    cut(&f, p, share);
+    const attn_dims *const d = &f.g.dims;
+    const bool backward = p->op == ATTN_OP_BACKWARD;
+    const double numbers = (double)f.rows * (double)(d->Dv + 1 + (backward ? d->D : 0)) +
+                           (double)f.lines * (double)(d->D + d->Dv);
+    const double bytes = numbers * 8 + (double)f.count * sizeof(struct tile) +
+                         2.5 * (double)compute_bytes(p, frame_tile_rows(p));
+    return bytes > 1e18 ? INT64_MAX : (int64_t)bytes;
+}
+
+bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share)
+{
+    prepare(f, p);
+    cut(f, p, share);
+    f->tiles = calloc((size_t)f->count + 1, sizeof *f->tiles);
+    f->row_of_head = malloc(((size_t)(f->g.dims.B * f->g.dims.H) + 1) * sizeof *f->row_of_head);
+    if (!f->tiles || !f->row_of_head) return false;
+    for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
+    cut(f, p, share);
+    find_readings(f, results);
+    f->p.out = results[ATTN_T_out]; /* for its dtype */
+    if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
+    const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
+    f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,
+                               (bytes + PRODUCTS_ALIGNMENT - 1) / PRODUCTS_ALIGNMENT * PRODUCTS_ALIGNMENT);
+    return f->scratch != NULL;
+}
+
+void frame_close(struct frame *f)
+{
+    compute_close(&f->c);
+    free(f->tiles);
+    free(f->row_of_head);
+    free(f->scratch);
+    f->tiles = NULL, f->row_of_head = NULL, f->scratch = NULL;
+}
+
+double *frame_kept(const struct truth *t, attn_tensor_id id)
+{
+    switch ((int)id) {
+    case ATTN_T_out: return t->out;
+    case ATTN_T_lse: return t->lse;
+    case ATTN_T_dq: return t->dq;
+    case ATTN_T_dk: return t->dk;
+    case ATTN_T_dv: return t->dv;
+    case ATTN_T_dbias: return t->dbias;
+    case ATTN_T_dsinks: return t->dsinks;
+    default: return t->dslopes;
+    }
+}
+
+int64_t frame_columns(const struct frame *f, attn_tensor_id id)
+{
+    switch ((int)id) {
+    case ATTN_T_out:
+    case ATTN_T_dv: return f->g.dims.Dv;
+    case ATTN_T_dq:
+    case ATTN_T_dk: return f->g.dims.D;
+    default: return 1;
+    }
+}
+
+void difference_add(struct difference *d, double got, double want)
+{
+    d->count++;
+    if (got == want || (isnan(got) && isnan(want))) return;
+    const double error = fabs(got - want);
+    if (!isfinite(error)) {
+        d->bad++;
+        return;
+    }
+    if (error > d->most) d->most = error;
+    d->sum += error;
+    d->squares += error * error;
+}

@@ -1,0 +1,29 @@
+/* products.h: products of small matrices, in double for what is right and in float for what a kernel may get wrong.
+ *
+ *   C[m, n] += A[m, k] B[k, n]
+ *
+ * A has strides, so that one function serves a matrix and its transpose. B and C have rows of `ldb` and `ldc` numbers.
+ * n is a multiple of PRODUCTS_WIDTH, and rows of B and C begin at multiples of 64 bytes. The sum over k runs in order,
+ * one fused step a term where the processor has one. Any thread may call them. */
+#ifndef JUDGE_PRODUCTS_H
+#define JUDGE_PRODUCTS_H
+
+#include <stdint.h>
+
+enum { PRODUCTS_WIDTH = 16, PRODUCTS_ALIGNMENT = 64 };
+
+struct products {
+    const char *name;
+    void (*in_double)(int64_t m, int64_t n, int64_t k, const double *A, int64_t row, int64_t column, const double *B,
+                      int64_t ldb, double *C, int64_t ldc);
+    void (*in_float)(int64_t m, int64_t n, int64_t k, const float *A, int64_t row, int64_t column, const float *B,
+                     int64_t ldb, float *C, int64_t ldc);
+};
+
+/* The fastest of this processor. */
+const struct products *products_best(void);
+
+/* One for each set of instructions: products.c, products_avx2.c, products_avx512.c. */
+extern const struct products products_portable, products_avx2, products_avx512;
+
+#endif

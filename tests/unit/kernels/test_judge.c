@@ -1,0 +1,312 @@
+/* test_judge.c: what a judge says of results. Those of the reference and of the fast kernels are right, whatever the
+ * options. Results of the same kernels for a problem with one option changed are wrong, and the change is named. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "../testing.h"
+#include "kernels/judge/judge.h"
+
+enum { TENSORS = ATTN_TENSOR_COUNT };
+
+static struct bench reference, cpu;
+
+static int open_benches(void **state)
+{
+    (void)state;
+    bench_open(&reference, "reference", 1);
+    bench_open(&cpu, "cpu", 1);
+    return 0;
+}
+
+static int close_benches(void **state)
+{
+    (void)state;
+    bench_close(&reference);
+    bench_close(&cpu);
+    return 0;
+}
+
+static void compute(const struct bench *bench, const attn_problem *p)
+{
+    attn_error err = { 0 };
+    attn_plan plan;
+    if (attn_plan_make(bench->device, p, &plan, &err) != ATTN_OK ||
+        attn_run(bench->stream, &plan, 1, NULL, &err) != ATTN_OK || attn_stream_wait(bench->stream, &err) != ATTN_OK)
+        fail_msg("%s", err.text);
+}
+
+/* The results of a problem as a judge takes them, and the problem without them. */
+static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
+{
+    attn_problem bare = *p;
+    for (int id = 0; id < TENSORS; id++) {
+        results[id] = (attn_tensor){ 0 };
+        if (!(JUDGE_RESULTS >> id & 1)) continue;
+        results[id] = p->tensor[id];
+        bare.tensor[id] = (attn_tensor){ 0 };
+    }
+    return bare;
+}
+
+static void judge_all(const attn_problem *p, judge_result *result)
+{
+    attn_tensor results[TENSORS];
+    attn_error err = { 0 };
+    judge *j;
+    const attn_problem bare = take_results(p, results);
+    if (judge_open(&bare, results, 1e9, &j, &err) != ATTN_OK) fail_msg("judge_open: %s", err.text);
+    while (!judge_step(j)) {
+    }
+    judge_report(j, result);
+    judge_close(j);
+}
+
+static void print(const judge_result *r)
+{
+    for (int id = 0; id < TENSORS; id++)
+        if (r->given >> id & 1)
+            fprintf(stderr, "  %s: %s max_abs %.3g explained %.3g limit %.3g wrong %lld of %lld nan %lld\n",
+                    attn_tensors[id].name, judge_verdict_name(r->tensor[id].verdict), r->tensor[id].max_abs,
+                    r->tensor[id].explained, r->tensor[id].limit, (long long)r->tensor[id].wrong,
+                    (long long)r->tensor[id].of, (long long)r->tensor[id].nan);
+    for (int n = 0; n < r->worst_count; n++)
+        fprintf(stderr, "  worst: %s [%lld %lld %lld %lld] got %.9g want %.9g\n", attn_tensors[r->worst[n].id].name,
+                (long long)r->worst[n].index[0], (long long)r->worst[n].index[1], (long long)r->worst[n].index[2],
+                (long long)r->worst[n].index[3], r->worst[n].got, r->worst[n].want);
+    for (int n = 0; n < r->place_count; n++)
+        fprintf(stderr, "  where: %s %s\n", attn_tensors[r->place[n].id].name, r->place[n].what);
+    for (int n = 0; n < r->explanation_count; n++)
+        fprintf(stderr, "  %s %s: %s; now %.3g, if so %.3g\n", r->explanation[n].code,
+                r->explanation[n].and_code ? r->explanation[n].and_code : "", r->explanation[n].detail,
+                r->explanation[n].now, r->explanation[n].if_so);
+}
+
+/* A problem with every option once in a while. */
+static struct spec random_spec(uint64_t seed, attn_op op)
+{
+    static const double amps[] = { 1, 1, 1, 0.1, 3 };
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    struct rng r = { seed };
+    struct spec s = SPEC(.op = op, .data_seed = seed);
+    s.dtype = dtypes[rng_next(&r) % 3];
+    s.out_dtype = s.dtype;
+    s.bias_dtype = rng_chance(&r, 0.5) ? ATTN_F32 : s.dtype;
+    s.Hk = rng_between(&r, 1, 3);
+    s.H = s.Hk * rng_between(&r, 1, 3);
+    s.B = rng_between(&r, 1, 2);
+    s.Sq = rng_between(&r, 1, 80);
+    s.Sk = rng_chance(&r, 0.1) ? 1 : rng_between(&r, 1, 150);
+    s.D = rng_between(&r, 1, 70);
+    s.Dv = rng_chance(&r, 0.5) ? s.D : rng_between(&r, 1, 40);
+    s.q_amp = amps[rng_next(&r) % ARRAY_SIZE(amps)];
+    s.layout = rng_chance(&r, 0.3) ? ATTN_BHSD : ATTN_BSHD;
+    s.alignment = rng_chance(&r, 0.3) ? ATTN_TOP_LEFT : ATTN_BOTTOM_RIGHT;
+    s.causal = rng_chance(&r, 0.4);
+    if (rng_chance(&r, 0.2)) s.window_left = rng_between(&r, 0, 20);
+    if (rng_chance(&r, 0.2)) s.window_right = rng_between(&r, 0, 20);
+    if (rng_chance(&r, 0.2)) s.has_scale = true, s.scale = rng_chance(&r, 0.2) ? 0 : rng_normal(&r);
+    if (rng_chance(&r, 0.2)) s.softcap = 1 + 20 * rng_uniform(&r);
+    if (rng_chance(&r, 0.2)) s.dropout_p = 0.5, s.seed = rng_next(&r);
+    if (rng_chance(&r, 0.2)) s.alibi = (int)rng_between(&r, 1, 2);
+    if (rng_chance(&r, 0.2)) s.sinks = (int)rng_between(&r, 1, 2);
+    s.dlse = op == ATTN_OP_BACKWARD && rng_chance(&r, 0.3);
+    s.poison_unseen = rng_chance(&r, 0.2);
+    if (rng_chance(&r, 0.25)) {
+        s.layout = ATTN_BSHD;
+        s.sequences = (int)rng_between(&r, 1, 4);
+        for (int n = 0; n < s.sequences; n++)
+            s.q_lengths[n] = (int)rng_between(&r, 0, 30), s.k_lengths[n] = (int)rng_between(&r, 0, 60);
+        if (rng_chance(&r, 0.3)) s.gaps = 3;
+        return s;
+    }
+    if (rng_chance(&r, 0.25)) s.bias = (int)rng_between(&r, 1, 8), s.bias_hidden = rng_chance(&r, 0.5) ? 0.3 : 0;
+    if (rng_chance(&r, 0.25)) s.keep_mask = (int)rng_between(&r, 1, 8), s.keep = rng_uniform(&r);
+    if (rng_chance(&r, 0.2))
+        s.mask_bounds = s.causal ? (int)rng_between(&r, 1, 2) : 2 * (int)rng_between(&r, 1, 2),
+        s.mask_heads = (int)rng_between(&r, 0, 2), s.mask_kind = (enum mask_kind)rng_between(&r, 0, MASK_KINDS - 1);
+    s.seqlens_k = rng_chance(&r, 0.2);
+    s.seqlens_q = rng_chance(&r, 0.1);
+    return s;
+}
+
+static void right_results(const struct bench *bench, attn_op op, uint64_t seeds, judge_verdict most)
+{
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
+        const struct spec s = random_spec(seed, op);
+        struct fixture f;
+        judge_result result;
+        fixture_make(&f, &s);
+        compute(bench, &f.p);
+        judge_all(&f.p, &result);
+        if (result.verdict > most) {
+            spec_print(stderr, &f.spec);
+            print(&result);
+            fail_msg("seed %llu: %s", (unsigned long long)seed, judge_verdict_name(result.verdict));
+        }
+        fixture_clear(&f);
+    }
+}
+
+static void test_the_reference_matches_with_every_option(void **state)
+{
+    (void)state;
+    right_results(&reference, ATTN_OP_FORWARD, 300, JUDGE_MATCH);
+    right_results(&reference, ATTN_OP_BACKWARD, 300, JUDGE_MATCH);
+}
+
+static void test_the_fast_kernels_are_right_with_every_option(void **state)
+{
+    (void)state;
+    right_results(&cpu, ATTN_OP_FORWARD, 600, JUDGE_ROUNDING);
+    right_results(&cpu, ATTN_OP_BACKWARD, 300, JUDGE_ROUNDING);
+}
+
+/* ---- Mistakes ---------------------------------------------------------------------------------------------------- */
+
+static void without_causal(attn_problem *p)
+{
+    p->causal = false;
+}
+
+static void at_the_other_corner(attn_problem *p)
+{
+    p->alignment = p->alignment == ATTN_TOP_LEFT ? ATTN_BOTTOM_RIGHT : ATTN_TOP_LEFT;
+}
+
+static void with_scale_one(attn_problem *p)
+{
+    p->has_scale = true, p->scale = 1;
+}
+
+static void with_scale_squared(attn_problem *p)
+{
+    p->scale = 1.0 / (double)p->q.shape[3], p->has_scale = true;
+}
+
+static void without_softcap(attn_problem *p)
+{
+    p->softcap = 0;
+}
+
+static void without_bias(attn_problem *p)
+{
+    p->bias = (attn_tensor){ 0 };
+}
+
+static void without_keep_mask(attn_problem *p)
+{
+    p->keep_mask = (attn_tensor){ 0 };
+}
+
+static void without_alibi(attn_problem *p)
+{
+    p->alibi_slopes = (attn_tensor){ 0 };
+}
+
+static void without_sinks(attn_problem *p)
+{
+    p->sinks = (attn_tensor){ 0 };
+}
+
+static void without_lengths(attn_problem *p)
+{
+    p->seqlens_k = (attn_tensor){ 0 };
+}
+
+static void without_window(attn_problem *p)
+{
+    p->window_left = -1;
+}
+
+static void with_a_wider_window(attn_problem *p)
+{
+    p->window_left++;
+}
+
+static void without_dropout(attn_problem *p)
+{
+    p->dropout_p = 0;
+}
+
+static void with_seed_42(attn_problem *p)
+{
+    p->seed = 42;
+}
+
+static void with_q_in_the_other_layout(attn_problem *p)
+{
+    const attn_tensor q = p->q;
+    p->q.stride[1] = q.shape[3], p->q.stride[2] = q.shape[1] * q.shape[3];
+}
+
+static void with_heads_reversed(attn_problem *p)
+{
+    p->k.data = (char *)p->k.data + (p->k.shape[2] - 1) * p->k.stride[2] * (int64_t)attn_dtype_bytes(p->k.dtype);
+    p->v.data = (char *)p->v.data + (p->v.shape[2] - 1) * p->v.stride[2] * (int64_t)attn_dtype_bytes(p->v.dtype);
+    p->k.stride[2] *= -1, p->v.stride[2] *= -1;
+}
+
+/* A kernel that computes another problem than it was given: the mistake is named first, in each dtype. */
+static void test_a_mistake_is_named(void **state)
+{
+    static const struct {
+        const char *code;
+        struct spec spec;
+        void (*change)(attn_problem *p);
+    } cases[] = {
+        { "causal_missing", SPEC(.causal = true), without_causal },
+        { "alignment", SPEC(.causal = true, .Sk = 90), at_the_other_corner },
+        { "scale_missing", SPEC(.Sk = 50), with_scale_one },
+        { "scale_twice", SPEC(.Sk = 50), with_scale_squared },
+        { "softcap_missing", SPEC(.softcap = 1), without_softcap },
+        { "bias_missing", SPEC(.bias = 8), without_bias },
+        { "mask_ignored", SPEC(.keep_mask = 8, .keep = 0.5), without_keep_mask },
+        { "alibi_missing", SPEC(.alibi = 1), without_alibi },
+        { "sink_missing", SPEC(.sinks = 1), without_sinks },
+        { "padding_attended", SPEC(.seqlens_k = true, .B = 4), without_lengths },
+        { "window_missing", SPEC(.window_left = 5), without_window },
+        { "window_off_by_one", SPEC(.window_left = 5), with_a_wider_window },
+        { "dropout_missing", SPEC(.dropout_p = 0.3, .seed = 7), without_dropout },
+        { "dropout_other_seed", SPEC(.dropout_p = 0.3, .seed = 7), with_seed_42 },
+        { "layout_q", SPEC(.H = 4, .Hk = 4), with_q_in_the_other_layout },
+        { "heads_reversed", SPEC(.H = 6, .Hk = 3), with_heads_reversed },
+    };
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases) * 6; n++) {
+        struct spec s = cases[n / 6].spec;
+        struct fixture f;
+        judge_result result;
+        s.op = n % 2 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+        s.dtype = s.out_dtype = dtypes[n / 2 % 3];
+        fixture_make(&f, &s);
+        attn_problem wrong = f.p;
+        cases[n / 6].change(&wrong);
+        if (wrong.bias.rank == 0) wrong.dbias = (attn_tensor){ 0 }, f.p.dbias = wrong.dbias;
+        if (wrong.sinks.rank == 0) wrong.dsinks = (attn_tensor){ 0 }, f.p.dsinks = wrong.dsinks;
+        if (wrong.alibi_slopes.rank == 0)
+            wrong.dalibi_slopes = (attn_tensor){ 0 }, f.p.dalibi_slopes = wrong.dalibi_slopes;
+        compute(&reference, &wrong);
+        judge_all(&f.p, &result);
+        if (result.verdict != JUDGE_MISMATCH || result.explanation_count == 0 ||
+            strcmp(result.explanation[0].code, cases[n / 6].code)) {
+            spec_print(stderr, &s);
+            print(&result);
+            fail_msg("%s is not named first", cases[n / 6].code);
+        }
+        fixture_clear(&f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_reference_matches_with_every_option),
+        cmocka_unit_test(test_the_fast_kernels_are_right_with_every_option),
+        cmocka_unit_test(test_a_mistake_is_named),
+    };
+    return cmocka_run_group_tests(tests, open_benches, close_benches);
+}
