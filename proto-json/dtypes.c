@@ -46,6 +46,11 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
     return text;
 }
 
+bool proto_dtype_judged(const proto_dtype *dtype)
+{
+    return ATTN_DTYPES_FORWARD >> dtype->as & 1;
+}
+
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype)
 {
     return attn_tensor_dtypes(id) >> dtype->as & 1;

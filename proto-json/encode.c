@@ -26,6 +26,7 @@
 #include "format.h"
 #include "hints.h"
 #include "numbers.h"
+#include "report.h"
 #include "text/text.h"
 
 const char *const proto_stages[PROTO_STAGE_COUNT] = {
@@ -47,6 +48,7 @@ enum {
     /* Bytes of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has
      * at most 168 bytes). */
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
+    REPORT_BYTES = 64 << 10, /* of a check's answer to one problem, with escapes */
 };
 
 /* One element of an array with the brackets and comma before it, or the brackets at the end. */
@@ -122,14 +124,6 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
         add_piece(e, piece); /* proto_encoder_measure() finds the length of arrays */
 }
 
-/* Writes any double. JSON has no number for NaN and infinities. */
-static void put_double(struct text *t, double x)
-{
-    if (isnan(x)) text_put_string(t, "\"NaN\"");
-    else if (isinf(x)) text_put_string(t, x < 0 ? "\"-Infinity\"" : "\"Infinity\"");
-    else text_printf(t, "%.9g", x);
-}
-
 /* Writes a short text of our own in quotes: a name of a device or a context. Characters that need an escape
  * are left out. */
 static void put_plain(struct text *t, const char *text)
@@ -176,16 +170,20 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     struct text t;
     int count = 0;
 #define FACT(which) facts[count].name = which, t = text_in(facts[count].value, ENCODE_FACT_BYTES), count++
-    if (item->problem.dropout_p > 0) {
+    for (int i = 0; i < REPORT_MEMBERS && result->report; i++) {
+        FACT(report_members[i].name);
+        report_members[i].put(&t, result->report);
+    }
+    if (item->problem.dropout_p > 0 && !result->report) {
         FACT("seed");
         text_put_number(&t, item->problem.seed);
     }
     if (result->verified) {
         FACT("verification");
         text_put_string(&t, "{\"max_abs\":");
-        put_double(&t, result->verification.max_abs);
+        report_put_double(&t, result->verification.max_abs);
         text_put_string(&t, ",\"relative\":");
-        put_double(&t, result->verification.relative);
+        report_put_double(&t, result->verification.relative);
         text_put_string(&t, ",\"rows\":");
         text_put_number(&t, (uint64_t)result->verification.rows);
         text_put_char(&t, '}');
@@ -242,7 +240,8 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     }
     e = calloc(1, sizeof *e);
     if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
-    e->text = text_growing(((size_t)call->count + 1) * ITEM_BYTES);
+    e->text = text_growing(((size_t)call->count + 1) *
+                           (ITEM_BYTES + (proto_operations[call->op].judges ? REPORT_BYTES : 0)));
     call->answer->write(e, call, results, request_id);
     end_text(e);
     if (e->short_of_memory || e->text.failure != TEXT_FINE) {

@@ -20,7 +20,7 @@ void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as 
 /* The facts that an answer states beside its tensors, in order: names, with values as JSON. Returns how many
  * there are. */
 enum {
-    ENCODE_FACTS = 8,
+    ENCODE_FACTS = 8 + 8,                           /* the second 8 are report_members[] of a check */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64, /* the lengths of PROTO_MAX_CACHES caches, and some more */
 };
 struct encode_fact {

@@ -28,6 +28,7 @@
 
 #include "encode.h"
 #include "format.h"
+#include "report.h"
 #include "suggestions.h"
 #include "scan.h"
 #include "text/text.h"
@@ -153,7 +154,8 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
     *list = r->shared;
     *count = status == ATTN_OK ? r->shared_count : 0;
     const bool kernels_only = *count > 0 && !proto_operations[r->model->op].takes_caches &&
-                              !cJSON_HasObjectItem(r->root, "save") && !cJSON_HasObjectItem(r->root, "verify");
+                              !proto_operations[r->model->op].judges && !cJSON_HasObjectItem(r->root, "save") &&
+                              !cJSON_HasObjectItem(r->root, "verify");
     for (int i = 0; i < *count; i++)
         r->shared[i].kernels_only = kernels_only && (r->shared[i].output || proto_may_lie_on_device(r->shared[i].id));
     return status;
@@ -264,6 +266,8 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
+enum { REPORT_BYTES = 64 << 10 }; /* at most, without escapes */
+
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
 /* Writes facts as parameters. A value other than a string, number or bool becomes a string of JSON, as in a
@@ -271,7 +275,9 @@ static void locate(const proto_call *call, attn_error *err)
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
-    const int count = encode_facts(item, result, facts);
+    proto_result without = *result;
+    without.report = NULL; /* it is an output */
+    const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
         const bool composite = facts[i].value[0] == '{' || facts[i].value[0] == '[';
@@ -283,6 +289,22 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
         if (composite) text_put_char(t, '"');
     }
     text_put_char(t, '}');
+}
+
+/* Writes a check's report as one output: JSON in a string. */
+static void put_report(struct text *t, const judge_result *report)
+{
+    struct text json = text_growing(REPORT_BYTES);
+    for (int i = 0; i < REPORT_MEMBERS; i++) {
+        text_printf(&json, "%s\"%s\":", i ? "," : "{", report_members[i].name);
+        report_members[i].put(&json, report);
+    }
+    text_put_char(&json, '}');
+    text_put_string(t, "{\"name\":\"report\",\"datatype\":\"BYTES\",\"shape\":[1],\"data\":[\"");
+    if (json.failure == TEXT_FINE) text_put_json(t, json.at, REPORT_BYTES);
+    else t->failure = json.failure;
+    text_put_string(t, "\"]}");
+    text_free(&json);
 }
 
 /* Writes an output as bytes, as numbers, or by name only. One in shared memory has no parameters, because
@@ -337,6 +359,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
         first = false;
         put_output(e, (attn_tensor_id)id, &item->problem.tensor[id], call->binary >> id & 1, call->shared >> id & 1);
     }
+    if (results->report) put_report(t, results->report);
     text_put_string(t, "]}");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (item->outputs & call->binary & UINT64_C(1) << id) encode_tensor(e, &item->problem.tensor[id], ENCODE_BYTES);

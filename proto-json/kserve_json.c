@@ -465,8 +465,9 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    names = cJSON_AddArrayToObject(r->root, "outputs");
-    if (!names) return no_memory(r);
+    const bool judges = proto_operations[r->model->op].judges; /* its one output is the report, which is JSON */
+    names = judges ? NULL : cJSON_AddArrayToObject(r->root, "outputs");
+    if (!names && !judges) return no_memory(r);
     for (const cJSON *one = outputs->child; one; one = one->next, index++) {
         char where[WHERE_BYTES];
         tree_member pointer;
@@ -486,6 +487,12 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const name = cJSON_GetObjectItemCaseSensitive(one, "name");
         const char *const word = name ? tree_string(name) : NULL;
         if (!word) return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: name is missing, or is no string", where);
+        if (judges && strcmp(word, "report"))
+            return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: name is '%.*s', must be report", where,
+                             (int)text_cut(word, TREE_NAME_BYTES), word);
+        if (judges && place.bytes >= 0)
+            return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: report cannot be in shared memory", where);
+        if (judges) continue;
         const int id = kserve_tensor_named(word);
         if (binary && id < ATTN_TENSOR_COUNT) r->binary |= UINT64_C(1) << id;
         place.id = (attn_tensor_id)id;

@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "kernels/judge/judge.h"
+
 /* Tensors by their role in ATTN_TENSOR_MAP: a new row there is in these sets too. */
 #define BIT(name)                    ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)       | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
@@ -41,6 +43,18 @@ static const proto_tensor_doc of_decode[] = {
 static const proto_tensor_doc of_append[] = {
     { ATTN_T_k, "[S, Hk, D]; the cache's dtype: keys of S more positions" },
     { ATTN_T_v, "[S, Hk, Dv]; the cache's dtype: their values; not of a latent cache" },
+    { 0, NULL },
+};
+
+static const proto_tensor_doc of_check[] = {
+    { ATTN_T_out, "out's shape or another one of as many elements; any float dtype: your result" },
+    { ATTN_T_lse, "[B, H, Sq] or another shape of as many elements; any float dtype: your result" },
+    { ATTN_T_dq, "q's shape or another one of as many elements; any float dtype: your result" },
+    { ATTN_T_dk, "k's shape or another one of as many elements; any float dtype: your result" },
+    { ATTN_T_dv, "v's shape or another one of as many elements; any float dtype: your result" },
+    { ATTN_T_dsinks, "sinks' shape; any float dtype: your result" },
+    { ATTN_T_dbias, "bias's shape; any float dtype: your result" },
+    { ATTN_T_dalibi_slopes, "alibi_slopes' shape; any float dtype: your result" },
     { 0, NULL },
 };
 
@@ -90,6 +104,17 @@ const proto_operation proto_operations[PROTO_OP_COUNT] = {
         .members = "k and v", .title = "Append", .summary = "Keys and values at the end of a cache",
         .description = "k is [S, Hk, D], v is [S, Hk, Dv]: S positions more, or none.",
         .answer = "They are there", .tensors = of_append,
+    },
+    [PROTO_OP_CHECK] = {
+        "check", "/v1/attention/check", ATTN_OP_FORWARD,
+        .judges = true, .envelope = true,
+        .takes = INPUTS_OF_BACKWARD | GRADIENTS, .needs = BIT(q) | BIT(k) | BIT(v), .judged = JUDGE_RESULTS,
+        .models = MODELS("attention_check", PROTO_OP_CHECK),
+        .members = "q, k, v and results", .title = "Check", .summary = "What is wrong with my kernel?",
+        .description =
+            "The members of forward or backward, and your own results: out, lse or gradients. They are held against "
+            "float64. Where they are wrong, the answer says where, and which mistakes explain it.",
+        .answer = "The verdict", .tensors = of_check,
     },
 };
 /* clang-format on */

@@ -13,6 +13,7 @@ typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward over keys and values that lie in caches */
     PROTO_OP_APPEND,                        /* adds keys and values to one cache, and computes nothing */
+    PROTO_OP_CHECK,                         /* says what is wrong with the caller's own results */
     PROTO_OP_COUNT
 };
 
@@ -46,10 +47,13 @@ typedef struct proto_operation {
     bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
     bool envelope;      /* one body may hold several problems: {"requests": [...]} */
 
+    bool judges; /* the processor computes the problem in float64 and judges results (kernels/judge/judge.h) */
+
     uint64_t takes;   /* inputs that a problem may have */
     uint64_t needs;   /* inputs that a problem must have; with the member `context` only those with role IN_BACK */
     uint64_t appends; /* inputs that are added to the ends of the caches */
     uint64_t gives;   /* outputs that the member `outputs` may name */
+    uint64_t judged;  /* of `takes`, the results that are judged; a problem needs at least one */
     uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
 
     const proto_model *models; /* PROTO_MODELS of them; NULL: KServe has none */
@@ -76,10 +80,10 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
     return proto_operations[op].gives >> id & 1;
 }
 
-/* Does a device take part? Otherwise the route's handler answers as soon as the body has passed all checks. */
+/* Is there work after the checks? Otherwise the route's handler answers as soon as the body has passed all checks. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
-    return operation->computes || operation->takes_caches;
+    return operation->computes || operation->takes_caches || operation->judges;
 }
 
 #endif

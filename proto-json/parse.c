@@ -134,6 +134,29 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
+/* A result that is judged. Its shape is compared with the problem's when all members are read. */
+static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
+                          attn_error *err)
+{
+    if (!item->results) item->results = calloc(ATTN_TENSOR_COUNT, sizeof *item->results);
+    if (!item->results) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+    return parse_tensor(r, id, value, &item->results[id], err);
+}
+
+/* Decides whether a check is about a forward or a backward, and refuses one that has nothing to judge. */
+static attn_status to_judge(proto_item *item, attn_error *err)
+{
+    bool backward = item->asked == ATTN_OP_BACKWARD || item->problem.dout.rank > 0;
+    if (!item->results)
+        return attn_fail(
+            err, ATTN_INVALID, "",
+            "a check needs results: out, lse, or of a backward dq, dk, dv, dsinks, dbias or dalibi_slopes");
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        backward |= attn_tensors[id].role == ATTN_ROLE_OUT_BACK && item->results[id].rank > 0;
+    item->problem.op = backward ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    return ATTN_OK;
+}
+
 static attn_status object(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -147,6 +170,8 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
         const int id = tensor_named(member->string);
         if (tree_repeated(value, member)) return tree_twice(NULL, member->string, err);
         if (o && (o->ops >> r->op & 1)) status = parse_option(r, o, member, item, err);
+        else if (id < ATTN_TENSOR_COUNT && (proto_operations[r->op].judged >> id & 1))
+            status = judged(r, (attn_tensor_id)id, member, item, err);
         else if (id < ATTN_TENSOR_COUNT && proto_takes_tensor(r->op, (attn_tensor_id)id))
             status = parse_tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
         else status = foreign(r->op, member->string, err);
@@ -156,8 +181,11 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
     if (*item->context) return beside_context(value, err);
     if (proto_operations[r->op].takes_caches) return of_caches(r, item, err);
     decode_starts_of_keys(r, &item->problem);
-    const attn_status prepared = proto_item_prepare(item, err);
-    if (prepared == ATTN_OK && item->problem.op == ATTN_OP_BACKWARD && item->problem.dropout_p > 0 && !item->has_seed)
+    if (proto_operations[r->op].judges && (status = to_judge(item, err)) != ATTN_OK) return status;
+    attn_status prepared = proto_item_prepare(item, err);
+    if (prepared == ATTN_OK && item->results) prepared = judge_check(&item->problem, item->results, err);
+    const bool wants_seed = item->problem.op == ATTN_OP_BACKWARD || proto_operations[r->op].judges;
+    if (prepared == ATTN_OK && wants_seed && item->problem.dropout_p > 0 && !item->has_seed)
         return attn_fail(
             err, ATTN_INVALID, "/seed",
             "seed: is missing, must be that of the forward with this dropout_p; the forward's answer has it "
@@ -321,7 +349,9 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     one = requests->child;
     for (int i = 0; i < count; i++, one = one->next) {
         attn_error fault;
-        if (object(r, one, &call->items[i], &fault) != ATTN_OK) call->items[i] = (proto_item){ .error = fault };
+        if (object(r, one, &call->items[i], &fault) == ATTN_OK) continue;
+        free(call->items[i].results);
+        call->items[i] = (proto_item){ .error = fault };
     }
     return ATTN_OK;
 }
@@ -436,7 +466,7 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item)
 void proto_call_free(proto_call *call)
 {
     if (!call) return;
-    for (int i = 0; i < call->count && call->items; i++) free(call->items[i].caches);
+    for (int i = 0; i < call->count && call->items; i++) free(call->items[i].caches), free(call->items[i].results);
     free(call->items);
     free(call->id);
     free(call);

@@ -14,34 +14,40 @@
 
 /* ---- The options ------------------------------------------------------------------------------------------------- */
 
-enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD, SCORES = BOTH | PROTO_DECODE };
+enum {
+    BOTH = PROTO_FORWARD | PROTO_BACKWARD,
+    SCORES = BOTH | PROTO_DECODE,
+    BOTH_OR_CHECK = BOTH | PROTO_CHECK,
+    SCORES_OR_CHECK = SCORES | PROTO_CHECK
+};
 
 static const char *const layouts[] = { "bshd", "bhsd", NULL };
 static const char *const alignments[] = { "bottom_right", "top_left", NULL };
+static const char *const operations[] = { "forward", "backward", NULL };
 static const char *const encodings[] = { "base64", "array", NULL };
 
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
     /* name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
-    { "layout", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.layout), AT(has_layout), 0, 0, layouts, "\"bshd\"",
+    { "layout", PROTO_TYPE_CHOICE, BOTH_OR_CHECK, false, AT(problem.layout), AT(has_layout), 0, 0, layouts, "\"bshd\"",
       "order of the axes of q, k, v, out and their gradients" },
-    { "scale", PROTO_TYPE_NUMBER, SCORES, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
+    { "scale", PROTO_TYPE_NUMBER, SCORES_OR_CHECK, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
       "multiplies q . k; 1/sqrt(D) where it is not given" },
-    { "causal", PROTO_TYPE_BOOL, SCORES, false, AT(problem.causal), 0, 0, 0, NULL, "false",
+    { "causal", PROTO_TYPE_BOOL, SCORES_OR_CHECK, false, AT(problem.causal), 0, 0, 0, NULL, "false",
       "query i sees keys j <= i', where alignment says what i' is" },
-    { "window", PROTO_TYPE_PAIR, SCORES, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, NULL, "[-1,-1]",
-      "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
-    { "alignment", PROTO_TYPE_CHOICE, SCORES, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
-      "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
-    { "keep_mask_at_end", PROTO_TYPE_BOOL, BOTH, false, AT(problem.keep_mask_at_end), 0, 0, 0, NULL, "false",
+    { "window", PROTO_TYPE_PAIR, SCORES_OR_CHECK, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, NULL,
+      "[-1,-1]", "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
+    { "alignment", PROTO_TYPE_CHOICE, SCORES_OR_CHECK, false, AT(problem.alignment), 0, 0, 0, alignments,
+      "\"bottom_right\"", "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
+    { "keep_mask_at_end", PROTO_TYPE_BOOL, BOTH_OR_CHECK, false, AT(problem.keep_mask_at_end), 0, 0, 0, NULL, "false",
       "keep_mask is of the last keys of each row, as many as its last axis has; those before are kept" },
 #define X(name, id, least, most, rule, meaning) \
-    { #name, PROTO_TYPE_NUMBER, SCORES, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
+    { #name, PROTO_TYPE_NUMBER, SCORES_OR_CHECK, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-        { "dropout_p", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
+        { "dropout_p", PROTO_TYPE_NUMBER, BOTH_OR_CHECK, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
           "from 0 to below 1: the probability with which each probability is dropped" },
-    { "seed", PROTO_TYPE_SEED, BOTH, false, AT(problem.seed), AT(has_seed), 0, 0, NULL, NULL,
+    { "seed", PROTO_TYPE_SEED, BOTH_OR_CHECK, false, AT(problem.seed), AT(has_seed), 0, 0, NULL, NULL,
       "of dropout: the same seed drops the same elements, on every backend. A forward without one draws it, and "
       "answers "
       "it; a backward with dropout_p wants the forward's" },
@@ -64,9 +70,11 @@ const proto_option proto_options[] = {
       "what a forward with save answered: q, k, v, out, lse and the options come from there" },
     { "caches", PROTO_TYPE_IDS, PROTO_DECODE, false, AT(caches), 0, 0, 0, NULL, NULL,
       "ids of POST /v1/caches, one for each row of q: its keys and values are what the row attends to" },
-    { "timeout_ms", PROTO_TYPE_INTEGER, SCORES | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
-      "milliseconds until the answer is of no use; the server's limit where it is not given" },
-    { "priority", PROTO_TYPE_INTEGER, SCORES, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
+    { "operation", PROTO_TYPE_CHOICE, PROTO_CHECK, false, AT(asked), 0, 0, 0, operations, NULL,
+      "whose results they are; backward where dout or a gradient is given" },
+    { "timeout_ms", PROTO_TYPE_INTEGER, SCORES_OR_CHECK | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX,
+      NULL, NULL, "milliseconds until the answer is of no use; the server's limit where it is not given" },
+    { "priority", PROTO_TYPE_INTEGER, SCORES_OR_CHECK, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "of the requests of one token that wait for a device, 1 leaves before 2; 0 is as 128. Steps on caches keep their "
       "order" },
     { .name = NULL },

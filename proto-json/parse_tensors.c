@@ -442,7 +442,11 @@ attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const 
         if (!members[i]) return missing(id, names[i], err);
     if ((status = shape(id, members[0], t, err)) != ATTN_OK) return status;
     word = tree_string(members[1]);
-    if (!word || !proto_dtype_parse(word, &dtype) || !proto_dtype_takes(id, &dtype))
+    const bool is_judged = proto_operations[r->op].judged >> id & 1;
+    if (is_judged && (!word || !proto_dtype_parse(word, &dtype) || !proto_dtype_judged(&dtype)))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "dtype"), "%s: dtype is %s, must be %s", name,
+                         tree_describe(members[1], quote), attn_dtype_list(ATTN_DTYPES_FORWARD, list));
+    if (!is_judged && (!word || !proto_dtype_parse(word, &dtype) || !proto_dtype_takes(id, &dtype)))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "dtype"), "%s: dtype is %s, must be %s%s", name,
                          tree_describe(members[1], quote), proto_dtype_list(id, list),
                          parse_dtype_suggestion(id, true, members[1], suggestion));

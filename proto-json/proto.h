@@ -11,6 +11,7 @@
 #define PROTO_H
 
 #include "kernels/attention.h"
+#include "kernels/judge/judge.h"
 #include "operations.h"
 
 /* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
@@ -82,8 +83,10 @@ typedef struct proto_dtype {
 /* Any of the three names, in any case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
 /* May the tensor have this dtype, for some dtypes of the others? The second function lists the wire names of
- * all dtypes that it may have, as "int32 or int64", and returns `text`. */
+ * all dtypes that it may have, as "int32 or int64", and returns `text`. A result that is judged may have any float
+ * dtype: proto_dtype_judged(). */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
+bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
 const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES]);
 
@@ -166,9 +169,11 @@ typedef struct proto_item {
     char (*caches)[PROTO_CONTEXT_BYTES]; /* decode: ids, one for each row of q. The problem is unchecked, k
                                           * and v are the rows to append, and the caller fills in the rest */
     int cache_count;
-    int64_t timeout_ms; /* member timeout_ms; 0: none */
-    int64_t priority;   /* member priority: 1 is the most urgent; 0: not given */
-    attn_error error;   /* the error of this problem; with a status other than OK it is not run and has no result */
+    attn_tensor *results; /* check: the results to judge, by attn_tensor_id; owned */
+    attn_op asked;        /* check: member operation */
+    int64_t timeout_ms;   /* member timeout_ms; 0: none */
+    int64_t priority;     /* member priority: 1 is the most urgent; 0: not given */
+    attn_error error;     /* the error of this problem; with a status other than OK it is not run and has no result */
 } proto_item;
 
 /* ---- The options: one row for each member of a problem that is not a tensor
@@ -200,6 +205,7 @@ enum {
     PROTO_BACKWARD = 1 << ATTN_OP_BACKWARD,
     PROTO_DECODE = 1 << PROTO_OP_DECODE,
     PROTO_APPEND = 1 << PROTO_OP_APPEND,
+    PROTO_CHECK = 1 << PROTO_OP_CHECK,
 };
 
 typedef struct proto_option {
@@ -403,6 +409,7 @@ typedef struct proto_result {
     int length_count;
     bool verified;
     proto_verification verification;
+    judge_result *report; /* check: from malloc(), freed with the job; NULL: none */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/check_command.h"
 #include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/config.h"
@@ -235,6 +236,7 @@ int main(int argc, char **argv)
 
     hold_standard_descriptors();
     if (argc > 1 && strcmp(argv[1], "healthcheck") == 0) return healthcheck_main(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "check") == 0) return check_command_main(argc - 1, argv + 1);
     signals_block();
     switch (config_load(&config, argc, argv)) {
     case CONFIG_RUN: break;

@@ -804,6 +804,11 @@ bool judge_step(judge *j)
     return j->phase == PHASE_DONE;
 }
 
+bool judge_has_verdict(const judge *j)
+{
+    return j->phase > PHASE_COMPARE;
+}
+
 void judge_hurry(judge *j)
 {
     struct frame *const f = &j->frame;
@@ -823,12 +828,12 @@ void judge_hurry(judge *j)
 
 /* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 
-static attn_status check_results(const struct judge *j, attn_error *err)
+attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
         const attn_tensor_id id = frame_tensors[which];
-        const attn_tensor *const t = &j->results[id];
-        const int64_t wanted = frame_elements(&j->p, id);
+        const attn_tensor *const t = &results[id];
+        const int64_t wanted = frame_elements(problem, id);
         int64_t elements;
         char member[64];
         if (t->rank == 0) continue;
@@ -896,13 +901,28 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* The share of the rows that time and memory allow. */
+/* The share of the rows that time and memory allow; *bytes: memory that they take. */
+static double share_of(const attn_problem *p, double seconds, int64_t *bytes)
+{
+    const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;
+    double share = needs <= third ? 1 : third / needs;
+    while ((*bytes = frame_bytes(p, share)) > JUDGE_BYTES && share > least) share /= 2;
+    if (*bytes > JUDGE_BYTES) *bytes = INT64_MAX;
+    return share;
+}
+
+int64_t judge_bytes(const attn_problem *problem, double seconds)
+{
+    int64_t bytes;
+    share_of(problem, seconds, &bytes);
+    return bytes;
+}
+
 static attn_status choose_share(struct judge *j, double seconds, double *share, attn_error *err)
 {
-    const double third = seconds / 3, needs = judge_cost_of(&j->p).truth;
-    *share = needs <= third ? 1 : third / needs;
-    while (frame_bytes(&j->p, *share) > JUDGE_BYTES && *share > 1e-9) *share /= 2;
-    if (frame_bytes(&j->p, *share) <= JUDGE_BYTES) return ATTN_OK;
+    int64_t bytes;
+    *share = share_of(&j->p, seconds, &bytes);
+    if (bytes != INT64_MAX) return ATTN_OK;
     return attn_fail(err, ATTN_TOO_LARGE, "",
                      "a check of this problem takes more than %lld bytes, even of a part of it",
                      (long long)JUDGE_BYTES);
@@ -923,7 +943,8 @@ attn_status judge_open(const attn_problem *problem, const attn_tensor results[AT
         j->p.tensor[id] = (attn_tensor){ 0 };
         if (results[id].rank > 0) j->given |= UINT64_C(1) << id;
     }
-    if ((status = check_results(j, err)) != ATTN_OK || (status = choose_share(j, seconds, &share, err)) != ATTN_OK) {
+    if ((status = judge_check(&j->p, j->results, err)) != ATTN_OK ||
+        (status = choose_share(j, seconds, &share, err)) != ATTN_OK) {
         judge_close(j);
         return status;
     }

@@ -83,6 +83,11 @@ typedef struct judge_result {
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))
 
+/* Has each of the results as many elements as the problem's result? INVALID names the member. */
+attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
+/* Bytes of memory that judge_open() takes for this problem and time; INT64_MAX: more than a judge may have. */
+int64_t judge_bytes(const attn_problem *problem, double seconds);
+
 /* `problem` has passed attn_check() without its results; its op says whether gradients are computed. results[id] are the
  * caller's, C-contiguous, rank 0 where not given; at least one is. A result may have the shape of another layout: it
  * needs the right number of elements alone. `seconds` is the time that all of it should take: rows are chosen so that
@@ -93,6 +98,8 @@ attn_status judge_open(const attn_problem *problem, const attn_tensor results[AT
 bool judge_step(judge *j);
 /* Half of the time is over: where the truth of all chosen rows is not known yet, the judge makes do with those that are. */
 void judge_hurry(judge *j);
+/* Are errors and verdict known? Explanations may still be missing. */
+bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* NULL is fine */
 

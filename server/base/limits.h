@@ -148,6 +148,9 @@ enum {
     FINISH_PIECE_NS = 10000000, /* length of one piece of verifying or measuring; then it is another piece's turn */
     /* Pieces at a time: as many as libuv has threads, because libuv itself serves in order of arrival. */
     PIECES_AT_ONCE = 4,
+    /* A check stops its search this long before the deadline, and a tenth of the time earlier, so that its answer is in
+     * time. */
+    JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* numbers read between two looks at the clock */
     /* Numbers whose text length the HTTP thread measures itself: a millisecond at most. */
     PREPARE_MEASURE_AT_ONCE = 4096,
@@ -205,7 +208,9 @@ enum {
  * were like that, it would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without them. The
  * search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the slow-down is
  * smaller than PREPARE_STRANGE. */
-#define PREPARE_CLOSER_S  0.05
+#define PREPARE_CLOSER_S 0.05
+/* A check is counted with so many seconds at most: with less time it looks at fewer rows. */
+#define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
 

@@ -109,7 +109,9 @@ static bool is_on_device(const struct job *job)
 static bool fits_inline(const struct job *job)
 {
     if (job->shared && job->shared->pinned_bytes > 0) return false; /* pinned memory must be copied */
-    if (job->wants_verify || job->wants_measure || job->wants_save || job->saved || job->call->count != 1) return false;
+    if (job->wants_judge || job->wants_verify || job->wants_measure || job->wants_save || job->saved ||
+        job->call->count != 1)
+        return false;
     if (job->transaction)
         return job_problem(job, 0) && is_on_device(job) && transaction_bytes(job) <= INLINE_STEP_BYTES;
     return job->kind != 0 || is_on_device(job);

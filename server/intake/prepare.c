@@ -152,6 +152,11 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
             err, ATTN_INVALID, "/verify",
             "verify: cannot be asked for where tensors are in the memory of a GPU, which only that can read; "
             "send them in the body or in system shared memory");
+    if (uses->home >= 0 && job->wants_judge)
+        return attn_fail(
+            err, ATTN_INVALID, NULL,
+            "a check cannot read tensors in the memory of a GPU; send them in the body or in system shared "
+            "memory");
     if (uses->home >= 0 && uses->home != job->part.device)
         return attn_fail(err, ATTN_INVALID, NULL,
                          "the caches are in the memory of another device than the regions of shared memory");
@@ -213,7 +218,8 @@ static bool is_better_alone(const struct job *job)
 static job_kind kind_of(const struct job *job)
 {
     const double most = job->memory_bound ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
-    if (job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
+    if (job->wants_judge || job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES)
+        return 0;
     if (is_better_alone(job)) return 0;
     if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
     const attn_problem *p = &job->call->items[0].problem;
@@ -245,7 +251,8 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
 {
     size_t bytes = 0;
     attn_status status;
-    if (job->runnable == 0 || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE)) return ATTN_OK;
+    if (job->runnable == 0 || job->wants_judge || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE))
+        return ATTN_OK;
     if ((status = workspace_of(job, device, &bytes, err)) != ATTN_OK) return status;
     if (!largest->unified) {
         bytes += job->inputs_used + job->outputs.bytes + (job->shared ? (size_t)job->shared->pinned_bytes : 0);
@@ -275,6 +282,14 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
+/* A check fits itself into the time that there is: the least it needs is the truth of some rows. */
+static void add_judge_cost(struct job *job, const proto_item *item)
+{
+    const double seconds = judge_cost_of(&item->problem).truth;
+    job->seconds += seconds < PREPARE_JUDGE_S ? seconds : PREPARE_JUDGE_S;
+    job->worst_seconds = job->seconds;
+}
+
 /* The priority of a body; with several problems, that of the most urgent one. */
 static int64_t priority_of(const proto_call *call)
 {
@@ -298,6 +313,7 @@ void prepare_look_closer(struct job *job, const attn_device *device, const attn_
 {
     const uint64_t draw = (uint64_t)clock_ns();
     double costliest = 0;
+    if (job->wants_judge) return;
     const bool looks = job->worst_seconds > PREPARE_STRANGE_S && job->worst_seconds > PREPARE_STRANGE * job->seconds;
     if (job->seconds < PREPARE_CLOSER_S && !looks) return;
     job->flops = job->seconds = job->worst_seconds = 0;
@@ -322,6 +338,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     attn_status status;
 
     job->because = "";
+    job->wants_judge = operation->judges;
     for (int i = 0; i < call->count; i++) {
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
@@ -350,7 +367,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (job_problem(job, i)) {
             const attn_cost cost = attn_cost_of(largest, &plan);
             add_cost(job, &cost, &costliest);
-        }
+        } else if (operation->judges) add_judge_cost(job, item);
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
         if (proto_writes_numbers(call, item)) numbers += count_numbers(item);
         saves += item->save;

@@ -118,6 +118,9 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (proto_operations[model->op].usual >> id & 1) put_tensor(j, model, (attn_tensor_id)id, config);
+    if (proto_operations[model->op].judges)
+        json_put(j, config ? "{'name':'report','data_type':'TYPE_STRING','dims':[1]}"
+                           : "{'name':'report','datatype':'BYTES','shape':[1]}");
     json_raw(j, "]");
 }
 

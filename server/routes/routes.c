@@ -331,6 +331,7 @@ static const struct route routes[] = {
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
               ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the context */, NONE),
+    OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
     OPERATION(PROTO_OP_DECODE, "/v1/attention/decode", "decode", "Decode", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), NONE),
 
     { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .answer = caches_answer_create,

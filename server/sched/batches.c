@@ -198,19 +198,57 @@ static void on_finished(void *context, struct finishing *finishing)
     if (request != NULL) finish_request(loop, job);
 }
 
-static void finish(struct loop *loop, struct job *job)
+/* judge_until_ns: when a check stops. False: there is no memory, and the request is answered. */
+static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
     if (job->finishing == NULL) {
         end_step(loop, job, false);
         waiting_cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to finish the answer");
-        return;
+        return false;
     }
+    job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
     /* After the answer the client may use its shared memory, so the request is held until the writing is over. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
+    return true;
+}
+
+/* Memory that the judges of a body take, one after the other: that of the largest. */
+static int64_t judges_bytes(const struct job *job, double seconds)
+{
+    int64_t most = 0;
+    for (int i = 0; i < job->call->count; i++) {
+        const proto_item *const item = &job->call->items[i];
+        const int64_t bytes = item->error.status == ATTN_OK ? judge_bytes(&item->problem, seconds) : 0;
+        if (bytes > most && bytes != INT64_MAX) most = bytes; /* more than a judge may have: judge_open() says so */
+    }
+    return most;
+}
+
+bool batches_judge(struct loop *loop, struct job *job)
+{
+    struct request *const request = job->request;
+    const int64_t now_ns = clock_ns(), left_ns = request->deadline.at_ns - now_ns;
+    const int64_t most_ns = loop->server->config->max_seconds * CLOCK_NS_PER_S;
+    int64_t time_ns = left_ns - left_ns / 10 - JUDGE_MARGIN_MS * CLOCK_NS_PER_MS;
+    attn_error err = { 0 };
+    if (time_ns > most_ns) time_ns = most_ns;
+    if (time_ns < left_ns / 2) time_ns = left_ns / 2;
+    job->queued_ns = now_ns;
+    if (request_count_bytes(request, (size_t)judges_bytes(job, (double)time_ns / 1e9), &err) != ATTN_OK) {
+        request_fail_status(request, &err);
+        job->request = NULL;
+        request->job = NULL;
+        job_release(job);
+        waiting_hand_back(loop, request);
+        return false;
+    }
+    request_move(request, REQUEST_RUNNING);
+    job->part.ran = true;
+    return finish(loop, job, now_ns + time_ns);
 }
 
 /* Disables a device that this process cannot use any more. The server goes on with the others; without any it stops
@@ -307,7 +345,7 @@ void batches_done(struct loop *loop, struct batch *batch)
                 waiting_hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);
-                if (finishes) finish(loop, job);
+                if (finishes) (void)finish(loop, job, 0);
                 else finish_request(loop, job);
             }
         }

@@ -12,7 +12,7 @@
 
 bool finish_is_wanted(const struct job *job)
 {
-    return job->wants_verify || job->wants_measure || (job->shared && job->shared->writes);
+    return job->wants_judge || job->wants_verify || job->wants_measure || (job->shared && job->shared->writes);
 }
 
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
@@ -29,10 +29,62 @@ struct finishing *finish_new(struct job *job, const char *id, void (*done)(void 
 
 void finish_free(struct finishing *finishing)
 {
+    judge_close(finishing->judging.judge);
     if (finishing->verifier) attn_verifier_close(finishing->verifier);
     proto_encoder_free(finishing->encoder);
     job_release(finishing->job);
     free(finishing);
+}
+
+/* Opens the judge of an item. It gets its share of the time that is left. */
+static attn_status open_judge(struct finishing *finishing, proto_item *item)
+{
+    struct judging *const judging = &finishing->judging;
+    const int64_t now_ns = clock_ns(), left_ns = finishing->judge_until_ns - now_ns;
+    const int64_t share_ns = left_ns > 0 ? left_ns / (finishing->job->call->count - judging->item) : 0;
+    judging->began_ns = now_ns;
+    judging->until_ns = now_ns + share_ns;
+    judging->worked_ns = 0;
+    judging->hurried = false;
+    return judge_open(&item->problem, item->results, (double)share_ns / 1e9, &judging->judge, &item->error);
+}
+
+/* Reports on the item, and goes on to the next. */
+static void end_judge(struct finishing *finishing, proto_item *item)
+{
+    struct judging *const judging = &finishing->judging;
+    proto_result *const result = &finishing->job->results[judging->item];
+    result->report = malloc(sizeof *result->report);
+    if (result->report) judge_report(judging->judge, result->report);
+    else (void)attn_fail(&item->error, ATTN_NO_MEMORY, NULL, "out of memory");
+    snprintf(result->backend, sizeof result->backend, "cpu float64");
+    result->timing_us[PROTO_STAGE_compute] = (double)judging->worked_ns / 1e3;
+    judge_close(judging->judge);
+    judging->judge = NULL;
+    judging->item++;
+}
+
+/* Judges a tile of the current item. Returns true when no item is left. */
+static bool judge_piece(struct finishing *finishing)
+{
+    struct job *const job = finishing->job;
+    struct judging *const judging = &finishing->judging;
+    if (!job->wants_judge || judging->item == job->call->count) return true;
+    proto_item *const item = &job->call->items[judging->item];
+    if (item->error.status != ATTN_OK || (!judging->judge && open_judge(finishing, item) != ATTN_OK)) {
+        judging->item++;
+        return false;
+    }
+    const int64_t began_ns = clock_ns();
+    const bool over = judge_step(judging->judge);
+    const int64_t now_ns = clock_ns();
+    judging->worked_ns += now_ns - began_ns;
+    if (!judging->hurried && now_ns > judging->began_ns + (judging->until_ns - judging->began_ns) / 3) {
+        judging->hurried = true;
+        judge_hurry(judging->judge);
+    }
+    if (over || (now_ns > judging->until_ns && judge_has_verdict(judging->judge))) end_judge(finishing, item);
+    return false;
 }
 
 /* Verifies one row of the current item. Returns true when no item is left. */
@@ -88,7 +140,9 @@ static void run_piece(struct piece *piece)
     struct finishing *finishing = (struct finishing *)piece; /* `piece` is the first member of struct finishing */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
-    do finishing->complete = verify_step(finishing) && write_step(finishing, until_ns) && measure_step(finishing);
+    do
+        finishing->complete = judge_piece(finishing) && verify_step(finishing) && write_step(finishing, until_ns) &&
+                              measure_step(finishing);
     while (!finishing->complete && clock_ns() < until_ns);
 }
 

@@ -1,4 +1,4 @@
-/* finish.h: work between a job's run and its answer. Rows are recomputed in float64 (`verify`), outputs are written to
+/* finish.h: work between a job's run and its answer. Results are judged (a check), rows are recomputed in float64 (`verify`), outputs are written to
  * shared memory, and the text of many numbers (`encoding`: array) is measured, because its length is sent first.
  *
  * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, in turn with
@@ -9,6 +9,15 @@
 #include "server/sched/pieces.h"
 #include "server/work/job.h"
 #include "server/work/request.h"
+
+/* The judgement of one item. */
+struct judging {
+    int item;
+    judge *judge; /* NULL: none is open */
+    int64_t began_ns, until_ns;
+    int64_t worked_ns;
+    bool hurried;
+};
 
 struct finishing {
     struct piece piece;
@@ -21,6 +30,8 @@ struct finishing {
     /* The thread that runs a piece uses these; in between, the loop. */
     int item; /* the item being verified */
     attn_verifier *verifier;
+    int64_t judge_until_ns; /* a check: when it stops */
+    struct judging judging;
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
     int64_t wrote_ns; /* duration of writing to shared memory */

@@ -94,6 +94,8 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
+/* Starts a check, which no device computes. False: there is no memory, and the request is answered. */
+bool batches_judge(struct loop *loop, struct job *job);
 /* Sends batches to devices while there are jobs and room. */
 void batches_dispatch(struct loop *loop);
 /* Sets the members of each job that KServe's statistics of batches need. */

@@ -101,6 +101,7 @@ void job_release(struct job *job)
     caller_release(job->caller);
     free(job->saved);
     free(job->lse);
+    for (int i = 0; i < job->call->count; i++) free(job->results[i].report);
     free(job->results);
     proto_call_free(job->call);
     free(job);

@@ -92,6 +92,7 @@ struct job {
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
     bool wants_verify, wants_save;
+    bool wants_judge; /* a check: no device computes it, a judge does (sched/finish.h) */
     /* The length of its numbers as text is measured beforehand, in pieces, because there are many. */
     bool wants_measure;
     bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */

@@ -1,0 +1,19 @@
+/* report.h: a judge's result as JSON, for the answer of a check and for the command `attnd check`. */
+#ifndef PROTO_REPORT_H
+#define PROTO_REPORT_H
+
+#include "kernels/judge/judge.h"
+#include "text/text.h"
+
+/* The members of the answer that a judge's result fills, in order; each writes its value. */
+enum { REPORT_MEMBERS = 8 };
+typedef struct report_member {
+    const char *name;
+    void (*put)(struct text *t, const judge_result *result);
+} report_member;
+extern const report_member report_members[REPORT_MEMBERS];
+
+/* Writes any double as JSON. There is no number for NaN and infinities: they are strings. */
+void report_put_double(struct text *t, double x);
+
+#endif

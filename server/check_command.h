@@ -1,0 +1,9 @@
+/* check_command.h: `attnd check FILE.safetensors`: what is wrong with a kernel's results, without a server. */
+#ifndef CHECK_COMMAND_H
+#define CHECK_COMMAND_H
+
+/* Runs the command; argv[0] is "check". Exit status: 0 the results match, or differ by rounding; 1 they are wrong;
+ * 64 wrong arguments; 65 a file that cannot be read or is not understood. */
+int check_command_main(int argc, char **argv);
+
+#endif
