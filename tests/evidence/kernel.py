@@ -162,8 +162,11 @@ class Kernel:
         if 'keep_mask' in self.p.tensors:
             sees = sees & self.keep(s)
         if 'bias' in self.p.tensors:
-            sees = sees & (self.of_heads(s, self.p.tensors['bias']) != -np.inf)
+            sees = sees & ~self.hidden_by_bias(s)
         return sees
+
+    def hidden_by_bias(self, s):
+        return self.of_heads(s, self.p.tensors['bias']) == -np.inf
 
     # ---- Softmax, tile by tile ---------------------------------------------------------------------------------------
 

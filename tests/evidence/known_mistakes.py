@@ -164,6 +164,9 @@ class bias_missing(Mistake):
     def bias(self, s):
         return np.zeros_like(super().bias(s))
 
+    def hidden_by_bias(self, s):
+        return np.zeros_like(super().hidden_by_bias(s))
+
 
 @code(softcap=False, **bias, **spread)
 class bias_before_scale(Mistake):

@@ -41,7 +41,7 @@ def test_a_planted_mistake_changes_a_result(code):
 def answer_of(case, verdict, code=None, limit=1e-3):
     """An answer as a server would give it."""
     errors = {n: {'max_abs': 1.0, 'explained': 1e-9, 'limit': limit, 'wrong': int(case.wrong(n, limit).sum()), 'of': case.sent[n].size, 'nan': 0} for n in case.sent}
-    explanations = [{'code': code, 'error_if_so': 0.0, 'error_now': 1.0}] if code else []
+    explanations = [{**dict(zip(('code', 'and'), code.split('+'))), 'error_if_so': 0.0, 'error_now': 1.0}] if code else []
     return {'verdict': verdict, 'errors': errors, 'explanations': explanations, 'worst': [], 'where': []}
 
 
