@@ -92,7 +92,7 @@ def test_a_sentence_of_where_is_understood(text, tensor, count):
     with pytest.raises(ValueError):
         places.mask(text + ' of wheel 5', tensor, shape)
     with pytest.raises(ValueError):
-        places.mask('heads 2 to 9', tensor, shape)
+        places.mask('heads 2 to 900', tensor, shape)
 
 
 @pytest.mark.limit(300)
