@@ -47,14 +47,15 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* The first operation that takes a member of this name; PROTO_OP_COUNT: none does. */
+/* The first operation that takes a member of this name, other than as a result; PROTO_OP_COUNT: none does. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
     const proto_option *o = option_named(name);
     proto_op op = 0;
     while (op < PROTO_OP_COUNT && !(o && (o->ops >> op & 1)) &&
-           !(id < ATTN_TENSOR_COUNT && proto_takes_tensor(op, (attn_tensor_id)id)))
+           !(id < ATTN_TENSOR_COUNT && proto_takes_tensor(op, (attn_tensor_id)id) &&
+             !(proto_operations[op].judged >> id & 1)))
         op++;
     return op;
 }

@@ -55,7 +55,9 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     attn_error ignored;
     int64_t elements;
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    if (attn_output(p, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
+    attn_problem of = *p;
+    if (attn_tensors[id].role == ATTN_ROLE_OUT) of.op = ATTN_OP_FORWARD; /* a backward may have its forward's, too */
+    if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
     return elements;
 }

@@ -103,7 +103,11 @@ static void put_place(const struct counts *c, bool of_keys, bool packed, char *t
         if (put_axis(&w, single, several, c->wrong[a], c->size[a])) any = true, heads |= a == 1;
         else w.used = before, text[before] = '\0';
     }
-    if (!any) put(&w, "elements of every head, %s and column", of_keys ? "key" : "query");
+    if (!any)
+        put(&w, "elements of every head%s",
+            c->size[3] == 1 ? " and query"
+            : of_keys       ? ", key and column"
+                            : ", query and column");
     else if (!heads && c->size[1] > 1) put(&w, " of every head");
 }
 
@@ -156,9 +160,8 @@ static void look(struct search *s, attn_tensor_id id, int64_t at, const int64_t 
 {
     judge_tensor *const tensor = &s->result->tensor[id];
     const double error = error_of(got, want);
-    if (error > 0)
-        keep_worst(s->result, s->errors, &s->results[id], id, at, got, want, error / fmax(tensor->limit, 1e-300));
     if (!(error > tensor->limit)) return;
+    keep_worst(s->result, s->errors, &s->results[id], id, at, got, want, error / fmax(tensor->limit, 1e-300));
     tensor->wrong++;
     s->counts.total++;
     for (int a = 0; a < AXES; a++) s->counts.wrong[a][place[a]]++;

@@ -257,6 +257,12 @@ char *info_write(const struct info_facts *facts, size_t *length)
         }
     json_put(&j, "],'head_dim':{'minimum':1,'maximum':%d}", ATTN_MAX_HEAD_DIM);
     put_features(&j, facts);
+    json_put(&j, ",'checks':[");
+    for (int i = 0; judge_code(i) != NULL; i++) {
+        json_comma(&j);
+        json_put(&j, "'%s'", judge_code(i));
+    }
+    json_raw(&j, "]");
     put_limits(&j, facts);
     json_put(
         &j,

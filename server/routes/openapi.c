@@ -31,6 +31,7 @@
 #include "server/base/limits.h"
 #include "server/caches/caches.h"
 #include "server/routes/caches.h"
+#include "proto-json/report.h"
 #include "server/routes/jsontext.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -255,7 +256,7 @@ static void put_dependences(struct json *j, proto_op op)
                                                { ATTN_T_lse, ATTN_T_out } };
     bool any = false;
     for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
-        if (!proto_takes_tensor(op, pairs[i][0])) continue;
+        if (!proto_takes_tensor(op, pairs[i][0]) || (proto_operations[op].judged >> pairs[i][0] & 1)) continue;
         if (!any) json_put(j, ",'dependentRequired':{");
         else json_comma(j);
         any = true;
@@ -331,16 +332,29 @@ static void put_request_schemas(struct json *j, proto_op op, const proto_limits 
     json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
+/* The members of a check's answer that are its report; components/schemas of the skeleton has each. */
+static void put_report_schema(struct json *j)
+{
+    for (int i = 0; i < REPORT_MEMBERS; i++) {
+        json_comma(j);
+        json_put(j, "'%s':{'$ref':'#/components/schemas/Check_%s'}", report_members[i].name, report_members[i].name);
+    }
+}
+
 /* What is answered to one problem: {...}. */
 static void put_result_schema(struct json *j, proto_op op)
 {
     const proto_operation *const operation = &proto_operations[op];
     const bool sizes = operation->needs >> ATTN_T_q & 1;
     json_put(j, "{'type':'object','additionalProperties':false,'required':[");
-    json_put(j, operation->takes_caches ? "'lengths','backend','timing_us'" : "'backend','timing_us'");
+    for (int i = 0; i < REPORT_MEMBERS && operation->judges; i++) put_name(j, report_members[i].name);
+    if (operation->takes_caches) put_name(j, "lengths");
+    put_name(j, "backend");
+    put_name(j, "timing_us");
     json_put(j, sizes ? ",'sizes'],'properties':{" : "],'properties':{");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t)) put_tensor(j, op, (attn_tensor_id)t);
+    if (operation->judges) put_report_schema(j);
     json_comma(j);
     if (sizes)
         json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
@@ -351,7 +365,7 @@ static void put_result_schema(struct json *j, proto_op op)
              "'backend':{'type':'string','description':'Which device and kernel %s it.'},"
              "'timing_us':{'$ref':'#/components/schemas/Timing'}",
              operation->takes_caches ? "did" : "computed");
-    if (takes_option(op, "seed"))
+    if (takes_option(op, "seed") && !operation->judges)
         json_put(j, ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that "
                     "dropout used; drawn, below 2^53, where a forward was given none.'}");
     if (takes_option(op, "verify")) json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'}");

@@ -117,7 +117,7 @@ static inline void feed_in_pieces(struct decoded *d, proto_parser *parser, const
     proto_parser_free(parser);
 }
 
-static inline void decode_in_pieces(struct decoded *d, const proto_format *format, attn_op op,
+static inline void decode_in_pieces(struct decoded *d, const proto_format *format, proto_op op,
                                     const proto_limits *limits, const void *body, size_t bytes,
                                     size_t (*piece_of)(void *context, size_t left), void *context)
 {
@@ -139,7 +139,7 @@ static inline void decode_kserve(struct decoded *d, const proto_model *model, in
     feed_in_pieces(d, parser, body, bytes, piece_of, context);
 }
 
-static inline void decode_whole(struct decoded *d, attn_op op, const char *body)
+static inline void decode_whole(struct decoded *d, proto_op op, const char *body)
 {
     decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
@@ -193,7 +193,7 @@ static inline char *decoded_text(const struct decoded *d)
 /* A body of any format. */
 struct body {
     const proto_format *format;
-    attn_op op;
+    proto_op op;
     const void *bytes;
     size_t count;
     const proto_limits *limits; /* NULL: the default */
