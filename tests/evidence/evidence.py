@@ -91,6 +91,8 @@ class Case:
         self.codes = {'table': [name], 'pair': name.split('+')}.get(kind, [])
         for attempt in range(DRAWS):
             self.draw(np.random.default_rng([SEED, zlib.crc32(f'{kind} {name}'.encode()), number, attempt]))
+            if not all(m.fits(self.problem, self.variant[m.__name__]) for m in self.mistakes if self.codes):
+                continue
             if kind == 'right' or self.exceeds() and all(self.matters(c) for c in self.codes if kind == 'pair'):
                 break
 

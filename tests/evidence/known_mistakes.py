@@ -26,6 +26,11 @@ class Mistake(Kernel):
     def form(self, mistake):
         return self.variant[mistake.__name__]
 
+    @staticmethod
+    def fits(problem, form):
+        """Can a kernel make this mistake, in this form, on the problem?"""
+        return True
+
 
 def many_keys(rng):
     return int(rng.choice((130, 150, 200, 257, 290)))
@@ -389,14 +394,20 @@ class not_rescaled(Tiled):
         return acc
 
 
+class TileDropped(Tiled):
+    @staticmethod
+    def fits(problem, tile):
+        return problem.tensors['k'].shape[1] > tile  # another tile is left
+
+
 @code(*TILES, **tiled())
-class last_tile_dropped(Tiled):
+class last_tile_dropped(TileDropped):
     def key_tiles(self, Sk):
         return super().key_tiles(Sk)[:-1]
 
 
 @code(*TILES, **tiled())
-class first_tile_dropped(Tiled):
+class first_tile_dropped(TileDropped):
     def key_tiles(self, Sk):
         return super().key_tiles(Sk)[1:]
 
