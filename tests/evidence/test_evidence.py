@@ -77,6 +77,10 @@ def test_another_code_is_accepted_only_where_it_computes_the_same():
     assert (np.abs(missing - one_more) < 1e-12).all() == (p.options.get('alignment') != 'top_left')
 
 
+def test_every_code_of_the_server_is_planted(server):
+    assert sorted(server.get('/v1/info').json()['checks']) == sorted(mistakes.TABLE)
+
+
 @pytest.mark.parametrize('text, tensor, count', [
     ('queries 128 to 255 of every head', 'out', 2 * 128 * 4 * 64),
     ('query 3, columns 0, 8 of head 3 of batch row 1', 'out', 2),
