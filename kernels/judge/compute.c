@@ -266,16 +266,21 @@ static void add_to_keys(const struct compute *c, int64_t rows, int64_t n, const 
     else c->products->in_double(c->s.Sk, padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
 }
 
-/* A product whose sums are rounded to q's dtype after every `terms` terms. */
-static void rounded_product(const struct compute *c, int64_t terms, int64_t m, int64_t n, int64_t k, const double *A,
-                            int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
+/* A product whose sums are rounded after every `tile` terms. */
+static void rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
+                            const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
 {
-    const attn_dtype dtype = c->p->q.dtype;
+    const int64_t terms = v->tile;
     for (int64_t t = 0; t < k; t += terms) {
         c->products->in_double(m, n, attn_min64(terms, k - t), A + t, row, 1, B + t * ldb, ldb, C, ldc);
         for (int64_t r = 0; r < m; r++)
-            for (int64_t e = 0; e < n; e++) C[r * ldc + e] = compute_rounded(dtype, C[r * ldc + e]);
+            for (int64_t e = 0; e < n; e++) C[r * ldc + e] = compute_rounded(v->round_dtype, C[r * ldc + e]);
     }
+}
+
+static void round_all(attn_dtype dtype, double *x, int64_t count)
+{
+    for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
@@ -339,16 +344,14 @@ static double saturated(double z)
 }
 
 /* The score of the pair from q.k; *slope: its derivative by scale q.k. */
-static double score(const struct compute *c, const variation *v, double dot, double bias, double distance,
-                    double *slope)
+static double score(const variation *v, double dot, double bias, double distance, double *slope)
 {
     const double cap = v->g.softcap, scale = v->g.scale;
-    const attn_dtype dtype = c->p->q.dtype;
     *slope = 1;
-    if (v->rounding == ROUND_SCORES) dot = compute_rounded(dtype, dot);
+    if (v->rounding == ROUND_SCORES) dot = compute_rounded(v->round_dtype, dot);
     if (v->bias_first) dot += bias;
     double s = v->softcap_first ? dot : scale * dot;
-    if (v->rounding == ROUND_SCALED_SCORES) s = compute_rounded(dtype, s);
+    if (v->rounding == ROUND_SCALED_SCORES) s = compute_rounded(v->round_dtype, s);
     if (cap > 0) {
         const double t = tanh(s / cap);
         *slope = 1 - t * t;
@@ -356,7 +359,9 @@ static double score(const struct compute *c, const variation *v, double dot, dou
     }
     if (v->softcap_first) s *= scale;
     if (!v->bias_first) s += bias;
-    return saturated(s - distance);
+    s -= distance;
+    if (v->rounding == ROUND_FINAL_SCORES) s = compute_rounded(v->round_dtype, s);
+    return saturated(s);
 }
 
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r)
@@ -365,7 +370,7 @@ void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h,
     const attn_view *const bias = &g->view[ATTN_T_bias], *const slopes = &g->view[ATTN_T_alibi_slopes];
     const bool backward = c->p->op == ATTN_OP_BACKWARD;
     const bool plain = !bias->data && !slopes->data && !(g->softcap > 0) && v->rounding != ROUND_SCORES &&
-                       v->rounding != ROUND_SCALED_SCORES;
+                       v->rounding != ROUND_SCALED_SCORES && v->rounding != ROUND_FINAL_SCORES;
     double *const z = c->z + r * c->keys, *const slope = backward ? c->slope + r * c->keys : NULL, unused;
     const attn_range keys = i < c->s.Sq ? keys_of(c, v, i) : (attn_range){ 0, 0 };
     const int64_t bias_at = bias->data ? attn_at(bias, b, h, i) : 0;
@@ -380,7 +385,7 @@ void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h,
     else
         for (int64_t j = keys.lo; j < keys.hi; j++) {
             const double add = bias->data ? v->bias_factor * attn_load(bias->dtype, bias->data, bias_at + j) : 0;
-            z[j] = score(c, v, z[j], add, alibi * fabs((double)(corner - j)), slope ? slope + j : &unused);
+            z[j] = score(v, z[j], add, alibi * fabs((double)(corner - j)), slope ? slope + j : &unused);
         }
     if (plain && slope)
         for (int64_t j = keys.lo; j < keys.hi; j++) slope[j] = 1;
@@ -546,7 +551,7 @@ void compute_rows(struct compute *c, const variation *v, const struct compute_ro
     compute_load_queries(c, v, rows);
     for (int64_t r = 0; r < count; r++) memset(c->z + r * c->keys, 0, (size_t)columns * sizeof *c->z);
     if (v->rounding == ROUND_SUMS)
-        rounded_product(c, v->tile, count, columns, d->D, c->Q, c->D, c->KT, c->keys, c->z, c->keys);
+        rounded_product(c, v, count, columns, d->D, c->Q, c->D, c->KT, c->keys, c->z, c->keys);
     else c->products->in_double(count, columns, d->D, c->Q, c->D, 1, c->KT, c->keys, c->z, c->keys);
     for (int64_t r = 0; r < count; r++) {
         const int64_t i = row_of(v, rows, r);
@@ -560,7 +565,7 @@ void compute_rows(struct compute *c, const variation *v, const struct compute_ro
     }
     memset(c->out, 0, (size_t)(count * c->Dv) * sizeof *c->out);
     if (v->rounding == ROUND_SUMS && !c->strange)
-        rounded_product(c, v->tile, count, padded(d->Dv), c->s.Sk, c->P, c->keys, c->V, c->Dv, c->out, c->Dv);
+        rounded_product(c, v, count, padded(d->Dv), c->s.Sk, c->P, c->keys, c->V, c->Dv, c->out, c->Dv);
     else times_keys(c, count, d->Dv, c->P, c->V, c->Dv, c->out);
     for (int64_t r = 0; r < count; r++) {
         const bool empty = c->top[r] == -INFINITY && row_of(v, rows, r) < c->s.Sq;
@@ -632,6 +637,19 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
+/* The one tile of keys whose part of dq is kept, for row i. */
+static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
+{
+    const int64_t tile = v->only_last_tile, rows = v->only_last_rows;
+    const int64_t from = rows > 0 ? i / rows * rows : 0;
+    const attn_range first = keys_of(c, v, from), last = keys_of(c, v, attn_min64(from + rows, c->s.Sq) - 1);
+    attn_range keys = { rows > 0 ? first.lo : 0, rows > 0 ? attn_max64(first.lo, last.hi) : c->s.Sk };
+    if (v->backwards) return (attn_range){ keys.lo / tile * tile, attn_min64((keys.lo / tile + 1) * tile, c->s.Sk) };
+    keys.lo = keys.hi > 0 ? (keys.hi - 1) / tile * tile : 0;
+    keys.hi = attn_min64(keys.lo + tile, c->s.Sk);
+    return keys;
+}
+
 /* dq of the rows, from dS in dP. */
 static void gradient_of_queries(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
@@ -642,23 +660,20 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);
         for (int64_t r = 0; r < count; r++) {
-            const attn_range keys = keys_of(c, v, row_of(v, rows, r));
-            const int64_t end = v->backwards
-                                    ? attn_min64((keys.lo / v->only_last_tile + 1) * v->only_last_tile, c->s.Sk)
-                                    : c->s.Sk;
-            const int64_t from = v->backwards  ? 0
-                                 : keys.hi > 0 ? (keys.hi - 1) / v->only_last_tile * v->only_last_tile
-                                               : 0;
-            for (int64_t j = from; j < end; j++) some[r * c->keys + j] = c->dP[r * c->keys + j];
+            const attn_range keys = only_tile(c, v, row_of(v, rows, r));
+            for (int64_t j = keys.lo; j < keys.hi; j++) some[r * c->keys + j] = c->dP[r * c->keys + j];
         }
     }
-    times_keys(c, count, d->D, v->only_last_tile > 0 ? some : c->dP, c->K, c->D, c->dq);
+    if (v->rounding == ROUND_SUMS && !c->strange)
+        rounded_product(c, v, count, padded(d->D), c->s.Sk, c->dP, c->keys, c->K, c->D, c->dq, c->D);
+    else times_keys(c, count, d->D, v->only_last_tile > 0 ? some : c->dP, c->K, c->D, c->dq);
     for (int64_t n = 0; n < count * c->D; n++) c->dq[n] *= v->g.scale * v->dq_factor;
 }
 
 void compute_load_gradients(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
     load_existing(c, v, rows, &v->g.view[ATTN_T_dout], 1, 1, v->g.dims.Dv, c->Dv, c->dO);
+    round_operand(v, true, c->dO, rows->count * c->Dv);
 }
 
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
@@ -669,11 +684,19 @@ void compute_gradients(struct compute *c, const variation *v, const struct compu
     compute_load_gradients(c, v, rows);
     for (int64_t r = 0; r < count; r++) memset(c->dP + r * c->keys, 0, (size_t)columns * sizeof *c->dP);
     c->products->in_double(count, columns, d->Dv, c->dO, c->Dv, 1, c->VT, c->keys, c->dP, c->keys);
-    for (int64_t r = 0; r < count; r++) compute_row_gradients(c, v, rows, sums, r);
+    for (int64_t r = 0; r < count; r++) {
+        compute_row_gradients(c, v, rows, sums, r);
+        round_operand(v, true, c->P + r * c->keys, c->s.Sk);
+        round_operand(v, true, c->dP + r * c->keys, c->s.Sk);
+    }
     if (v->only_member < 0 || v->only_member == member) {
         add_to_keys(c, count, d->Dv, c->P, c->dO, c->Dv, c->dV);
         for (int64_t n = 0; n < count * c->D; n++) c->Q[n] *= v->g.scale * v->dk_factor;
         add_to_keys(c, count, d->D, c->dP, c->Q, c->D, c->dK);
+        if (v->rounding == ROUND_SUMS) {
+            round_all(v->round_dtype, c->dK, c->s.Sk * c->D);
+            round_all(v->round_dtype, c->dV, c->s.Sk * c->Dv);
+        }
     }
     gradient_of_queries(c, v, rows);
 }

@@ -447,20 +447,26 @@ static bool has_16_bits(const struct hypothesis_facts *f)
     return f->p->q.dtype == ATTN_F16 || f->p->q.dtype == ATTN_BF16;
 }
 
+static const attn_dtype halves[] = { ATTN_F16, ATTN_BF16 };
+
 HYPOTHESIS(scores_in_16_bit)
 {
     UNUSED;
-    v->rounding = n == 0 ? ROUND_SCORES : ROUND_SCALED_SCORES;
-    return has_16_bits(f);
+    v->round_dtype = halves[n % 2];
+    v->rounding = (enum variation_rounding)(ROUND_SCORES + n / 2);
+    snprintf(words, HYPOTHESIS_WORDS, "%s", attn_dtype_name(v->round_dtype));
+    return true;
 }
 
 HYPOTHESIS(accumulated_in_16_bit)
 {
-    static const int64_t terms[] = { 1, 4, 16, 64 };
+    static const int64_t terms[] = { 1, 16, 64 };
     v->rounding = ROUND_SUMS;
-    v->tile = terms[n];
-    snprintf(words, HYPOTHESIS_WORDS, "after every %lld terms", (long long)v->tile);
-    return has_16_bits(f);
+    v->round_dtype = halves[n % 2];
+    v->round_scores_too = n / 2 % 2;
+    v->tile = terms[n / 4];
+    snprintf(words, HYPOTHESIS_WORDS, "%s", attn_dtype_name(v->round_dtype));
+    return f->given != ATTN_TENSOR_BIT(lse);
 }
 
 HYPOTHESIS(tf32_products)
@@ -579,10 +585,13 @@ HYPOTHESIS(softcap_derivative_missing)
 
 HYPOTHESIS(dq_last_tile_only)
 {
+    static const int64_t rows[] = { 1, 0, 16, 32, 64, 128 };
+    const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED;
     v->only_last_tile = tiles[n % TILES];
-    v->backwards = n >= TILES;
+    v->backwards = n / TILES % 2;
+    v->only_last_rows = rows[n / (2 * TILES)];
     say_tiles(words, v->only_last_tile, v->backwards ? ", from the last to the first" : "");
-    return is_given(f, ATTN_T_dq) && f->most_k > v->only_last_tile;
+    return is_given(f, ATTN_T_dq) && f->most_k > v->only_last_tile && (placed || n < 2 * TILES);
 }
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
@@ -592,7 +601,7 @@ HYPOTHESIS(dq_last_tile_only)
 #define SCORES   .of_scores = true
 #define PATTERN  .of_pattern = true
 #define OTHER    .converts = false
-#define SIZE     .of_size = true
+#define SIZE     .of_pattern = true, .of_size = true
 #define ROW(name, count, kind, sentence, mend) \
     { .code = #name, .apply = name, .variants = count, kind, .says = sentence, .fix = mend },
 
@@ -657,9 +666,9 @@ const struct hypothesis hypotheses[] = {
     ROW(scale_twice_in_dk, 1, CONVERTS, "dk is multiplied by the scale twice", "divide dk by the scale")
     ROW(dv_of_unnormalized_p, 1, OTHER, "dv is of exponentials that are not divided by their sum", "compute dv with exp(score - lse)")
     ROW(softcap_derivative_missing, 1, OTHER, "the derivative of softcap is missing", "multiply dS by 1 - tanh(s / softcap)^2")
-    ROW(dq_last_tile_only, 10, OTHER, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")
-    ROW(scores_in_16_bit, 2, PATTERN, "scores are rounded to 16 bits before the softmax", "keep scores in float32")
-    ROW(accumulated_in_16_bit, 4, SIZE, "sums of products are kept in 16 bits", "sum in float32")
+    ROW(dq_last_tile_only, 60, OTHER, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")
+    ROW(scores_in_16_bit, 6, PATTERN, "scores are rounded to 16 bits before the softmax", "keep scores in float32")
+    ROW(accumulated_in_16_bit, 12, SIZE, "sums of products are kept in 16 bits", "sum in float32")
     ROW(tf32_products, 4, PATTERN, "products have the precision of TF32", "switch TF32 off where float32 is meant")
     ROW(truncated, 2, PATTERN, "numbers are cut, not rounded, to their dtype", "round to nearest, ties to even")
 };

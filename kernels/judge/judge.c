@@ -42,9 +42,9 @@
 enum {
     EMULATIONS = 6,                /* of a small problem */
     EMULATIONS_LARGE = 2,          /* of others */
-    CANDIDATES = 1024,             /* variants of mistakes that are kept */
+    CANDIDATES = 2048,             /* variants of mistakes that are kept */
     PAIR_FIRSTS = 5,               /* mistakes that others are added to */
-    PAIR_SECONDS = 64,             /* mistakes that are added to each */
+    PAIR_SECONDS = 300,            /* mistakes that are added to each */
     CONFIRMED = 8,                 /* explanations that are tested on all tiles */
     SMALL_MULTIPLY_ADDS = 1 << 24, /* a pass of so few is cheap: no sample is taken */
 };
@@ -590,17 +590,13 @@ static int by_score(const struct judge *j, int a, int b)
     return j->candidates[a].score < j->candidates[b].score ? -1 : j->candidates[a].score > j->candidates[b].score;
 }
 
-/* Puts `candidate` where its score says. */
+/* Puts a candidate where its score says, in a list of at most `most`. */
 static void insert(const struct judge *j, int *list, int *count, int most, int candidate)
 {
-    int at = *count < most ? (*count)++ : most - 1;
-    if (at == most - 1 && *count == most && at >= 0 && list[at] != candidate && *count > 0 &&
-        by_score(j, candidate, list[at]) >= 0 && list[at] >= 0)
-        return;
-    while (at > 0 && by_score(j, candidate, list[at - 1]) < 0) {
-        list[at] = list[at - 1];
-        at--;
-    }
+    int at = *count;
+    if (at < most) ++*count;
+    else if (by_score(j, candidate, list[--at]) >= 0) return;
+    for (; at > 0 && by_score(j, candidate, list[at - 1]) < 0; at--) list[at] = list[at - 1];
     list[at] = candidate;
 }
 
@@ -618,27 +614,25 @@ static bool removes_some(const struct judge *j, const struct candidate *c)
     return false;
 }
 
-/* Chooses the mistakes that pairs are made of. */
+/* Chooses the mistakes that pairs are made of. The first of a pair removes a part of the error. The second may be any
+ * mistake, for what it adds may be small beside the first one's error. */
 static void choose_pairs(struct judge *j)
 {
-    bool has_first[HYPOTHESES_MOST] = { false };
+    int best[HYPOTHESES_MOST];
     bool complete = false;
     j->first_count = j->second_count = 0;
-    memset(j->firsts, -1, sizeof j->firsts);
+    memset(best, -1, sizeof best);
     for (int n = 0; n < j->singles; n++) {
         const struct candidate *const c = &j->candidates[n];
+        int *const of_row = &best[c->first.row];
         complete |= !c->breaks && c->explains == j->wrong;
-        if (removes_some(j, c)) insert(j, j->firsts, &j->first_count, PAIR_FIRSTS, n);
+        if (removes_some(j, c) && (*of_row < 0 || by_score(j, n, *of_row) < 0)) *of_row = n;
     }
+    for (int row = 0; row < hypotheses_count; row++)
+        if (best[row] >= 0) insert(j, j->firsts, &j->first_count, PAIR_FIRSTS, best[row]);
     if (complete) j->first_count = 0;
-    for (int n = 0; n < j->singles && j->second_count < PAIR_SECONDS; n++) {
-        const struct candidate *const c = &j->candidates[n];
-        const bool frequent = c->first.row < HYPOTHESES_FREQUENT && c->first.variant == 0 && !c->first.alone;
-        if (!frequent && !removes_some(j, c)) continue;
-        if (has_first[c->first.row] && !removes_some(j, c)) continue;
-        has_first[c->first.row] = true;
-        j->seconds[j->second_count++] = n;
-    }
+    for (int n = 0; n < j->singles && j->second_count < PAIR_SECONDS; n++)
+        if (!hypotheses[j->candidates[n].first.row].of_pattern) j->seconds[j->second_count++] = n;
 }
 
 static bool next_pair(struct judge *j)
@@ -674,8 +668,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
     const double spread = rms > 0 ? mean_of(now) / rms : 0, of_spread = of > 0 ? mean_of(&c->size[which]) / of : 0;
-    return now->bad == 0 && rms > 4 * root_mean_square(j, which, &j->noise[which]) && of > rms / 1.5 &&
-           of < rms * 1.5 && spread > of_spread / 1.2 && spread < of_spread * 1.2;
+    return now->bad == 0 && rms > 4 * root_mean_square(j, which, &j->noise[which]) && of > rms / 2.5 &&
+           of < rms * 2.5 && spread > of_spread / 1.5 && spread < of_spread * 1.5;
 }
 
 /* Is a mistake of precision there? */
@@ -703,7 +697,6 @@ static bool is_explanation(const struct judge *j, const struct candidate *c)
 static void choose_confirmed(struct judge *j)
 {
     j->confirm_count = 0;
-    memset(j->confirm, -1, sizeof j->confirm);
     for (int n = 0; n < j->candidate_count; n++)
         if (is_explanation(j, &j->candidates[n])) insert(j, j->confirm, &j->confirm_count, CONFIRMED, n);
 }

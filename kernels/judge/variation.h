@@ -41,8 +41,9 @@ enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
 /* How a number is rounded where exact arithmetic would not. */
 enum variation_rounding {
     ROUND_NOTHING,
-    ROUND_SCORES,        /* q.k to q's dtype */
+    ROUND_SCORES,        /* q.k to round_dtype */
     ROUND_SCALED_SCORES, /* scale q.k to it */
+    ROUND_FINAL_SCORES,  /* the score after bias and ALiBi */
     ROUND_SUMS,          /* the sums of P V and of q.k to it after every `tile` terms */
     ROUND_TF32,          /* q and k to 10 bits behind the point */
     ROUND_TF32_ALL,      /* P and v too */
@@ -84,6 +85,8 @@ typedef struct variation {
     double lse_factor;
     bool lse_without_max;
     enum variation_rounding rounding;
+    attn_dtype round_dtype;
+    bool round_scores_too; /* ROUND_SUMS: sums of q.k, too */
 
     enum variation_dropout dropout;
     double dropout_p;
@@ -93,7 +96,8 @@ typedef struct variation {
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
     int64_t only_member;    /* dk and dv of this query head of a group; -1: of all */
-    int64_t only_last_tile; /* dq of the last tile of so many keys that the row sees; 0: of all */
+    int64_t only_last_tile; /* dq of the last tile of so many keys; 0: of all */
+    int64_t only_last_rows; /* the last that any row of a tile of so many rows may see; 0: the last of the sequence */
 
     uint64_t swapped;     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout */
     bool swapped_problem; /* the whole problem is: attention runs over the heads */

@@ -103,11 +103,7 @@ static void put_place(const struct counts *c, bool of_keys, bool packed, char *t
         if (put_axis(&w, single, several, c->wrong[a], c->size[a])) any = true, heads |= a == 1;
         else w.used = before, text[before] = '\0';
     }
-    if (!any)
-        put(&w, "elements of every head%s",
-            c->size[3] == 1 ? " and query"
-            : of_keys       ? ", key and column"
-                            : ", query and column");
+    if (!any) put(&w, "elements of every head, %s and column", of_keys ? "key" : "query");
     else if (!heads && c->size[1] > 1) put(&w, " of every head");
 }
 
