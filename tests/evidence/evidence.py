@@ -40,6 +40,7 @@ from kernel import Kernel, planted  # noqa: E402
 
 SEED = 20261127
 EXCEEDS = 10  # times `explained`: mistakes below may pass for rounding
+SHOWN = 100  # cases that are not as they should be
 DRAWS = 60  # problems drawn until a mistake matters in one
 FEWEST_COUNTED = 0.9  # of the problems of all codes
 UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}  # half the distance of two numbers, relative
@@ -334,9 +335,12 @@ def main(words=None):
         if server:
             server.stop()
     broken = report(found)
-    for f in found:
-        if f.why and 'refused' not in f.flags and f.counted:
-            print(f'{f.kind} {f.name}:{f.number}: {f.why}')
+    amiss = [f for f in found if f.counted and 'refused' not in f.flags and
+             any((flag in f.flags) == (side == 'at most') for kind, flag, side, _ in BOUNDS if kind == f.kind)]
+    for f in amiss[:SHOWN]:
+        print(f'amiss: {f.kind} --only {f.name}:{f.number}: first {f.first} {f.why}')
+    if len(amiss) > SHOWN:
+        print(f'and {len(amiss) - SHOWN} more')
     print(f'{len(found)} problems in {time.monotonic() - start:.0f} s: {"all bounds hold" if not broken else "broken: " + ", ".join(" ".join(b) for b in broken)}')
     return 1 if broken else 0
 

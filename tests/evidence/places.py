@@ -35,7 +35,7 @@ def ranges(text):
     take(STEPS, lambda step, name, a, b: (singular(name), range(int(a), int(b) + 1, int(step))))
     take(BETWEEN, lambda name, a, b: (singular(name), range(int(a), int(b) + 1)))
     take(PLAIN, lambda name, a, b, more: (singular(name), range(int(a), int(b) + 1) if b else [int(a), *map(int, re.findall(r'\d+', more or ''))]))
-    rest = re.sub(r'of every head|elements of every head, (query|key) and column|all elements|\bof\b|[, ]', '', text)
+    rest = re.sub(r'elements of every head( and query|, (query|key) and column)|of every head|all elements|\bof\b|[, ]', '', text)
     return found, rest
 
 

@@ -89,6 +89,7 @@ def test_every_code_of_the_server_is_planted(server):
     ('keys 0 to 31 of head 1', 'dk', 2 * 32 * 64),
     ('axis 1 from the end: 5', 'dbias', 4 * 256),
     ('elements of every head, query and column', 'out', 2 * 256 * 4 * 64),
+    ('elements of every head and query', 'lse', 2 * 4 * 256),
 ])
 def test_a_sentence_of_where_is_understood(text, tensor, count):
     shape = {'lse': (2, 4, 256), 'dbias': (1, 4, 256, 256)}.get(tensor, (2, 256, 4, 64))
