@@ -40,6 +40,7 @@ from kernel import Kernel, planted  # noqa: E402
 
 SEED = 20261127
 EXCEEDS = 10  # times `explained`: mistakes below may pass for rounding
+SAME = 1.01  # times the error that the first explanation leaves: explanations that leave no more share its place
 SHOWN = 100  # cases that are not as they should be
 DRAWS = 60  # problems drawn until a mistake matters in one
 FEWEST_COUNTED = 0.9  # of the problems of all codes
@@ -159,9 +160,9 @@ def codes_of(explanation):
 
 
 def first_codes(explanations):
-    """The codes of the first place: those that explain as much as the first."""
-    best = explanations[0]['error_if_so'] if explanations else None
-    return [c for e in explanations if e['error_if_so'] == best or e is explanations[0] for c in codes_of(e)]
+    """The codes of the first place: those that explain as much as the first, but for rounding."""
+    best = explanations[0]['error_if_so'] if explanations else 0
+    return [c for e in explanations if e['error_if_so'] <= SAME * best or e is explanations[0] for c in codes_of(e)]
 
 
 def judge(case, answer):
