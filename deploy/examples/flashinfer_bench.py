@@ -171,7 +171,8 @@ def run(root, name, uuid, saved, url):
     for w in answer['where']:
         print(f'  where: {w["tensor"]}, {w["what"]}')
     for e in answer['explanations']:
-        print(f'  because ({e["code"]}): {e["detail"]}\n  to fix: {e["fix"]}')
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two at once
+        print(f'  because ({codes}): {e["detail"]}\n  to fix: {e["fix"]}')
     return answer['verdict'] != 'mismatch'
 
 

@@ -65,7 +65,8 @@ def in_words(answer):
     lines += [f'  where: {w["tensor"]}, {w["what"]}: {w["wrong"]} of the {w["of_wrong"]} that are wrong' for w in answer['where']]
     lines += [f'  worst: {w["tensor"]}{w["index"]} is {w["got"]}, must be {w["want"]}' for w in answer['worst'][:3]]
     for e in answer['explanations']:
-        lines += [f'  because ({e["code"]}): {e["detail"]}', f'  to fix: {e["fix"]}']
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two at once
+        lines += [f'  because ({codes}): {e["detail"]}', f'  to fix: {e["fix"]}']
     if not answer['explanations']:
         lines.append('  no mistake that attnd knows explains it')
     if answer['not_tried']:

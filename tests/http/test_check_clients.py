@@ -89,6 +89,15 @@ def test_forward(assert_attention):
     assert 'assert_attention(out, lse=lse, q=q, k=k, v=v)' in said and 'pytest_attnd.py' not in said, said
 
 
+def test_two_mistakes_at_once_are_both_named(server, tmp_path):
+    status, said = run_pytest(tmp_path, '''
+def test_forward(assert_attention):
+    _, out, lse = forward(1)
+    assert_attention(out, lse=lse / np.float32(np.log(2)), q=q, k=k, v=v)
+''', server.url)
+    assert status == 1 and re.search(r'  because \((scale_missing and lse_base2|lse_base2 and scale_missing)\): ', said), said
+
+
 def test_a_wrong_gradient_fails_and_right_ones_beside_it_are_not_blamed(server, tmp_path):
     status, said = run_pytest(tmp_path, '''
 def test_gradients(assert_attention):
