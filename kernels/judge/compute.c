@@ -439,9 +439,10 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Weights and sum of a row whose tiles are not rescaled. P has exp(z - top) for the final top. Returns the sum that out
- * is divided by. */
-static double not_rescaled(const struct compute *c, const variation *v, const double *z, double sum, double *P)
+/* Weights and sum of a row whose tiles are not rescaled. P has exp(z - top) for the final top. Returns the sum
+ * that out is divided by. */
+static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
+                           double *P)
 {
     const int64_t tiles = attn_tiles(c->s.Sk, v->tile);
     double running = -INFINITY, other = 0;
@@ -454,6 +455,7 @@ static double not_rescaled(const struct compute *c, const variation *v, const do
             if (v->softmax != SOFTMAX_SUM_NOT_RESCALED) P[j] = e;
         }
     }
+    if (compute_sink(v, h) > -INFINITY) other += v->sink_weight * exp(compute_sink(v, h) - running);
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
@@ -505,7 +507,7 @@ static void softmax(struct compute *c, const variation *v, int64_t h, int64_t i,
     if (tail > 0) sum += (double)tail * exp(0 - top);
     const double right = sum;
     if (v->softmax >= SOFTMAX_OUT_NOT_RESCALED && v->softmax <= SOFTMAX_NONE_RESCALED)
-        sum = not_rescaled(c, v, z, sum, P);
+        sum = not_rescaled(c, v, h, z, sum, P);
     if (v->rounding == CUT_P)
         for (int64_t j = 0; j < Sk; j++) P[j] = cut(c->p->q.dtype, P[j]);
     if (v->rounding == ROUND_TF32_ALL || v->rounding == CUT_TF32_ALL) round_operand(v, true, P, Sk);

@@ -64,9 +64,9 @@ void compute_rows(struct compute *c, const variation *v, const struct compute_ro
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums);
 
-/* The steps of these, for emulate.c. compute_scores() hides and scores the products in row `r` of z, for query i of head
- * h. compute_dropout() says what dropout multiplies a row's probabilities by; false: by 1. compute_row_gradients() makes
- * P what dv takes, and dP what dq and dk take. */
+/* The steps of these, for emulate.c. compute_scores() hides and scores the products in row `r` of z, for query i
+ * of head h. compute_dropout() says what dropout multiplies a row's probabilities by; false: by 1.
+ * compute_row_gradients() makes P what dv takes, and dP what dq and dk take. */
 void compute_load_queries(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r);
 bool compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);

@@ -1,7 +1,7 @@
 /* emulate.c: attention with the roundings of a right kernel. See emulate.h.
  *
- * Products are in float32 with sums in order; a tile of scores is rounded once, as is each exponential. P, dS and what
- * dropout leaves of them are rounded to q's dtype where that has 16 bits or fewer. */
+ * Products are in float32 with sums in order; a tile of scores is rounded once, as is each exponential. P, dS and
+ * what dropout leaves of them are rounded to q's dtype where that has 16 bits or fewer. */
 #include "kernels/judge/emulate.h"
 
 #include <math.h>

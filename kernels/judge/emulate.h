@@ -1,7 +1,8 @@
 /* emulate.h: what a right kernel computes, with its roundings.
  *
- * A kernel multiplies numbers of q's dtype, rounds P and dS to that dtype and sums in float32, tile by tile. Its result
- * differs from the exact one by what these roundings make. An emulation says how much that is on this very problem. */
+ * A kernel multiplies numbers of q's dtype, rounds P and dS to that dtype and sums in float32, tile by tile. Its
+ * result differs from the exact one by what these roundings make. An emulation says how much that is on this very
+ * problem. */
 #ifndef JUDGE_EMULATE_H
 #define JUDGE_EMULATE_H
 
@@ -14,8 +15,8 @@ struct emulation {
     bool normalized_first; /* P is divided by its sum before it is rounded */
 };
 
-/* Computes as compute_rows() and compute_gradients() do, with roundings: out, lse, dq of the tile, and dK, dV and sums.
- * `scratch` is of emulate_floats() numbers. Call compute_keys() with the right variation before. */
+/* Computes as compute_rows() and compute_gradients() do, with roundings: out, lse, dq of the tile, and dK, dV and
+ * sums. `scratch` is of emulate_floats() numbers. Call compute_keys() with the right variation before. */
 int64_t emulate_floats(const struct compute *c);
 void emulate_keys(const struct compute *c, float *scratch);
 void emulate_rows(struct compute *c, const struct emulation *e, const variation *v, const struct compute_rows *rows,

@@ -8,12 +8,14 @@
  *   PAIRS      two mistakes at once, where no single one explains everything
  *   CONFIRM    the best ones on all tiles
  *
- * Each phase is a list of passes, each pass a walk over tiles, each step a tile. A walk keeps nothing but differences.
+ * Each phase is a list of passes, each pass a walk over tiles, each step a tile. A walk keeps nothing but
+ * differences.
  *
- * A mistake explains a tensor that is wrong where the results agree with what a kernel with that mistake gives: the
- * largest and the mean difference fall to a tenth, or the largest is within the limit. It must not make wrong what is
- * right. Which mistake is best is decided by the sum over the wrong tensors of the logarithm of what is left of the
- * error (root of the mean square); what two mistakes leave is compared beside the rounding of a right kernel. */
+ * A mistake explains a tensor that is wrong where the results agree with what a kernel with that mistake gives:
+ * the largest and the mean difference fall to a tenth, or the largest is within the limit. It must not make wrong
+ * what is right. Which mistake is best is decided by the sum over the wrong tensors of the logarithm of what is
+ * left of the error (root of the mean square); what two mistakes leave is compared beside the rounding of a right
+ * kernel. */
 #include "kernels/judge/judge.h"
 
 #include <float.h>
@@ -511,6 +513,7 @@ static bool begin_candidate(struct judge *j, const struct candidate *c, bool who
         v.g = of_other.g;
         whole = true;
     }
+    if (j->sample_count == j->frame.count) whole = true;
     if (v.one_sequence && j->p.op == ATTN_OP_BACKWARD) whole = true;
     begin_pass(j, frame, &v, whole ? NULL : j->sample, j->sample_count);
     j->pass.alone = c->first.alone || c->second.alone;
@@ -534,8 +537,8 @@ static int emulation_count(const struct judge *j)
     return multiply_adds(&j->p) <= SMALL_MULTIPLY_ADDS ? EMULATIONS : EMULATIONS_LARGE;
 }
 
-/* Tiles for the tests: those of a cheap problem all, else some, spread, among them the first and the last. In a backward
- * they are whole heads. */
+/* Tiles for the tests: those of a cheap problem all, else some, spread, among them the first and the last. In a
+ * backward they are whole heads. */
 static void choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;

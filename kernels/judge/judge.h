@@ -1,7 +1,8 @@
 /* judge.h: what is wrong with a caller's results?
  *
- * A judge computes a problem in float64 and holds a caller's results against it. Where they are wrong, it tests the
- * mistakes of hypotheses.c: it computes what a kernel with that mistake gives, and looks whether the results are that.
+ * A judge computes a problem in float64 and holds a caller's results against it. Where they are wrong, it tests
+ * the mistakes of hypotheses.c: it computes what a kernel with that mistake gives, and looks whether the results
+ * are that.
  *
  *   judge_open()      sizes up the problem and chooses rows
  *   judge_step()      some milliseconds of work; true: complete
@@ -56,8 +57,8 @@ typedef struct judge_place {
     int64_t wrong, of_wrong;
 } judge_place;
 
-/* A mistake that explains the difference. now, if_so: max_abs of the tensor that it explains best, as it is, and against
- * what a kernel with the mistake gives. */
+/* A mistake that explains the difference. now, if_so: max_abs of the tensor that it explains best, as it is, and
+ * against what a kernel with the mistake gives. */
 typedef struct judge_explanation {
     const char *code, *and_code; /* and_code: a second mistake at once; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
@@ -88,15 +89,16 @@ attn_status judge_check(const attn_problem *problem, const attn_tensor results[A
 /* Bytes of memory that judge_open() takes for this problem and time; INT64_MAX: more than a judge may have. */
 int64_t judge_bytes(const attn_problem *problem, double seconds);
 
-/* `problem` has passed attn_check() without its results; its op says whether gradients are computed. results[id] are the
- * caller's, C-contiguous, rank 0 where not given; at least one is. A result may have the shape of another layout: it
- * needs the right number of elements alone. `seconds` is the time that all of it should take: rows are chosen so that
- * the truth takes a third of it. Errors: INVALID (a result's size; the member is named), TOO_LARGE (not even a part can
- * be computed in memory of JUDGE_BYTES), NO_MEMORY. */
+/* `problem` has passed attn_check() without its results; its op says whether gradients are computed. results[id]
+ * are the caller's, C-contiguous, rank 0 where not given; at least one is. A result may have the shape of another
+ * layout: it needs the right number of elements alone. `seconds` is the time that all of it should take: rows are
+ * chosen so that the truth takes a third of it. Errors: INVALID (a result's size; the member is named), TOO_LARGE
+ * (not even a part can be computed in memory of JUDGE_BYTES), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], double seconds,
                        judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Half of the time is over: where the truth of all chosen rows is not known yet, the judge makes do with those that are. */
+/* Half of the time is over: where the truth of all chosen rows is not known yet, the judge makes do with those
+ * that are. */
 void judge_hurry(judge *j);
 /* Are errors and verdict known? Explanations may still be missing. */
 bool judge_has_verdict(const judge *j);

@@ -22,8 +22,8 @@ struct reading {
     int64_t batch, head, row, column;
 };
 
-/* A problem cut into tiles. Tiles of a key/value head follow each other, then those of the other sequences with the same
- * head. */
+/* A problem cut into tiles. Tiles of a key/value head follow each other, then those of the other sequences with
+ * the same head. */
 struct frame {
     attn_problem p;
     attn_geometry g;

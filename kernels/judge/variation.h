@@ -1,8 +1,8 @@
 /* variation.h: attention as it is defined, or with one thing done otherwise.
  *
- * A mistake that kernels make is data here: a struct variation. With all members as variation_of() sets them, compute.c
- * computes what is right. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel with
- * that mistake would give. Two mistakes at once are two changes of one struct. */
+ * A mistake that kernels make is data here: a struct variation. With all members as variation_of() sets them,
+ * compute.c computes what is right. A hypothesis of hypotheses.c changes some members, and compute.c computes what
+ * a kernel with that mistake would give. Two mistakes at once are two changes of one struct. */
 #ifndef JUDGE_VARIATION_H
 #define JUDGE_VARIATION_H
 

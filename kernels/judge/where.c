@@ -1,8 +1,8 @@
 /* where.c: the worst elements, and where the wrong ones are. See judge_internal.h.
  *
- * The wrong elements of a tensor are counted along each of its axes: batch rows, heads, queries or keys, columns. An
- * axis on which all are wrong, or every second one, is said so; the other axes get the numbers that have wrong elements.
- * So the sentence covers all wrong elements, and says no more than it must. */
+ * The wrong elements of a tensor are counted along each of its axes: batch rows, heads, queries or keys, columns.
+ * An axis on which all are wrong, or every second one, is said so; the other axes get the numbers that have wrong
+ * elements. So the sentence covers all wrong elements, and says no more than it must. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -13,7 +13,8 @@ static const char examples[] =
     "  attnd --listen 0.0.0.0:8080 --log-format json     serve on all addresses, log as JSON\n"
     "  attnd --listen unix:/run/attnd.sock --devices cpu\n"
     "  ATTND_MAX_BODY_BYTES=256M attnd --queue-depth=64  the environment, overridden by flags\n"
-    "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n";
+    "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n"
+    "  attnd check results.safetensors                   what is wrong with a kernel's results\n";
 
 /* ---- Help -------------------------------------------------------------------------------------------------------- */
 
@@ -59,7 +60,8 @@ void config_help(FILE *to)
     fprintf(to,
             "attnd %s (%s): exact attention, forward and backward, over HTTP\n\n"
             "Usage: attnd [options]\n"
-            "       attnd healthcheck [URL]\n\n"
+            "       attnd healthcheck [URL]\n"
+            "       attnd check FILE.safetensors [--members FILE.json] [--json]\n\n"
             "Each option can be given as --name VALUE, as --name=VALUE or in the environment.\n"
             "A command-line option overrides its variable. Sizes take the suffixes K, M and G, powers of 1024.\n\n"
             "  %-36s%-30s%s\n",
@@ -109,6 +111,12 @@ static const char man_head[] =
     ".br\n"
     ".B attnd healthcheck\n"
     ".RI [ URL ]\n"
+    ".br\n"
+    ".B attnd check\n"
+    ".IR FILE .safetensors\n"
+    ".RB [ \\-\\-members\n"
+    ".IR FILE .json]\n"
+    ".RB [ \\-\\-json ]\n"
     ".SH DESCRIPTION\n"
     "attnd computes attention for whoever can POST tensors: out = softmax(scale q k^T + masks) v, and the gradients\n"
     "of a loss with respect to q, k and v.\n"
@@ -117,6 +125,10 @@ static const char man_head[] =
     ".PP\n"
     ".B attnd healthcheck\n"
     "exits with 0 while a server takes work.\n"
+    ".PP\n"
+    ".B attnd check\n"
+    "says what is wrong with the results of a kernel, without a server; it exits with 0 where they are right, with 1\n"
+    "where they are wrong, with 64 for wrong arguments and with 65 for a file that is not understood.\n"
     ".SH OPTIONS\n"
     "Each option can be given as \\-\\-name VALUE, as \\-\\-name=VALUE or in the environment.\n"
     "A command-line option overrides its variable.\n"
@@ -202,7 +214,7 @@ void config_help_bash(FILE *to)
           to);
     for (size_t i = 0; i < config_option_count; i++) fprintf(to, " --%s", config_options[i].flag);
     fputs("'\n"
-          "        [ \"$COMP_CWORD\" != 1 ] || words=\"healthcheck $words\"\n"
+          "        [ \"$COMP_CWORD\" != 1 ] || words=\"healthcheck check $words\"\n"
           "        ;;\n"
           "    esac\n"
           "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$word\")\n"

@@ -1,8 +1,9 @@
-/* finish.h: work between a job's run and its answer. Results are judged (a check), rows are recomputed in float64 (`verify`), outputs are written to
- * shared memory, and the text of many numbers (`encoding`: array) is measured, because its length is sent first.
+/* finish.h: work between a job's run and its answer. Results are judged (a check), rows are recomputed in float64
+ * (`verify`), outputs are written to shared memory, and the text of many numbers (`encoding`: array) is measured,
+ * because its length is sent first.
  *
- * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, in turn with
- * pieces of other jobs. If the request stops waiting, it ends with the piece that runs. */
+ * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, in turn
+ * with pieces of other jobs. If the request stops waiting, it ends with the piece that runs. */
 #ifndef FINISH_H
 #define FINISH_H
 
@@ -41,8 +42,8 @@ struct finishing {
 /* True if the job needs any of this work. */
 bool finish_is_wanted(const struct job *job);
 
-/* Makes the work of a job. The loop calls done(context, it) once: when all is done, or after the piece in which it was
- * cancelled. NULL when out of memory. */
+/* Makes the work of a job. The loop calls done(context, it) once: when all is done, or after the piece in which it
+ * was cancelled. NULL when out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -45,11 +45,12 @@ def program_of(text, beginning):
     return only(re.findall(rf'^```python\n({beginning}.*?)^```\n\n```\n(.*?)^```$', text, re.M | re.S), beginning)
 
 
+KERNEL, KERNEL_PRINTED = program_of(README, 'p = ')
 (PROGRAM, PRINTED), (FILES, FILES_PRINTED) = program_of(README, 'import base64'), program_of(PROTOCOL, 'import ml_dtypes')
 
 
 def test_every_block_is_run():
-    known = set(TRANSCRIPTS) | {PROGRAM, PRINTED}
+    known = set(TRANSCRIPTS) | {PROGRAM, PRINTED, KERNEL, KERNEL_PRINTED}
     assert {text for _, text in FENCED} <= known and len(TRANSCRIPTS) == 2
 
 
@@ -73,6 +74,13 @@ def test_the_python_program(server):
     def same(text):
         return re.sub(r"cpu \w+|'(max_abs|relative)': [0-9.e-]+", '', text)
     assert same(run.stdout) == same(PRINTED)
+
+
+def test_the_program_goes_on_with_a_kernel_that_is_wrong(server):
+    program = (PROGRAM + KERNEL).replace('http://127.0.0.1:8080', server.url)
+    run = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=50 * service.SLOWER)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.endswith(KERNEL_PRINTED)
 
 
 def in_bfloat16(program, server):
@@ -207,7 +215,7 @@ def exact():
         yield server
 
 
-def without(value, names=('backend', 'timing_us', 'request_id')):
+def without(value, names=('backend', 'timing_us', 'request_id', 'explained', 'limit', 'error_if_so')):
     if isinstance(value, dict):
         return {n: without(v) for n, v in value.items() if n not in names}
     return [without(v) for v in value] if isinstance(value, list) else value
