@@ -6,6 +6,7 @@ extern const cuda_kernel sm90_f8_forward;                               /* sm90/
 extern const cuda_kernel sm90_packed_forward, sm90_forward;             /* sm90/forward/forward.cu */
 extern const cuda_kernel sm90_packed_pairs_forward, sm90_pairs_forward; /* sm90/forward/forward_pairs.cu */
 extern const cuda_kernel sm90_backward;                                 /* sm90/backward/backward.cu */
+extern const cuda_kernel sm90_pairs_backward;                           /* sm90/backward/backward_pairs.cu */
 extern const cuda_kernel sm90_backward_256;                             /* sm90/backward/backward_256.cu */
 extern const cuda_kernel sm90_latent_forward;                           /* sm90/latent/latent.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward;       /* sm80/forward.cu */
@@ -26,6 +27,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &generic_forward,
     &sm90_latent_forward,
     &sm90_backward,
+    &sm90_pairs_backward,
     &sm90_backward_256,
     &generic_backward,
     &f32_forward,
