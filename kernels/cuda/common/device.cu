@@ -187,6 +187,7 @@ double step_seconds()
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
+    d->chip.first_forward = first_kernel(ATTN_OP_FORWARD);
     attn_capabilities *const can = &d->base.can;
     for (int i = 0; i < cuda_kernel_count && can->kernel_count < ATTN_MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];
