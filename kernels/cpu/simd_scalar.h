@@ -109,7 +109,7 @@ static inline void simd_join_entropy(float most, float sum, float part, float *m
     if (*l == 0) *l = sum, *e = part;
     else {
         const float scale = by == 0 ? 1.0f : exp2f(by);
-        *e = part + scale * (*e + by * *l);
+        *e = part + (scale > 0 ? scale * (*e + by * *l) : 0);
         *l = sum + scale * *l;
     }
     *m = most;

@@ -203,6 +203,8 @@ class Case:
             self.members['encoding'] = 'array'
         self.envelope = not self.context and chance(0.15)
         self.extreme = extreme
+        self.observe = not back and self.more.random() < 0.5
+        self.cells = [int(n) for n in self.more.integers(1, 9, 2)]
 
     def rooms(self, lq, lk):
         """Adds cu_seqlens, and seqlens where a sequence has more room than rows. Returns the rows from each sequence to the next, of q and k."""
@@ -298,7 +300,8 @@ class Case:
     def describe(self):
         said = [f'{n}={v["dtype"]}{v["shape"]}' if isinstance(v, dict) and 'shape' in v else f'{n}={v}' for n, v in self.members.items()]
         return ('backward ' if self.back else 'forward ') + ' '.join(said) + (' context' if self.context else '') + \
-            (' envelope' if self.envelope else '') + (' base 2' if self.base_2 else '') + (f' extreme={self.extreme}' if self.extreme else '')
+            (' envelope' if self.envelope else '') + (' base 2' if self.base_2 else '') + (' observe' if self.observe else '') + \
+            (f' extreme={self.extreme}' if self.extreme else '')
 
 
 # ---- Judging ---------------------------------------------------------------------------------------------------------
@@ -410,6 +413,35 @@ def check_base_2(case, members, exact, size, post):
     return 'an lse in base 2 was accepted' if must else ''
 
 
+def check_observe(case, size, post):
+    """Asks what the queries of a forward look at: what is wrong with the answer, or ''."""
+    p = case.problem
+    want = oracle.observe(p, case.cells)
+    if not p['q'].size or not p['k'].size:
+        want.pop('map', None)
+    members = {n: x for n, x in case.members.items() if n not in ('v', 'v_scale', 'out_dtype')}
+    members.update(observe=list(want), **({'map': case.cells} if 'map' in want else {}))
+    got, answer = post('/v1/attention/observe', members)
+    pairs = want.pop('pairs')
+    if answer['pairs'] != pairs:
+        return f'pairs: {answer["pairs"]}, must be {pairs}'
+    blur = blur_of(case, size)
+    score = np.maximum(blur, bounds.of_lse(p, case.exact))
+    share, rows, most = np.expm1(min(2 * float(np.max(score, initial=0)), 80.0)), p['q'].shape[-3], np.log(p['k'].shape[-3] + 2)
+    mass = {n: np.minimum(share * want[n], rows) for n in ('key_mass', 'map') if n in want}
+    bound = {'row_max': score, 'lse': score, 'max_logit': np.max(score, initial=0), 'entropy': min(2 * share, 1) * most,
+             'mean_entropy': min(2 * share, 1) * most, **mass}
+    scores, noise = tolerances(case, size)['lse'], LIMITS[case.dtype][3]
+    for name in want:
+        if name not in got:
+            return f'{name}: missing'
+        tolerance = scores if name in ('row_max', 'lse', 'max_logit') else (1e-5, noise)
+        why = differs(name, got[name], want[name], bound[name], tolerance)
+        if why:
+            return why
+    return ''
+
+
 def check(case, ask):
     """Sends the case with ask(path, members) -> (status, answer), and compares. Returns what is wrong, or ''."""
     p = case.problem
@@ -465,7 +497,10 @@ def check(case, ask):
         why = differs(name, got[name], overflowed(want[name], got[name], dtype, limits[name][0]), bound.get(name, 0.0), limits[name])
         if why:
             return why
-    return ''
+    try:
+        return check_observe(case, size, post) if case.observe else ''
+    except Refused as e:
+        return f'observe: {e}'
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------

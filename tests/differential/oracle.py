@@ -6,6 +6,7 @@ whole matrices: nothing is tiled.
 
     answer = forward(problem)                      {'out': [B, Sq, H, Dv], 'lse': [B, H, Sq]}       packed: [total_q, ...], [H, total_q]
     grads = backward(problem)                      dq dk dv, and dsinks dbias dalibi_slopes where those are given
+    what the queries look at = observe(problem)    row_max lse entropy max_logit mean_entropy key_mass map pairs
 """
 import numpy as np
 
@@ -171,6 +172,34 @@ def forward(p):
         out[x.rows], lse[x.lse_at] = x.out, x.lse
         size = max(size, x.size)
     return {'out': out, 'lse': lse}, size
+
+
+def observe(p, cells):
+    """PROTOCOL.md, "Observe"; `cells` is [m, n] of a map, which packed problems have not."""
+    H, N, packed = p['q'].shape[-2], len(sequences(p)), 'cu_seqlens_q' in p
+    lse = empty_answer(p)[1]
+    g = {'row_max': lse, 'lse': lse.copy(), 'entropy': np.zeros(lse.shape), 'max_logit': np.full((N, H), -np.inf),
+         'mean_entropy': np.zeros((N, H)), 'pairs': 0}
+    rows = 0 if keys_are_packed(p) else p['k'].shape[1]  # of each sequence's keys, which are one after the other where q is packed
+    mass = np.zeros((H, p['k'].shape[0] if keys_are_packed(p) else N * rows))
+    if not packed:
+        g['map'] = np.zeros((N, H, *cells))
+    for b, h, x in heads(p):
+        seen, keys = x.sees.any(1), x.keys[0].start if keys_are_packed(p) else b * rows
+        largest = np.max(x.z, 1, initial=-np.inf)
+        log = np.where(x.P > 0, x.z - x.top[:, None] - x.rest[:, None], 0)
+        sink = np.where(x.empty | (x.sink == -np.inf), -np.inf, x.sink - x.top - x.rest)
+        entropy = -(x.P * log).sum(1) - np.where(sink > -np.inf, np.exp(sink) * np.where(sink > -np.inf, sink, 0), 0)
+        g['row_max'][x.lse_at], g['lse'][x.lse_at], g['entropy'][x.lse_at] = largest, x.lse, np.where(seen, entropy, 0)
+        g['max_logit'][b, h] = np.max(largest, initial=-np.inf)
+        g['mean_entropy'][b, h] = entropy[seen].mean() if seen.any() else 0
+        mass[h, keys:keys + x.P.shape[1]] = x.P.sum(0)
+        g['pairs'] += int(x.sees.sum())
+        if not packed:
+            row, column = (np.arange(n) * m // total for n, m, total in zip(x.P.shape, cells, (p['q'].shape[1], p['k'].shape[1])))
+            np.add.at(g['map'][b, h], (row[:, None], column[None, :]), x.P)
+    g['key_mass'] = mass if packed else mass.reshape(H, N, rows).swapaxes(0, 1)
+    return g
 
 
 def backward(p):

@@ -13,6 +13,8 @@ import oracle
 import wire
 
 SEED, GROUPS, CASES = 20261122, 8, 50
+OBSERVED = ['row_max', 'entropy', 'max_logit', 'mean_entropy', 'key_mass']
+NEEDS = {'out': 'q', 'lse': 'q', **dict.fromkeys(OBSERVED, 'q'), 'key_mass': 'k'}
 
 
 @pytest.mark.limit(240)
@@ -33,19 +35,21 @@ def test_the_judge_can_say_no(server):
         case = differential.Case(SEED, number)
         if case.context or case.envelope or case.extreme or case.base_2:
             continue
-        for name in case.members.get('outputs', ['out', 'lse']):
+        for name in case.members.get('outputs', ['out', 'lse'] + [n for n in OBSERVED if case.observe and n not in noticed]):
             def wrong(path, members, name=name):
                 status, answer = ask(path, members)
+                if name not in answer:
+                    return status, answer
                 value = wire.value(answer[name]).astype(np.float64)
                 if value.size:
                     at = np.unravel_index(value.size // 2, value.shape)
                     value[at] = 1.5 * np.nan_to_num(np.abs(value), posinf=1, neginf=1).max() + 1
                 answer[name] = wire.tensor(value, 'float32')
                 return status, answer
-            if np.prod(case.members[{'out': 'q', 'lse': 'q'}.get(name, name[1:])]['shape']) and case.members['v']['shape'][-1]:
+            if np.prod(case.members[NEEDS.get(name, name[1:])]['shape']) and case.members['v']['shape'][-1]:
                 assert differential.check(case, wrong).startswith(name), (number, name)
                 noticed.add(name)
-    assert noticed >= {'out', 'lse', 'dq', 'dk', 'dv', 'dsinks', 'dbias', 'dalibi_slopes'}
+    assert noticed >= {'out', 'lse', 'dq', 'dk', 'dv', 'dsinks', 'dbias', 'dalibi_slopes', *OBSERVED}
     case = differential.Case(SEED, 0)
     assert differential.check(case, lambda path, members: (200, {})).endswith('missing')
     assert differential.check(case, lambda path, members: (400, {'detail': 'no'})) == '400 no'

@@ -207,7 +207,8 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
 
 /* Bias as large as float32 can hold. 1: a mask written with the most negative number, as many do, that leaves every
  * third row nothing else. 2: every row has numbers from several such levels. A score of ordinary size is lost beside
- * any of them, so a row is the mean of the values at its highest level. */
+ * any of them, so a row is the mean of the values at its highest level. 3: that number for the first half of the keys,
+ * as for padding on the left. */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
     static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
@@ -217,6 +218,10 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
         if (i % keys == 0) in_row = rng_next(r);
         if (kind == 1) {
             if (i / keys % 3 == 1 || rng_chance(r, 0.5)) tensor_set(t, i, -3.38e38);
+            continue;
+        }
+        if (kind == 3) {
+            if (i % keys < keys / 2) tensor_set(t, i, -3.38e38);
             continue;
         }
         uint64_t level = rng_next(r) % ARRAY_SIZE(levels);

@@ -55,6 +55,7 @@ void test_observables_agree_with_the_reference(void **state)
         SPEC(.name = "products that overflow", LOOK, SIZES(20, 70, 64), .q_amp = 1e19, .has_scale = true,
              .scale = 1e-38),
         SPEC(.name = "a mask of huge numbers", LOOK, SIZES(20, 70, 64), .bias = 8, .bias_levels = 1),
+        SPEC(.name = "padding on the left", LOOK, SIZES(3, 2260, 8), .bias = 8, .bias_levels = 3, .sinks = 2),
         SPEC(.name = "scale 0", LOOK, SIZES(20, 70, 64), .has_scale = true),
         SPEC(.name = "a negative scale", LOOK, SIZES(20, 170, 64), .has_scale = true, .scale = -0.3),
         SPEC(.name = "softcap, ALiBi, bias", LOOK, SIZES(90, 170, 64), .softcap = 5, .alibi = 1, .bias = 8,
