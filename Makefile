@@ -309,7 +309,7 @@ test: ## build and run all tests
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
 http-all: PARTS := 3
 http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench
-	$(PYTEST) conformance differential http
+	$(PYTEST) conformance differential evidence http
 
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(call halves,$(filter %/test_backends,$(UNIT))) $(filter-out %/test_backends,$(UNIT))
@@ -338,6 +338,10 @@ conformance: $B/attnd ## random problems against float64 over HTTP (ATTND_SEEDS=
 SECONDS ?= 60
 differential: $B/attnd ## random problems over all options against NumPy in float64 for SECONDS=60 (ARGS="--seed 1 --case 7" for one)
 	cd tests && $(TESTENV) $(PYTHON) differential/differential.py $(or $(ARGS),--seconds $(SECONDS))
+
+evidence: $B/attnd ## can the check endpoint be trusted? Planted mistakes, right results, and what it says of them (EVIDENCE=all: 2400 problems; ARGS="--only alignment:7 --show")
+	@sh tests/setup.sh test
+	cd tests && $(TESTENV) $(PYTHON) evidence/evidence.py $(if $(filter all,$(EVIDENCE)),--all) $(ARGS)
 
 fuzz-replay: $(REPLAY) ## feed every fuzz target its corpus
 	@sh tests/run_fuzz.sh replay $(REPLAY)
@@ -454,4 +458,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run install uninstall test unit http http-all http-other conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate arm64 fresh format check-format check-layers check-shape print-cuda print-advice clean help
+.PHONY: all run install uninstall test unit http http-all http-other conformance differential evidence fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate arm64 fresh format check-format check-layers check-shape print-cuda print-advice clean help

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'conformance'))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'differential'))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'evidence'))
 import service  # noqa: E402
 import under_way  # noqa: E402
 

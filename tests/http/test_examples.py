@@ -29,6 +29,9 @@ SAYS = {
     'cuda_shared_memory_client.py': r'(cuda|fake):0 \w+: out \(2, 100, 4, 64\), the largest error is .+; lse \(2, 4, 100\)\nrefused: out: .+ \(400\)\n',
     'torch_client.py': r'out: .+\ndq: .+\ndk: .+\ndv: .+\ndbias: \(1, 4, 100, 100\), the largest error is .+ of the largest number\n'
                        r'gradcheck: passed with eps 1e-2, atol 1e-3, rtol 1e-2\ncompiled in one graph, and mapped over three problems\nrefused: k: .+\n',
+    'pytest_attnd.py': r'right: (match|rounding)\nwrong: mismatch: forward of attention\n  out: .+\n(  where: .+\n)+(  worst: .+\n)+  because \(scale_missing\): .+\n  to fix: .+\n(.+\n)*',
+    'flashinfer_bench.py': r'gqa_paged_decode_h4_kv2_d16_ps4 \w+: (match|rounding)\n  out: .+\n  lse: .+\ngqa_paged_decode_h4_kv2_d16_ps4 \w+: mismatch\n  out: .+\n  lse: .+\n'
+                           r'(  where: .+\n)+  because \(heads_interleaved\): .+\n  to fix: .+\n(.+\n)*',
     'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nobserve: 3 pairs, entropy 0\.0000 0\.\d+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
     'merge.sh': r'merge: out is 3\nrefused: parts: there are 0, must be 1 to 64\n',
     'merge_client.py': r'3 parts: out \(1, 90, 4, 32\), the largest error is .+\ngradients of all parts together: the largest error is .+\n'

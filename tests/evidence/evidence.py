@@ -1,0 +1,350 @@
+"""Can `POST /v1/attention/check` be trusted? Thousands of results of kernels that are right, or wrong in a known way,
+are checked by a server, and its verdicts are counted.
+
+    make evidence                    a part of some hundred problems, in CI
+    make evidence EVIDENCE=all       all of them; minutes
+    make evidence ARGS="--only alignment:7 --show"    one problem, and the whole answer
+
+| kind | what the kernel does | what must be answered |
+|---|---|---|
+| table | one mistake that has a code (known_mistakes.py) | never match; its code, or one that computes the same here, first |
+| right | nothing wrong; four dtypes, tiles of 32 to 256 keys | never mismatch |
+| invented | one mistake that has no code (inventions.py) | mismatch; where it is; no explanation |
+| pair | two mistakes of the ten most frequent | both codes |
+
+A mistake counts where its error exceeds ten times `explained`: smaller ones are drawn again. Whether another code
+computes the same is decided by computing both. Seeds are fixed. The exit status is 1 where a bound of BOUNDS breaks."""
+import argparse
+import collections
+import http.client
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+import types
+import urllib.parse
+import zlib
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, '..'), os.path.join(HERE, '../differential')]
+import inventions  # noqa: E402
+import known_mistakes as mistakes  # noqa: E402
+import places  # noqa: E402
+import problems  # noqa: E402
+from kernel import Kernel, planted  # noqa: E402
+
+SEED = 20261127
+EXCEEDS = 10  # times `explained`: mistakes below may pass for rounding
+SAME = 1.01  # times the error that the first explanation leaves: explanations that leave no more share its place
+SHOWN = 100  # cases that are not as they should be
+DRAWS = 60  # problems drawn until a mistake matters in one
+FEWEST_COUNTED = 0.9  # of the problems of all codes
+UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}  # half the distance of two numbers, relative
+ATOL = {'float32': 1e-6, 'float16': 1e-5, 'bfloat16': 1e-4, problems.FLOAT8: 1e-4}
+WIDE, MANY = 10, 64  # times the error of the kernel here, of tensors with so many elements: a limit beyond would hide mistakes
+COVERED = 0.99  # share of the wrong elements that lie in the places of `where`
+TIMEOUT_MS = 60000  # enough for every hypothesis on every problem here
+PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')  # some never exceed ten times `explained`
+PAIR_OPPOSES = ({'alignment', 'causal_missing'},)  # without causal there is no alignment
+
+# (kind, what is counted, 'at most' or 'at least', share)
+BOUNDS = (
+    ('table', 'passed', 'at most', 0.0),
+    ('table', 'named first', 'at least', 0.95),
+    ('right', 'mismatch', 'at most', 0.0),
+    ('right', 'limit is wide', 'at most', 0.0),
+    ('invented', 'mismatch', 'at least', 1.0),
+    ('invented', 'located', 'at least', 1.0),
+    ('invented', 'explained falsely', 'at most', 0.03),
+    ('pair', 'both named', 'at least', 0.70),
+)
+
+
+# ---- Cases -----------------------------------------------------------------------------------------------------------
+
+def cases(everything):
+    """(kind, name, number) of all."""
+    def of(kind, names, all_of, part_of):
+        return [(kind, name, n) for name in names for n in range(all_of if everything else part_of)]
+    pairs = ['+'.join(p) for p in itertools.combinations(mistakes.FREQUENT, 2) if set(p) not in PAIR_OPPOSES]
+    dtypes = problems.DTYPES + (problems.FLOAT8,)
+    return (of('table', mistakes.TABLE, 25, 1) + of('right', dtypes, 100, 6) +
+            of('invented', list(inventions.ALL) if everything else list(inventions.ALL)[::2], 7, 1) +
+            of('pair', pairs if everything else pairs[::6], 4, 1))
+
+
+def error(got, want):
+    """The largest difference: infinite where one is NaN or infinite and the other is not."""
+    with np.errstate(invalid='ignore'):
+        d = np.abs(np.where(got == want, 0, got - want))
+    return float(np.nan_to_num(d, nan=np.inf).max(initial=0))
+
+
+class Case:
+    """A problem, and what a kernel with the mistakes of `name` hands in."""
+
+    def __init__(self, kind, name, number):
+        self.kind, self.name, self.number = kind, name, number
+        self.codes = {'table': [name], 'pair': name.split('+')}.get(kind, [])
+        for attempt in range(DRAWS):
+            self.draw(np.random.default_rng([SEED, zlib.crc32(f'{kind} {name}'.encode()), number, attempt]))
+            if not all(m.fits(self.problem, self.variant[m.__name__]) for m in self.mistakes if self.codes):
+                continue
+            if kind == 'right' or self.exceeds() and all(self.matters(c) for c in self.codes if kind == 'pair'):
+                break
+
+    def draw(self, rng):
+        self.variant = {}
+        if self.kind == 'right':
+            planted_here, needs = [], {'dtype': self.name}
+        elif self.kind == 'invented':
+            planted_here, needs = [inventions.ALL[self.name]], dict(inventions.ALL[self.name].needs)
+            self.variant['seed'] = int(rng.integers(2**31))
+        else:
+            planted_here, needs = [mistakes.TABLE[c] for c in self.codes], {}
+            for m in planted_here:
+                needs.update(m.needs)
+                self.variant[m.__name__] = m.variants[self.number % len(m.variants)]
+        self.problem = problems.draw(rng, **needs)
+        self.tile = int(rng.choice((32, 64, 128, 256)))
+        self.mistakes = planted_here
+        self.truth = Kernel(self.problem, exact=True).run()
+        self.right = Kernel(self.problem, tile=self.tile).run()
+        self.kernel = planted(*planted_here)(self.problem, tile=self.tile, variant=self.variant)
+        self.sent = self.kernel.run() if planted_here else self.right
+
+    def exceeds(self):
+        return any(error(self.sent[n], self.truth[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
+
+    def matters(self, code):
+        """Would a kernel with the other mistake alone hand in something else?"""
+        others = [m for m in self.mistakes if m.__name__ != code]
+        without = planted(*others)(self.problem, tile=self.tile, variant=self.variant).run()
+        return any(error(self.sent[n], without[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
+
+    def members(self):
+        return {**problems.members(self.problem, self.sent, self.kernel.result_dtype), 'timeout_ms': TIMEOUT_MS}
+
+    def computes_the_same(self, code, answer):
+        """Does a kernel with this code's mistake, in any of its forms, hand in the same as this one?"""
+        if code not in mistakes.TABLE:
+            return False
+        other = mistakes.TABLE[code]
+        exact = code not in PRECISION
+        this = planted(*self.mistakes)(self.problem, exact=exact, tile=self.tile, variant=self.variant).run()
+        for form in other.variants:
+            try:
+                that = planted(other)(self.problem, exact=exact, tile=self.tile, variant={code: form}).run()
+            except (ValueError, KeyError, IndexError):  # it cannot be made on this problem: no softcap, D is not Dv
+                continue
+            if all(that[n].shape == this[n].shape and error(that[n], this[n]) <= answer['errors'][n]['limit'] for n in self.sent):
+                return True
+        return False
+
+    def wrong(self, name, limit):
+        """Which elements of a result are beyond the limit."""
+        got, want = self.sent[name], self.truth[name]
+        with np.errstate(invalid='ignore'):
+            return ~((got == want) | (np.abs(got - want) <= limit))
+
+
+# ---- Judging an answer -----------------------------------------------------------------------------------------------
+
+def codes_of(explanation):
+    return [explanation[n] for n in ('code', 'and') if n in explanation]
+
+
+def first_codes(explanations):
+    """The codes of the first place: those that explain as much as the first, but for rounding."""
+    best = explanations[0]['error_if_so'] if explanations else 0
+    return [c for e in explanations if e['error_if_so'] <= SAME * best or e is explanations[0] for c in codes_of(e)]
+
+
+def judge(case, answer):
+    """What is counted about one case, and what went wrong with it."""
+    f = types.SimpleNamespace(kind=case.kind, name=case.name, number=case.number, counted=True, why='', flags=set(), first='')
+    verdict, explanations, errors = answer['verdict'], answer.get('explanations', []), answer['errors']
+    f.first = '+'.join(codes_of(explanations[0])) if explanations else '-'
+    explained = {n: e['explained'] for n, e in errors.items()}
+    if case.kind == 'right':
+        if verdict == 'mismatch':
+            f.flags.add('mismatch')
+        for n, e in errors.items():
+            # The limit is derived from what the server takes for the error of a right kernel. It is held against that of the kernel here.
+            least = UNIT[case.kernel.result_dtype(n)] * np.abs(np.nan_to_num(case.truth[n], posinf=0, neginf=0)).max(initial=0)
+            fair = max(error(case.right[n], case.truth[n]), least) + ATOL[case.problem.dtype] + (2e-5 if n == 'lse' else 0)
+            if case.truth[n].size >= MANY and e['limit'] > WIDE * fair:
+                f.flags.add('limit is wide')
+                f.why = f'{n}: limit {e["limit"]:.1e}, error {error(case.right[n], case.truth[n]):.1e}'
+    else:
+        f.counted = any(error(case.sent[n], case.truth[n]) > EXCEEDS * explained[n] for n in case.sent) and case.exceeds()
+        if verdict == 'match':
+            f.flags.add('passed')
+        if verdict == 'mismatch':
+            f.flags.add('mismatch')
+    first = first_codes(explanations)
+    if case.kind == 'table':
+        if case.name in first or any(case.computes_the_same(c, answer) for c in first):
+            f.flags.add('named first')
+    if case.kind == 'pair':
+        if set(case.codes) <= {c for e in explanations for c in codes_of(e)}:
+            f.flags.add('both named')
+    if case.kind == 'invented':
+        if explanations and not any(case.computes_the_same(c, answer) for c in first):
+            f.flags.add('explained falsely')
+        f.why = misplaced(case, answer)
+        if not f.why:
+            f.flags.add('located')
+    return f
+
+
+def misplaced(case, answer):
+    """Why `worst` and `where` do not say where the mistake is; nothing, if they do."""
+    for n, e in answer['errors'].items():
+        wrong = case.wrong(n, e['limit'])
+        if not wrong.any():
+            continue
+        if abs(int(wrong.sum()) - e['wrong']) > 1 + wrong.sum() // 1000:
+            return f'{n}: {e["wrong"]} are said to be wrong, {int(wrong.sum())} are'
+        for w in answer['worst']:
+            if w['tensor'] == n and not problems.in_layout(case.problem, n, wrong)[tuple(w['index'])]:
+                return f'{n}: worst names {w["index"]}, which is right'
+        covered, box = np.zeros_like(wrong), places.bounding_box(wrong)
+        for w in answer['where']:
+            if w['tensor'] != n:
+                continue
+            try:
+                here = places.mask(w['what'], n, wrong.shape)
+            except ValueError as unclear:
+                return f'{n}: {unclear}'
+            if abs(int((here & wrong).sum()) - w['wrong']) > 1 + wrong.sum() // 1000:
+                return f'{n}: {w["what"]}: {w["wrong"]} are said to be wrong there, {int((here & wrong).sum())} are'
+            if (here & ~box).any():
+                return f'{n}: {w["what"]} is wider than the block of all that is wrong'
+            covered |= here
+        if (wrong & ~covered).sum() > (1 - COVERED) * wrong.sum():
+            return f'{n}: where covers {int((wrong & covered).sum())} of the {int(wrong.sum())} that are wrong'
+    return ''
+
+
+# ---- Running ---------------------------------------------------------------------------------------------------------
+
+class Client:
+    def __init__(self, url):
+        parts = urllib.parse.urlsplit(url)
+        self.connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=300)
+
+    def check(self, members):
+        self.connection.request('POST', '/v1/attention/check', json.dumps(members), {'Content-Type': 'application/json'})
+        answer = self.connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f'{answer.status}: {body[:400].decode()}')
+        return json.loads(body)
+
+
+client = None
+
+
+def begin(url):
+    global client
+    client = Client(url)
+
+
+def one(identity):
+    case = Case(*identity)
+    try:
+        answer = client.check(case.members())
+    except RuntimeError as e:
+        return types.SimpleNamespace(kind=case.kind, name=case.name, number=case.number, counted=True, flags={'refused'}, first='-', why=f'{e}: {problems.describe(case.problem)}')
+    return judge(case, answer)
+
+
+def report(found, say=print):
+    """Prints what was counted, a line for each code, and returns the broken bounds."""
+    rows = collections.OrderedDict()
+    for f in found:
+        rows.setdefault((f.kind, f.name), []).append(f)
+    flags = {'table': ('passed', 'named first'), 'right': ('mismatch',), 'invented': ('mismatch', 'located', 'explained falsely'), 'pair': ('both named',)}
+    kind_before = None
+    for (kind, name), of in rows.items():
+        if kind != kind_before:
+            say(f'\n{kind:52} {"counted":>8} ' + ' '.join(f'{x:>17}' for x in flags[kind]) + '  otherwise first')
+            kind_before = kind
+        counted = [f for f in of if f.counted]
+        others = collections.Counter(f.first for f in counted if kind == 'table' and 'named first' not in f.flags or 'explained falsely' in f.flags)
+        say(f'{name:52} {len(counted):8} ' + ' '.join(f'{sum(x in f.flags for f in counted):17}' for x in flags[kind]) +
+            '  ' + ', '.join(f'{c} {n}' for c, n in others.most_common(3)))
+    broken = []
+    say('')
+    for kind, flag, side, share in BOUNDS:
+        counted = [f for f in found if f.kind == kind and f.counted]
+        n = sum(flag in f.flags for f in counted)
+        if not counted:
+            continue
+        well = n <= share * len(counted) if side == 'at most' else n >= share * len(counted)
+        say(f'{kind:9} {flag:18} {n:5} of {len(counted):5} ({n / len(counted):6.1%}; {side} {share:.0%})  {"" if well else "BROKEN"}')
+        if not well:
+            broken.append((kind, flag))
+    small = [f for f in found if not f.counted and f.name not in PRECISION]
+    if len(small) > (1 - FEWEST_COUNTED) * len(found):
+        broken.append(('all', 'too few mistakes matter'))
+        say(f'{len(small)} of {len(found)} mistakes do not exceed {EXCEEDS} times `explained`: BROKEN')
+    refused = [f for f in found if 'refused' in f.flags]
+    if refused:
+        broken.append(('all', 'refused'))
+    for f in refused[:10]:
+        say(f'refused: {f.kind} {f.name}:{f.number}: {f.why}')
+    return broken
+
+
+def main(words=None):
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument('--all', action='store_true', help='all problems, not a part')
+    ap.add_argument('--kind', choices=('table', 'right', 'invented', 'pair'), help='this kind alone')
+    ap.add_argument('--only', help='NAME or NAME:NUMBER: this code, invention, pair or dtype alone')
+    ap.add_argument('--every', type=int, default=1, help='only every Nth of them')
+    ap.add_argument('--show', action='store_true', help='print what is sent and answered')
+    ap.add_argument('--url', help='a server that runs already')
+    ap.add_argument('--jobs', type=int, default=os.cpu_count())
+    a = ap.parse_args(words)
+    name, _, number = (a.only or '').partition(':')
+    todo = [c for c in cases(a.all or bool(a.only)) if (not a.kind or c[0] == a.kind) and (not name or c[1] == name) and (not number or c[2] == int(number))][::a.every]
+    if not todo:
+        sys.exit('no such case')
+    start = time.monotonic()
+    import service
+    server = None if a.url else service.Server().start()
+    url = a.url or server.url
+    try:
+        if a.show:
+            begin(url)
+            for c in todo:
+                case = Case(*c)
+                print(c, case.variant, problems.describe(case.problem), {n: error(case.sent[n], case.truth[n]) for n in case.sent}, sep='\n  ')
+                answer = client.check(case.members())
+                print(json.dumps(answer, indent=1), judge(case, answer), sep='\n')
+            return 0
+        with multiprocessing.Pool(a.jobs, begin, (url,)) as pool:
+            found = list(pool.imap(one, todo, chunksize=4))
+    finally:
+        if server:
+            server.stop()
+    broken = report(found)
+    amiss = [f for f in found if f.counted and 'refused' not in f.flags and
+             any((flag in f.flags) == (side == 'at most') for kind, flag, side, _ in BOUNDS if kind == f.kind)]
+    for f in amiss[:SHOWN]:
+        print(f'amiss: {f.kind} --only {f.name}:{f.number}: first {f.first} {f.why}')
+    if len(amiss) > SHOWN:
+        print(f'and {len(amiss) - SHOWN} more')
+    print(f'{len(found)} problems in {time.monotonic() - start:.0f} s: {"all bounds hold" if not broken else "broken: " + ", ".join(" ".join(b) for b in broken)}')
+    return 1 if broken else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

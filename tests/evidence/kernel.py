@@ -1,0 +1,379 @@
+"""A FlashAttention kernel in NumPy, forward and backward, made to be broken.
+
+`Kernel` walks over tiles of keys with a running maximum, as GPU kernels do. Each decision that a kernel's author can
+get wrong is a small method: which keys a query sees, which head of k it reads, when the sums are rescaled. A mistake
+(known_mistakes.py) is a class that overrides one of them, and `planted(A, B)` is a kernel with both.
+
+    truth = Kernel(problem, exact=True).run()            float64, nothing is rounded on the way
+    right = Kernel(problem, tile=64).run()               rounded where FlashAttention rounds, float32 sums
+    wrong = planted(alignment)(problem, tile=64).run()
+
+Results are {'out': [B, Sq, H, Dv], 'lse': [B, H, Sq]} (packed: [total_q, H, Dv], [H, total_q]), or gradients, in the
+logical order of axes. `sent` turns them into what a kernel would have written to memory."""
+import types
+
+import numpy as np
+
+import oracle
+import wire
+
+OUT_DTYPE = {'float8_e4m3fn': 'bfloat16'}  # a result of such inputs; others have the dtype of their inputs
+P_SCALE = 256.0  # probabilities in float8 are stored times this
+
+
+def as_dtype(x, dtype):
+    """x rounded to the nearest value of the dtype, in x's own type."""
+    if dtype == 'float32':
+        return x.astype(np.float32).astype(x.dtype)
+    with np.errstate(over='ignore', invalid='ignore'):
+        return np.where(np.isfinite(x), wire.rounded(np.where(np.isfinite(x), x, 0), dtype), x).astype(x.dtype)
+
+
+def other_layout(x):
+    """The memory of x [B, S, H, D], read as if it were [B, H, S, D]; the result is [B, S, H, D] again."""
+    B, S, H, D = x.shape
+    return np.ascontiguousarray(x).reshape(B, H, S, D).swapaxes(1, 2)
+
+
+def back_from_other_layout(x):
+    B, S, H, D = x.shape
+    return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(B, S, H, D)
+
+
+class Kernel:
+    """Attention of one problem (problems.py)."""
+
+    def __init__(self, problem, exact=False, tile=64, variant=None):
+        """tile: keys of a tile. variant: {name of a mistake: which of its variants}."""
+        self.p, self.exact, self.tile, self.variant = problem, exact, tile, variant or {}
+        self.float = np.float64 if exact else np.float32
+
+    # ---- Reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, name):
+        """q, k, v or dout, [B, S, H, D] or packed [total, H, D], times the factors of float8."""
+        return self.times_factor(name, self.p.tensors[name]).astype(self.float)
+
+    def times_factor(self, name, x):
+        factor = self.p.tensors.get(name + '_scale')  # [Hk], of the key/value heads
+        if factor is None:
+            return x
+        return x * np.repeat(factor, x.shape[-2] // len(factor))[:, None]
+
+    def sequences(self):
+        """(b, first query, queries that exist, first key, keys that exist)"""
+        return oracle.sequences(self.p.tensors)
+
+    def read_sequence(self, b, q0, Sq, k0, Sk):
+        """What all steps below share about one sequence; heads come first."""
+        packed = self.p.packed
+        rows = slice(q0, q0 + Sq) if packed else (b, slice(0, Sq))
+        keys = slice(k0, k0 + Sk) if packed else (b, slice(0, Sk))
+        s = types.SimpleNamespace(b=b, Sq=Sq, Sk=Sk, rows=rows, keys=keys)
+        s.lse_at = (slice(None), slice(q0, q0 + Sq)) if packed else (b, slice(None), slice(0, Sq))
+        s.q = self.q[rows].swapaxes(0, 1)
+        s.k, s.v = self.k[keys].swapaxes(0, 1), self.v[keys].swapaxes(0, 1)
+        s.H, s.Hk = s.q.shape[0], s.k.shape[0]
+        s.group = self.kv_head(s.H, s.Hk)
+        s.kk, s.vv = s.k[s.group], s.v[s.group]
+        return s
+
+    def kv_head(self, H, Hk):
+        """Which head of k and v each head of q reads."""
+        return np.arange(H) // (H // Hk)
+
+    # ---- Scores ------------------------------------------------------------------------------------------------------
+
+    def scale(self):
+        return self.p.options.get('scale', 1 / np.sqrt(self.p.tensors['q'].shape[-1]))
+
+    def softcap(self):
+        return self.p.options.get('softcap', 0.0)
+
+    def product(self, a, b):
+        return np.matmul(a, b)
+
+    def scores(self, s):
+        """Scaled, capped, biased and masked, [H, Sq, Sk]. s.slope: the derivative of the cap."""
+        z = self.capped(s, self.product(s.q, s.kk.swapaxes(1, 2)))
+        z = self.biased(s, z)
+        if 'alibi_slopes' in self.p.tensors:
+            z = z - self.slopes(s)[:, None, None] * self.distance(s)
+        return np.where(self.sees(s), z, -np.inf).astype(self.float)
+
+    def capped(self, s, raw):
+        z, cap = raw * self.float(self.scale()), self.softcap()
+        s.slope = self.float(1)
+        if cap > 0:
+            t = np.tanh(z / self.float(cap))
+            z, s.slope = self.float(cap) * t, 1 - t * t
+        return z
+
+    def biased(self, s, z):
+        if 'bias' not in self.p.tensors:
+            return z
+        return z + self.bias(s).astype(self.float)
+
+    def bias(self, s):
+        """[H, 1 or Sq, Sk], 0 where it hides."""
+        bias = self.of_heads(s, self.p.tensors['bias'])
+        return np.where(np.isfinite(bias), bias, 0)
+
+    def of_heads(self, s, x):
+        """[H, 1 or Sq, Sk] of a tensor whose axes of 1 are broadcast."""
+        x = x[s.b if x.shape[0] > 1 else 0]
+        x = x if x.shape[0] == s.H else np.repeat(x, s.H, 0)
+        return x[:, :s.Sq if x.shape[1] > 1 else 1, :s.Sk]
+
+    def slopes(self, s):
+        m = self.p.tensors['alibi_slopes']
+        return (m[s.b] if m.ndim == 2 else m).astype(self.float)
+
+    def distance(self, s):
+        return np.abs(np.arange(s.Sq)[:, None] + s.Sk - s.Sq - np.arange(s.Sk)[None, :]).astype(self.float)
+
+    # ---- Which pairs count -------------------------------------------------------------------------------------------
+
+    def alignment(self):
+        return self.p.options.get('alignment', 'bottom_right')
+
+    def causal(self):
+        """How many keys behind its own position a query sees (None: all)."""
+        return 0 if self.p.options.get('causal') else None
+
+    def window(self):
+        """Keys seen to the left and to the right (None: all)."""
+        return tuple(None if x < 0 else x for x in self.p.options.get('window', (-1, -1)))
+
+    def keep(self, s):
+        """keep_mask, true where a query may attend."""
+        return self.of_heads(s, self.p.tensors['keep_mask']) != 0
+
+    def sees(self, s):
+        i, j = np.arange(s.Sq)[:, None], np.arange(s.Sk)[None, :]
+        at = i if self.alignment() == 'top_left' else i + s.Sk - s.Sq
+        sees = np.ones((1, s.Sq, s.Sk), bool)
+        left, right = self.window()
+        for bound in (right, self.causal()):
+            if bound is not None:
+                sees = sees & (j <= at + bound)
+        if left is not None:
+            sees = sees & (j >= at - left)
+        if 'keep_mask' in self.p.tensors:
+            sees = sees & self.keep(s)
+        if 'bias' in self.p.tensors:
+            sees = sees & ~self.hidden_by_bias(s)
+        return sees
+
+    def hidden_by_bias(self, s):
+        return self.of_heads(s, self.p.tensors['bias']) == -np.inf
+
+    # ---- Softmax, tile by tile ---------------------------------------------------------------------------------------
+
+    def key_tiles(self, Sk):
+        return [(a, min(a + self.tile, Sk)) for a in range(0, Sk, self.tile)]
+
+    def dropped(self, s):
+        """Factors of the probabilities: 0, or 1 / (1 - dropout_p)."""
+        if not self.p.options.get('dropout_p'):
+            return None
+        return (self.kept(s) / (1 - self.p.options['dropout_p'])).astype(self.float)
+
+    def kept(self, s):
+        return np.stack([oracle.kept(self.seed(), s.b * s.H + h, s.Sq, s.Sk, self.p.options['dropout_p']) for h in range(s.H)])
+
+    def seed(self):
+        return self.p.options['seed']
+
+    def softmax(self, s, z):
+        """Unnormalised out [H, Sq, Dv], sums and maxima [H, Sq]."""
+        m = np.full(z.shape[:2], -np.inf, self.float)
+        l, acc = np.zeros_like(m), np.zeros(z.shape[:2] + (s.vv.shape[2],), self.float)
+        for n, (a, b) in enumerate(self.key_tiles(s.Sk)):
+            acc, l, m = self.step(s, z[..., a:b], a, b, acc, l, m)
+        return self.with_sink(s, acc, l, m)
+
+    def step(self, s, z, a, b, acc, l, m):
+        """One tile of keys a to b."""
+        new, safe = self.new_max(z, m)
+        P = np.exp(z - self.subtracted(safe, m, a)[..., None])
+        factor = np.where(m == -np.inf, 0, np.exp(np.where(m == -np.inf, 0, m) - safe)).astype(self.float)
+        l = l * factor + self.tile_sum(s, P, safe, a, b)
+        M = s.M[..., a:b] if s.M is not None else 1
+        acc = self.accumulate(self.rescale(acc, factor, a), self.product(self.rounded(P * M, P_SCALE), s.vv[:, a:b]))
+        return acc, l, new
+
+    def new_max(self, z, m):
+        """The running maximum, and the one to subtract: while a row sees nothing, 0."""
+        new = np.maximum(m, z.max(-1, initial=-np.inf))
+        return new, np.where(new == -np.inf, 0, new).astype(self.float)
+
+    def subtracted(self, safe, m, a):
+        """What exp subtracts in the tile of key a. m: the maximum before this tile."""
+        return safe
+
+    def tile_sum(self, s, P, safe, a, b):
+        return P.sum(-1)
+
+    def rescale(self, acc, factor, a):
+        return acc * factor[..., None]
+
+    def accumulate(self, acc, more):
+        return acc + more
+
+    def rounded(self, x, factor=1.0):
+        """P and dS as they enter a product. factor: what brings them into the range of float8."""
+        dtype = self.p.dtype
+        if self.exact or dtype == 'float32':
+            return x
+        if dtype != 'float8_e4m3fn':
+            factor = 1.0
+        return as_dtype(x * self.float(factor), dtype) / self.float(factor)
+
+    def sinks(self, s):
+        """[H]: the logits without a value, or None."""
+        return self.p.tensors['sinks'] if 'sinks' in self.p.tensors else None
+
+    def with_sink(self, s, acc, l, m):
+        sinks = self.sinks(s)
+        if sinks is None:
+            return acc, l, m
+        sinks = np.broadcast_to(sinks[:, None], m.shape).astype(self.float)
+        new, safe = self.new_max(sinks[..., None], m)
+        factor = np.where(m == -np.inf, 0, np.exp(np.where(m == -np.inf, 0, m) - safe)).astype(self.float)
+        return acc * factor[..., None], l * factor + np.exp(sinks - safe), new
+
+    def normalize(self, acc, l):
+        return np.where(l[..., None] > 0, acc / np.where(l > 0, l, 1)[..., None], 0)
+
+    def lse(self, l, m):
+        return np.where(l > 0, m + np.log(np.where(l > 0, l, 1)), -np.inf)
+
+    def forward_sequence(self, s):
+        s.M = self.dropped(s)
+        s.z = self.scores(s)
+        s.acc, s.l, s.m = self.softmax(s, s.z)
+        s.out, s.lse = self.normalize(s.acc, s.l), self.lse(s.l, s.m)
+        s.out, s.lse = self.finish_rows(s, s.out, s.lse)
+        return s.out, s.lse
+
+    def finish_rows(self, s, out, lse):
+        """A place for what goes wrong when rows are written. [H, Sq, Dv], [H, Sq]"""
+        return out, lse
+
+    # ---- Backward ----------------------------------------------------------------------------------------------------
+
+    def backward_sequence(self, s, grads):
+        dout = self.dout[s.rows].swapaxes(0, 1)
+        out = s.out if self.exact else as_dtype(s.out, self.result_dtype('out'))
+        delta = self.delta(s, dout, out)
+        safe = np.where(s.lse == -np.inf, 0, s.lse)
+        P = np.where((s.lse == -np.inf)[..., None], 0, np.exp(s.z - safe[..., None]))
+        M = s.M if s.M is not None else self.float(1)
+        dP = M * self.product(dout, s.vv.swapaxes(1, 2))
+        dZ = P * (dP - delta[..., None])
+        dS = self.rounded(self.capped_derivative(s, dZ))
+        # Not in place: with two heads on one row of dv a fancy index would lose one of them.
+        dq = self.dq(s, dS) * self.float(self.scale_of_dq())
+        dk = self.product(dS.swapaxes(1, 2), s.q) * self.float(self.scale_of_dk())
+        dv = self.product(self.rounded(self.P_of_dv(s, P) * M).swapaxes(1, 2), dout)
+        dq, dk, dv = self.finish_gradients(s, dq, dk, dv)
+        grads['dq'][s.rows] = dq.swapaxes(0, 1)
+        grads['dk'][s.keys] += self.sum_of_groups(s, dk).swapaxes(0, 1)
+        grads['dv'][s.keys] += self.sum_of_groups(s, dv).swapaxes(0, 1)
+        if 'dbias' in grads:
+            self.add_dbias(s, dZ, grads['dbias'])
+        if 'dalibi_slopes' in grads:
+            more, to = -(dZ * self.distance(s)).sum((1, 2)), grads['dalibi_slopes']
+            to[s.b if to.ndim == 2 else slice(None)] += more
+        if 'dsinks' in grads and self.sinks(s) is not None:
+            weight = np.exp(np.where(s.lse == -np.inf, -np.inf, self.sinks(s)[:, None] - safe))
+            grads['dsinks'] -= (weight * delta).sum(1)
+
+    def delta(self, s, dout, out):
+        delta = (dout * out).sum(-1)
+        return delta - self.dlse[s.lse_at] if self.dlse is not None else delta
+
+    def capped_derivative(self, s, dZ):
+        return dZ * s.slope
+
+    def dq(self, s, dS):
+        dq = np.zeros(s.q.shape, self.float)
+        for a, b in self.key_tiles(s.Sk):
+            dq = self.add_to_dq(dq, self.product(dS[..., a:b], s.kk[:, a:b]), b == s.Sk)
+        return dq
+
+    def add_to_dq(self, dq, more, last):
+        return dq + more
+
+    def scale_of_dq(self):
+        return self.scale()
+
+    def scale_of_dk(self):
+        return self.scale()
+
+    def P_of_dv(self, s, P):
+        return P
+
+    def finish_gradients(self, s, dq, dk, dv):
+        """A place for what goes wrong when gradients are written. All [H, S, D], before the sum over groups."""
+        return dq, dk, dv
+
+    def sum_of_groups(self, s, x):
+        """[H, Sk, D] to [Hk, Sk, D]."""
+        total = np.zeros((s.Hk,) + x.shape[1:], self.float)
+        for h in range(s.H):
+            total[s.group[h]] += x[h]
+        return total
+
+    def add_dbias(self, s, dZ, dbias):
+        to = dbias[s.b if dbias.shape[0] > 1 else 0]
+        if to.shape[0] == 1:
+            dZ = dZ.sum(0, keepdims=True)
+        if to.shape[1] == 1:
+            dZ = dZ.sum(1, keepdims=True)
+        to[:, :dZ.shape[1], :dZ.shape[2]] += dZ
+
+    # ---- All of it ---------------------------------------------------------------------------------------------------
+
+    def run(self):
+        """{name: result}, float64 arrays of values of the results' dtypes (of float64 where exact)."""
+        t = self.p.tensors
+        with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
+            self.q, self.k, self.v = self.read('q'), self.read('k'), self.read('v')
+            shape = self.q.shape[:-1] + (self.v.shape[-1],)
+            found = {'out': np.zeros(shape, self.float),
+                     'lse': np.full((shape[1], shape[0]) if self.p.packed else (shape[0], shape[2], shape[1]), -np.inf, self.float)}
+            if self.p.back:
+                self.dout = self.read('dout')
+                self.dlse = t['dlse'].astype(self.float) if 'dlse' in t else None
+                grads = {'d' + n: np.zeros(t[n].shape, self.float) for n in ('q', 'k', 'v', 'bias', 'sinks', 'alibi_slopes') if n in t}
+            for sequence in self.sequences():
+                s = self.read_sequence(*sequence)
+                out, lse = self.forward_sequence(s)
+                found['out'][s.rows], found['lse'][s.lse_at] = out.swapaxes(0, 1), lse
+                if self.p.back:
+                    self.backward_sequence(s, grads)
+            if self.p.back:
+                found.update(grads)
+            found = self.finish(found)
+            if not self.exact:
+                found = {n: self.round_result(n, x) for n, x in found.items()}
+        return {n: found[n].astype(np.float64) for n in self.p.results}
+
+    def result_dtype(self, name):
+        if name in ('out', 'dq', 'dk', 'dv'):
+            return OUT_DTYPE.get(self.p.dtype, self.p.dtype)
+        return 'float32'
+
+    def round_result(self, name, x):
+        return as_dtype(x, self.result_dtype(name))
+
+    def finish(self, found):
+        """A place for what goes wrong when whole tensors are written."""
+        return found
+
+
+def planted(*mistakes):
+    """A kernel that makes all these mistakes. The first is asked first."""
+    return type('_and_'.join(m.__name__ for m in mistakes), (*mistakes, Kernel), {})

@@ -1,0 +1,629 @@
+"""The mistakes of kernels that a check names, one class for each code. Each overrides the place of kernel.py where an
+author makes that mistake. The text of a class says what the kernel does.
+
+`needs` is what a problem must have for the mistake to matter (arguments of problems.draw). `variants` are the forms
+that a mistake comes in, such as sizes of tiles: one is drawn for each problem. The same code is right for all."""
+import numpy as np
+
+import oracle
+from kernel import Kernel, as_dtype, back_from_other_layout, other_layout
+
+TILES = (16, 32, 64, 128, 256)
+SPLITS = (2, 4, 8, 16)
+TABLE = {}  # code: class
+
+
+def code(*variants, **needs):
+    """variants may be empty: the mistake has one form."""
+    def add(mistake):
+        mistake.variants, mistake.needs = variants or (None,), needs
+        TABLE[mistake.__name__] = mistake
+        return mistake
+    return add
+
+
+class Mistake(Kernel):
+    def form(self, mistake):
+        return self.variant[mistake.__name__]
+
+    @staticmethod
+    def fits(problem, form):
+        """Can a kernel make this mistake, in this form, on the problem?"""
+        return True
+
+
+def many_keys(rng):
+    return int(rng.choice((130, 150, 200, 257, 290)))
+
+
+# ---- Layout ----------------------------------------------------------------------------------------------------------
+# The memory of one tensor is walked in the order of the other layout. A head must not stand alone: H > 1 and S > 1.
+
+several = dict(back=False, packed=False, Sq=lambda r: int(r.integers(5, 130)), Sk=lambda r: int(r.integers(5, 200)), Hk=lambda r: int(r.integers(2, 5)))
+
+
+class Misread(Mistake):
+    misread = ()
+
+    def read(self, name):
+        if name not in self.misread:
+            return super().read(name)
+        # The memory is in the problem's layout and is walked in the other one.
+        walk = other_layout if self.p.layout == 'bshd' else back_from_other_layout
+        return self.times_factor(name, walk(self.p.tensors[name])).astype(self.float)
+
+
+@code(**several)
+class layout_q(Misread):
+    misread = ('q',)
+
+
+@code(**several)
+class layout_k(Misread):
+    misread = ('k',)
+
+
+@code(**several)
+class layout_v(Misread):
+    misread = ('v',)
+
+
+class Miswritten(Mistake):
+    def finish(self, found):
+        found = super().finish(found)
+        walk = back_from_other_layout if self.p.layout == 'bshd' else other_layout
+        found['out'] = walk(found['out'])
+        return found
+
+
+@code(**{**several, 'results': ['out', 'lse']})
+class layout_out(Miswritten):
+    pass
+
+
+@code(**several)
+class layout_all(Miswritten, Misread):
+    misread = ('q', 'k', 'v')
+
+
+@code(**{**several, 'results': ['out', 'lse']})
+class lse_layout(Mistake):
+    """lse is written as [B, Sq, H]."""
+
+    def finish(self, found):
+        found = super().finish(found)
+        lse = found['lse']
+        found['lse'] = np.ascontiguousarray(lse.swapaxes(1, 2)).reshape(lse.shape)
+        return found
+
+
+@code(**{**several, 'layout': 'bshd'})
+class keys_transposed(Mistake):
+    """The memory of k is read as [B, D, Hk, Sk]."""
+
+    def read(self, name):
+        if name != 'k':
+            return super().read(name)
+        B, S, H, D = self.p.tensors['k'].shape
+        k = np.ascontiguousarray(self.p.tensors['k']).reshape(B, D, H, S).transpose(0, 3, 2, 1)
+        return self.times_factor('k', k).astype(self.float)
+
+
+@code(back=False, Dv=lambda r: 32, D=32)
+class k_v_swapped(Mistake):
+    def read(self, name):
+        return super().read({'k': 'v', 'v': 'k'}.get(name, name))
+
+
+# ---- Scale, and the order in which scores are changed ----------------------------------------------------------------
+
+spread = dict(Sq=lambda r: int(r.integers(5, 130)), Sk=lambda r: int(r.integers(7, 257)))
+
+
+@code(**spread)
+class scale_missing(Mistake):
+    def scale(self):
+        return 1.0
+
+
+@code(**spread)
+class scale_twice(Mistake):
+    def scale(self):
+        return super().scale() ** 2
+
+
+@code(D=lambda r: int(r.choice((24, 32, 64))), Dv=lambda r: int(r.choice((16, 48))), scale=False, **spread)
+class scale_of_dv(Mistake):
+    def scale(self):
+        return 1 / np.sqrt(self.p.tensors['v'].shape[-1])
+
+
+@code(**spread)
+class scale_inverse(Mistake):
+    def scale(self):
+        return 1 / super().scale()
+
+
+@code(softcap=True, softcap_is=lambda r: float(r.uniform(0.5, 3)), size=lambda r: float(r.choice((2.0, 3.0))), **spread)
+class softcap_missing(Mistake):
+    def softcap(self):
+        return 0.0
+
+
+@code(softcap=True, softcap_is=lambda r: float(r.uniform(0.5, 5)), **spread)
+class softcap_before_scale(Mistake):
+    """The products are capped first and scaled then."""
+
+    def capped(self, s, raw):
+        cap = self.float(self.softcap())
+        t = np.tanh(raw / cap)
+        s.slope = 1 - t * t
+        return cap * t * self.float(self.scale())
+
+
+bias = dict(bias=True, packed=False)
+
+
+@code(**bias, **spread)
+class bias_missing(Mistake):
+    def bias(self, s):
+        return np.zeros_like(super().bias(s))
+
+    def hidden_by_bias(self, s):
+        return np.zeros_like(super().hidden_by_bias(s))
+
+
+@code(softcap=False, **bias, **spread)
+class bias_before_scale(Mistake):
+    """The bias is added to the products and scaled with them."""
+
+    def bias(self, s):
+        return super().bias(s) * self.scale()
+
+
+@code(**bias, **spread)
+class bias_in_base2(Mistake):
+    """Scores are in base 2 inside the kernel, and the bias is added without being converted."""
+
+    def bias(self, s):
+        return super().bias(s) * np.log(2)
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+
+@code(causal=True, **spread)
+class causal_missing(Mistake):
+    def causal(self):
+        return None
+
+
+@code(causal=False, window=False, **spread)
+class causal_unasked(Mistake):
+    def causal(self):
+        return 0
+
+
+@code(causal=True, **spread)
+class alignment(Mistake):
+    def alignment(self):
+        return {'top_left': 'bottom_right', 'bottom_right': 'top_left'}[super().alignment()]
+
+
+@code(causal=True, window=False, **spread)
+class causal_off_by_one(Mistake):
+    """A query sees the key behind its own position too."""
+
+    def causal(self):
+        return 1
+
+
+@code(causal=True, window=False, **spread)
+class causal_strict(Mistake):
+    """A query does not see the key at its own position."""
+
+    def causal(self):
+        return -1
+
+
+@code(window=True, **spread)
+class window_missing(Mistake):
+    def window(self):
+        return None, None
+
+
+@code('left more', 'left less', 'both more', 'both less', window=True, window_is=lambda r: int(r.integers(0, 2)), **spread)
+class window_off_by_one(Mistake):
+    def window(self):
+        left, right = super().window()
+        form = self.form(window_off_by_one)
+        step = 1 if form.endswith('more') else -1
+        return max(left + step, 0), right if right is None or form.startswith('left') else max(right + step, 0)
+
+
+keep_mask = dict(keep_mask=True, packed=False)
+
+
+@code(**keep_mask, **spread)
+class mask_inverted(Mistake):
+    """keep_mask is taken for a mask of what is hidden."""
+
+    def keep(self, s):
+        return ~super().keep(s)
+
+
+@code(**keep_mask, **spread)
+class mask_ignored(Mistake):
+    def keep(self, s):
+        return np.ones_like(super().keep(s))
+
+
+@code(seqlens_k=True, packed=False, seqlens_q=False, alibi=False, dropout=False, **spread)
+class padding_attended(Mistake):
+    """seqlens_k is not looked at: all keys for which there is room are seen."""
+
+    def sequences(self):
+        return [(b, q0, Sq, k0, self.p.tensors['k'].shape[1]) for b, q0, Sq, k0, Sk in super().sequences()]
+
+
+@code(packed=True, back=False, alibi_per_row=False, N=lambda r: int(r.integers(2, 5)))
+class sequences_mixed(Mistake):
+    """Packed sequences are one long sequence."""
+
+    def sequences(self):
+        t = self.p.tensors
+        return [(0, 0, t['q'].shape[0], 0, t['k'].shape[0])]
+
+
+alibi = dict(alibi=True)
+
+
+@code(**alibi, **spread)
+class alibi_missing(Mistake):
+    def slopes(self, s):
+        return np.zeros_like(super().slopes(s))
+
+
+@code(causal=False, **alibi, **spread)
+class alibi_corner(Mistake):
+    """Distances are counted from the other corner."""
+
+    def distance(self, s):
+        return np.abs(np.arange(s.Sq)[:, None] - np.arange(s.Sk)[None, :]).astype(self.float)
+
+
+@code(**alibi, **spread)
+class alibi_sign(Mistake):
+    def slopes(self, s):
+        return -super().slopes(s)
+
+
+# ---- Heads -----------------------------------------------------------------------------------------------------------
+
+grouped = dict(Hk=lambda r: int(r.integers(2, 5)), group=lambda r: int(r.integers(2, 4)))
+
+
+@code(**grouped, **spread)
+class heads_interleaved(Mistake):
+    def kv_head(self, H, Hk):
+        return np.arange(H) % Hk
+
+
+@code(Hk=lambda r: int(r.integers(2, 5)), **spread)
+class heads_reversed(Mistake):
+    def kv_head(self, H, Hk):
+        return super().kv_head(H, Hk)[::-1]
+
+
+@code(back=True, dtype=lambda r: str(r.choice(('float32', 'float16', 'bfloat16'))), **grouped, **spread)
+class group_not_summed(Mistake):
+    """Each head of a group writes dk and dv, and the last one stays."""
+
+    def sum_of_groups(self, s, x):
+        last = np.zeros((s.Hk,) + x.shape[1:], self.float)
+        for h in range(s.H):
+            last[s.group[h]] = x[h]
+        return last
+
+
+# ---- Softmax ---------------------------------------------------------------------------------------------------------
+
+with_lse = dict(back=False, results=['out', 'lse'])
+
+
+@code(**with_lse, **spread)
+class lse_base2(Mistake):
+    def lse(self, l, m):
+        return super().lse(l, m) / np.log(2)
+
+
+@code(**with_lse, **spread)
+class lse_without_max(Mistake):
+    def lse(self, l, m):
+        return super().lse(l, np.where(m == -np.inf, m, 0))
+
+
+def empty_rows(rng):
+    """More queries than keys, of which the first see none."""
+    return int(rng.integers(60, 130))
+
+
+empty = dict(back=False, causal=True, alignment='bottom_right', Sq=empty_rows, Sk=lambda r: int(r.integers(7, 50)), packed=False, sinks=False, results=['out', 'lse'])
+
+
+@code(**empty)
+class empty_rows_inf(Mistake):
+    """A row that sees nothing has lse +inf."""
+
+    def lse(self, l, m):
+        return np.where(l > 0, super().lse(l, m), np.inf)
+
+
+@code(**empty)
+class empty_rows_nan(Mistake):
+    """-inf is subtracted from -inf."""
+
+    def normalize(self, acc, l):
+        return np.where((l > 0)[..., None], super().normalize(acc, l), np.nan)
+
+    def lse(self, l, m):
+        return np.where(l > 0, super().lse(l, m), np.nan)
+
+
+@code(back=False, **spread)
+class not_normalized(Mistake):
+    def normalize(self, acc, l):
+        return acc
+
+
+def tiled(**more):
+    return dict(back=False, Sk=many_keys, packed=False, seqlens_k=False, **more)
+
+
+class Tiled(Mistake):
+    """The tile of the mistake is the tile of the kernel."""
+
+    def __init__(self, problem, exact=False, tile=64, variant=None):
+        super().__init__(problem, exact, next((variant[n] for n in variant if n in OF_TILES), tile), variant)
+
+
+@code(*TILES, **tiled(sinks=False))
+class not_rescaled(Tiled):
+    """Where the maximum grows, the sum is rescaled and out is not. (Without a sink, which may come first or last.)"""
+
+    def rescale(self, acc, factor, a):
+        return acc
+
+
+class TileDropped(Tiled):
+    @staticmethod
+    def fits(problem, tile):
+        return problem.tensors['k'].shape[1] > tile  # another tile is left
+
+
+@code(*TILES, **tiled())
+class last_tile_dropped(TileDropped):
+    def key_tiles(self, Sk):
+        return super().key_tiles(Sk)[:-1]
+
+
+@code(*TILES, **tiled())
+class first_tile_dropped(TileDropped):
+    def key_tiles(self, Sk):
+        return super().key_tiles(Sk)[1:]
+
+
+@code(*TILES, **tiled(causal=False, window=False, keep_mask=False, bias=False))
+class tail_unmasked(Tiled):
+    """The last tile is filled up with zeros, and these keys count as score 0."""
+
+    def tile_sum(self, s, P, safe, a, b):
+        return super().tile_sum(s, P, safe, a, b) + (a + self.tile - b) * np.exp(-safe)
+
+    def new_max(self, z, m):
+        new = np.maximum(m, z.max(-1, initial=-np.inf))
+        if z.shape[-1] < self.tile:  # the zeros are scores like others
+            new = np.maximum(new, 0)
+        return new, np.where(new == -np.inf, 0, new).astype(self.float)
+
+
+sinks = dict(sinks=True)
+
+
+@code(**sinks, **spread)
+class sink_missing(Mistake):
+    def sinks(self, s):
+        return None
+
+
+@code(*SPLITS, back=False, packed=False, seqlens_k=False, sinks=True, **spread)
+class sink_per_split(Mistake):
+    """Each split over the keys counts the sink in its sum."""
+
+    def with_sink(self, s, acc, l, m):
+        acc, l, m = super().with_sink(s, acc, l, m)
+        sinks = np.broadcast_to(self.sinks(s)[:, None], m.shape).astype(self.float)
+        return acc, l + (self.form(sink_per_split) - 1) * np.exp(sinks - m), m
+
+
+@code(*SPLITS, back=False, packed=False, seqlens_k=False, sinks=False, Sk=lambda r: int(r.choice((64, 128, 160, 256))), causal=False, window=False)
+class splits_unweighted(Mistake):
+    """The results of splits over the keys are averaged, whatever their sums."""
+
+    def softmax(self, s, z):
+        n = self.form(splits_unweighted)
+        acc, l, m = super().softmax(s, z)
+        length = -(-s.Sk // n)
+        total = 0
+        for a in range(0, n * length, length):
+            only = np.full_like(z, -np.inf)
+            only[..., a:a + length] = z[..., a:a + length]
+            part, sum_of_part, _ = super().softmax(s, only)
+            total = total + self.normalize(part, sum_of_part)
+        return total / n * l[..., None], l, m
+
+
+# ---- Precision -------------------------------------------------------------------------------------------------------
+
+class Narrow(Mistake):
+    def narrow(self, x):
+        """x in 16 bits: those of the inputs, or, beside float32, either kind."""
+        return as_dtype(x, self.form(TABLE[self.code]) if self.p.dtype == 'float32' else self.p.dtype)
+
+
+@code('float16', 'bfloat16', back=False, Sk=many_keys)
+class accumulated_in_16_bit(Narrow):
+    """out is kept in 16 bits from one tile of 16 keys to the next."""
+    code = 'accumulated_in_16_bit'
+
+    def __init__(self, problem, exact=False, tile=64, variant=None):
+        super().__init__(problem, exact, 16, variant)
+
+    def accumulate(self, acc, more):
+        return self.narrow(acc + more)
+
+    def rescale(self, acc, factor, a):
+        return self.narrow(super().rescale(acc, factor, a))
+
+
+@code('float16', 'bfloat16', back=False, size=lambda r: float(r.choice((4.0, 8.0, 16.0))), **spread)
+class scores_in_16_bit(Narrow):
+    """Scores are rounded to 16 bits before the softmax."""
+    code = 'scores_in_16_bit'
+
+    def scores(self, s):
+        return self.narrow(super().scores(s))
+
+
+@code(dtype='float32', **spread)
+class tf32_products(Mistake):
+    """Float32 tensors enter all products with 10 bits of mantissa."""
+
+    def product(self, a, b):
+        return super().product(tf32(a), tf32(b))
+
+
+def tf32(x):
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0xFFF + ((bits >> 13) & 1)) & 0xFFFFE000
+    return bits.astype(np.uint32).view(np.float32).astype(x.dtype)
+
+
+@code(back=False, dtype='bfloat16', **spread)
+class truncated(Mistake):
+    """out is cut to its dtype, not rounded."""
+
+    def round_result(self, name, x):
+        if name != 'out':
+            return super().round_result(name, x)
+        return (np.ascontiguousarray(x, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+# ---- Dropout ---------------------------------------------------------------------------------------------------------
+
+dropout = dict(dropout=True, packed=False)
+
+
+@code(**dropout, **spread)
+class dropout_missing(Mistake):
+    def dropped(self, s):
+        return None
+
+
+@code(**dropout, **spread)
+class dropout_unscaled(Mistake):
+    """What is kept is not divided by 1 - dropout_p."""
+
+    def dropped(self, s):
+        return super().dropped(s) * self.float(1 - self.p.options['dropout_p'])
+
+
+@code(**dropout, **spread)
+class dropout_scaled_twice(Mistake):
+    def dropped(self, s):
+        return super().dropped(s) / self.float(1 - self.p.options['dropout_p'])
+
+
+@code('0', '1', '42', '+1', '-1', **dropout, **spread)
+class dropout_other_seed(Mistake):
+    def seed(self):
+        form = self.form(dropout_other_seed)
+        return super().seed() + int(form) if form[0] in '+-' else int(form)
+
+
+@code(same_length=True, Sq=lambda r: int(r.integers(5, 130)), seqlens_k=False, seqlens_q=False, **dropout)
+class dropout_mask_transposed(Mistake):
+    """Row and column are exchanged where the mask is drawn."""
+
+    def kept(self, s):
+        p = self.p.options['dropout_p']
+        return np.stack([oracle.kept(self.seed(), s.b * s.H + h, s.Sk, s.Sq, p).T for h in range(s.H)])
+
+
+# ---- Backward --------------------------------------------------------------------------------------------------------
+
+back = dict(back=True, dtype=lambda r: str(r.choice(('float32', 'float16', 'bfloat16'))))
+
+
+@code(**back, **spread)
+class delta_missing(Mistake):
+    def delta(self, s, dout, out):
+        return np.zeros_like(super().delta(s, dout, out))
+
+
+@code(dlse=True, **back, **spread)
+class dlse_missing(Mistake):
+    def delta(self, s, dout, out):
+        return (dout * out).sum(-1)
+
+
+@code(**back, **spread)
+class scale_missing_in_dq(Mistake):
+    def scale_of_dq(self):
+        return 1.0
+
+
+@code(**back, **spread)
+class scale_missing_in_dk(Mistake):
+    def scale_of_dk(self):
+        return 1.0
+
+
+@code(**back, **spread)
+class scale_twice_in_dq(Mistake):
+    def scale_of_dq(self):
+        return super().scale_of_dq() ** 2
+
+
+@code(**back, **spread)
+class scale_twice_in_dk(Mistake):
+    def scale_of_dk(self):
+        return super().scale_of_dk() ** 2
+
+
+@code(**back, **spread)
+class dv_of_unnormalized_p(Mistake):
+    """dv is summed from exp(z - max), which no sum has divided."""
+
+    def P_of_dv(self, s, P):
+        safe = np.where(s.m == -np.inf, 0, s.m)[..., None]
+        return np.exp(s.z - safe)
+
+
+@code(softcap=True, softcap_is=lambda r: float(r.uniform(0.5, 3)), size=lambda r: float(r.choice((2.0, 3.0))), **back, **spread)
+class softcap_derivative_missing(Mistake):
+    def capped_derivative(self, s, dZ):
+        return dZ
+
+
+@code(*TILES, packed=False, seqlens_k=False, Sk=many_keys, **back)
+class dq_last_tile_only(Tiled):
+    """Each tile of keys writes dq, and the last one stays."""
+
+    def add_to_dq(self, dq, more, last):
+        return more
+
+
+OF_TILES = ('not_rescaled', 'last_tile_dropped', 'first_tile_dropped', 'tail_unmasked', 'dq_last_tile_only')
+# The ten that are met most often, for mistakes in twos.
+FREQUENT = ('layout_v', 'alignment', 'scale_missing', 'causal_missing', 'padding_attended', 'heads_interleaved', 'lse_base2',
+            'window_off_by_one', 'bias_missing', 'dropout_unscaled')
