@@ -129,7 +129,7 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* The size that a letter stands for, in a client's words. */
+/* The name of the size that `letter` stands for, in messages to clients. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -145,6 +145,11 @@ static const char *axis_text(char letter, bool packed)
     case 's': return "page_size";
     case 't': return "most";
     case 'm': return "1 or Hk or H";
+    case 'y': return packed ? "total_k" : "Sk";
+    case 'w': return "top";
+    case 'r': return "rows";
+    case 'x': return "keys";
+    case 'u': return "m";
     default: return "n";
     }
 }
@@ -152,7 +157,8 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k'; /* rows of keys */
+    /* the rows of all sequences of keys share one axis */
+    const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
         if (attn_axis_may_be_one(kind, a, rank)) at = stpcpy(at, "1 or ");
@@ -168,8 +174,8 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    if ((set->always & ~set->as_q) != 0 &&
-        (set->always & (set->always - 1)) == 0) { /* a single dtype; where there are more, the dtype follows q's */
+    /* only one dtype is always allowed; with more, the dtype follows q's */
+    if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
     }
@@ -238,10 +244,11 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
         axes++;
     if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
         axes = info->plain;
-    for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* no snprintf(), which took 2 us per problem here */
+    /* snprintf() took 2 us per problem here, so letters are copied */
+    for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* attn_check() refuses bhsd when packed, and with pages */
+        !packed) { /* attn_check() refuses bhsd in packed problems and with pages */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -249,7 +256,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* The axes of one tensor, by their letters. */
+/* One tensor with the letters of its axes. */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -273,7 +280,8 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* Looks each tensor up once, because several functions call this for each problem. */
+/* The sizes of a problem. Each tensor's axes are looked up only once, because several functions call this for each
+ * problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
     const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
@@ -285,13 +293,14 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Sq = size_on(&q, 'q');
     d.Sk = size_on(&k, 'k');
     d.D = size_on(&q, 'd');
-    d.Dv = size_on(&v, 'e');
+    d.Dv = p->op == ATTN_OP_OBSERVE ? 0 : size_on(&v, 'e');
     if (d.packed && rows_of_keys(p)) {
         d.row_k = d.Sk;
-        if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX; /* attn_check() refuses it */
+        /* attn_check() refuses sizes that overflow */
+        if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX;
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that do not fit in 63 bits */
+    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that exceed 63 bits */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');
@@ -301,7 +310,7 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks the dtype of an output that has a choice; `option` is its option on the wire. */
+/* Checks that an output of id `id` may have this dtype. `option` is the wire name of the option that chose it. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -315,6 +324,38 @@ static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, 
                      attn_dtype_name(dtype), attn_dtype_in(set->always, q) ? "" : "float32 or ", attn_dtype_name(q));
 }
 
+/* Does an observe have the options that this output of it needs? */
+static attn_status check_observed(const attn_problem *p, attn_tensor_id id, attn_error *err)
+{
+    const attn_observe *const o = &p->observe;
+    const bool region = id == ATTN_T_weights || id == ATTN_T_map;
+    if ((id == ATTN_T_top_keys || id == ATTN_T_top_weights) && o->top < 1)
+        return attn_fail(err, ATTN_INVALID, "/top", "top: is missing, must be between 1 and %d with top_keys",
+                         ATTN_MAX_TOP);
+    if (id == ATTN_T_map && (o->map[0] < 1 || o->map[1] < 1))
+        return attn_fail(err, ATTN_INVALID, "/map",
+                         "map: is missing, must be [cells of queries, cells of keys], each "
+                         "between 1 and %d",
+                         ATTN_MAX_MAP);
+    if (region && p->cu_seqlens_q.rank && o->sequence < 0)
+        return attn_fail(err, ATTN_INVALID, "/sequence", "sequence: is missing; %s is of one packed sequence",
+                         attn_tensors[id].name);
+    return ATTN_OK;
+}
+
+/* Are the weights of a region few enough? */
+static attn_status check_weights(int rank, const int64_t *shape, attn_error *err)
+{
+    int64_t elements;
+    double all = 1;
+    if (attn_shape_elements(rank, shape, &elements) && elements <= ATTN_MAX_WEIGHTS) return ATTN_OK;
+    for (int a = 0; a < rank; a++) all *= (double)shape[a];
+    return attn_fail(err, ATTN_TOO_LARGE, "/observe",
+                     "observe: weights of %lld rows and %lld keys are %.10g numbers, at most %d are answered; give a "
+                     "smaller region by rows and keys, or ask for map",
+                     (long long)shape[rank - 2], (long long)shape[rank - 1], all, ATTN_MAX_WEIGHTS);
+}
+
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err)
 {
@@ -326,10 +367,9 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     attn_dtype dtype = ATTN_F32;
     int rank;
 
-    if (info->role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
-        return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s has no %s",
-                         p->op == ATTN_OP_FORWARD ? "forward" : "backward", info->name);
-    if (owner != id && p->tensor[owner].rank == 0)
+    if (!attn_writes(p, id))
+        return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s has no %s", attn_op_name(p->op), info->name);
+    if (owner != id && info->role == ATTN_ROLE_OUT_BACK && p->tensor[owner].rank == 0)
         return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s needs %s, which is not given", info->name,
                          attn_tensors[owner].name);
     if (info->dtypes == ATTN_RULE_RESULT || info->dtypes == ATTN_RULE_GRADIENT) {
@@ -338,12 +378,51 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
         dtype = result_dtype;
     }
 
+    if (info->dtypes == ATTN_RULE_I32) dtype = ATTN_I32;
+
+    if (p->op == ATTN_OP_OBSERVE) {
+        const attn_status status = check_observed(p, id, err);
+        if (status != ATTN_OK) return status;
+    }
     rank = attn_axes_of(p, id, letters);
-    for (int a = 0; a < rank; a++) shape[a] = attn_axis_size(&d, letters[a]);
-    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* a gradient keeps axes of size 1 */
+    for (int a = 0; a < rank; a++) shape[a] = attn_size_of(p, &d, letters[a]);
+    if (id == ATTN_T_weights) {
+        const attn_status status = check_weights(rank, shape, err);
+        if (status != ATTN_OK) return status;
+    }
+    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* in a gradient, axes of size 1 stay 1 */
         for (int a = 0; a < rank; a++) shape[a] = p->tensor[owner].shape[a];
     *tensor = attn_tensor_make(NULL, dtype, rank, shape);
     return ATTN_OK;
+}
+
+/* The axes that an observe's own options determine. */
+int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
+{
+    const attn_observe *const o = &p->observe;
+    switch (letter) {
+    case 'y': return d->page_size > 0 && o->shown_keys > 0 ? o->shown_keys : d->Sk;
+    case 'w': return o->top;
+    case 'r': return o->rows[1] - o->rows[0];
+    case 'x': return o->keys[1] - o->keys[0];
+    case 'u': return o->map[0];
+    case 'v': return o->map[1];
+    default: return attn_axis_size(d, letter);
+    }
+}
+
+void attn_observe_region(attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    attn_observe *const o = &p->observe;
+    int64_t rows = g.dims.Sq, keys = attn_size_of(p, &g.dims, 'y');
+    if (g.dims.packed) {
+        const attn_sequence none = { 0, 0, 0, 0 };
+        const attn_sequence s = o->sequence >= 0 && o->sequence < g.dims.B ? attn_sequence_of(&g, o->sequence) : none;
+        rows = s.Sq, keys = s.Sk;
+    }
+    if (o->rows[1] < 0) o->rows[1] = rows;
+    if (o->keys[1] < 0) o->keys[1] = keys;
 }
 
 int64_t attn_axis_size(const attn_dims *d, char letter)
@@ -359,7 +438,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    default: return 0; /* the client chooses 'm' and 'n' of mask_startend_rows and 't' of page_table */
+    default: return 0; /* the client chooses the sizes of 'm' and 'n' (mask_startend_rows) and of 't' (page_table) */
     }
 }
 
@@ -381,14 +460,14 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    if (side_by_side) { /* one axis of rows */
+    if (side_by_side) { /* the rows of all sequences lie on one axis */
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* the stride of an axis of size 1 is never
-                                                                 * used; a broadcast axis has stride 0 */
+        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* the stride of an axis of size 1 is never used,
+                                                                     * and a broadcast axis has stride 0 */
         switch (letters[a]) {
         case 'b':
         case 'p': view.batch = stride; break;
@@ -396,11 +475,13 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'g':
         case 'm': view.head = stride; break;
         case 'q':
+        case 'r':
+        case 'u':
         case 's': view.row = stride; break;
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        default: break; /* d, e, n, and k of a bias: the last axis, stride 1 */
+        default: break; /* d, e, n, and the k of bias and keep_mask, name the last axis (stride 1) */
         }
     }
     return view;
@@ -416,6 +497,7 @@ attn_geometry attn_geometry_of(const attn_problem *p)
         g.mask_bounds = (int)p->mask_startend_rows.shape[3];
     }
     g.keep_tail = p->keep_mask.rank && p->keep_mask_at_end ? p->keep_mask.shape[p->keep_mask.rank - 1] : -1;
+    g.observe = p->observe;
     g.causal = p->causal;
     g.top_left = p->alignment == ATTN_TOP_LEFT;
     g.left = p->window_left < 0 ? ATTN_UNBOUNDED : attn_min64(p->window_left, ATTN_UNBOUNDED);
@@ -462,7 +544,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            if (count == 1) continue; /* broadcast, or the only row or head */
+            if (count == 1) continue; /* the axis is broadcast, or has a single row or head */
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
             else if (letter == 'g' || letter == 'm') first = part->first_head, count = part->heads;
@@ -474,13 +556,37 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
     return some;
 }
 
-/* May a kernel without options fold the scale into the exponent's factor? It may not where the scale is 0,
- * negative or infinite, because -inf times it would be NaN. It may not where the scale is so small that scale
- * q.k may be ordinary though q.k has left float32. With a larger scale, a score outside float32 is so far
- * from ordinary ones that its key does not count beside them. */
+/* May a kernel without options multiply the scale into the exponent's factor? It may not where the scale is 0,
+ * negative or infinite: the scale times a score of -inf would be NaN. It may not where the scale is tiny: q . k may
+ * exceed the range of float32 although scale * q . k is within it. It may where the scale is large: a score beyond
+ * float32 is then so far from all scores within range that their keys have no weight beside it. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
+}
+
+const char *attn_op_name(attn_op op)
+{
+    static const char *const names[ATTN_OP_COUNT] = { "forward", "backward", "observe" };
+    return names[op];
+}
+
+bool attn_reads(const attn_problem *p, attn_tensor_id id)
+{
+    const attn_role role = attn_tensors[id].role;
+    if (p->op == ATTN_OP_OBSERVE)
+        return id == ATTN_T_lse ? p->observe.given_lse : role == ATTN_ROLE_IN && id != ATTN_T_v && id != ATTN_T_v_scale;
+    return role == ATTN_ROLE_IN || (p->op == ATTN_OP_BACKWARD && (role == ATTN_ROLE_OUT || role == ATTN_ROLE_IN_BACK));
+}
+
+bool attn_writes(const attn_problem *p, attn_tensor_id id)
+{
+    const attn_role role = attn_tensors[id].role;
+    switch (p->op) {
+    case ATTN_OP_FORWARD: return role == ATTN_ROLE_OUT;
+    case ATTN_OP_BACKWARD: return role == ATTN_ROLE_OUT_BACK;
+    default: return role == ATTN_ROLE_OUT_OBSERVE || (id == ATTN_T_lse && !p->observe.given_lse);
+    }
 }
 
 uint64_t attn_features(const attn_problem *p)
@@ -489,8 +595,7 @@ uint64_t attn_features(const attn_problem *p)
     const attn_dtype own = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     uint64_t features = 0;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (p->tensor[id].rank && (p->op == ATTN_OP_BACKWARD || attn_tensors[id].role == ATTN_ROLE_IN ||
-                                   attn_tensors[id].role == ATTN_ROLE_OUT))
+        if (p->tensor[id].rank && (attn_reads(p, (attn_tensor_id)id) || attn_writes(p, (attn_tensor_id)id)))
             features |= UINT64_C(1) << id;
     if (p->causal) features |= ATTN_OPTION_BIT(CAUSAL);
     if (p->window_left >= 0 || (p->window_right >= 0 && !p->causal)) features |= ATTN_OPTION_BIT(WINDOW);
@@ -505,9 +610,9 @@ uint64_t attn_features(const attn_problem *p)
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     if (p->k.dtype != p->q.dtype) features |= ATTN_OPTION_BIT(KEY_DTYPE);
-    if (p->dropout_p > 0) features |= ATTN_OPTION_BIT(DROPOUT);
+    if (p->dropout_p > 0 && p->op != ATTN_OP_OBSERVE) features |= ATTN_OPTION_BIT(DROPOUT);
     if (p->op == ATTN_OP_BACKWARD && p->deterministic) features |= ATTN_OPTION_BIT(DETERMINISTIC);
-    if (p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);
+    if (p->op != ATTN_OP_OBSERVE && p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);
     if (p->op == ATTN_OP_BACKWARD && p->dout.rank && p->dout.dtype != p->q.dtype)
         features |= ATTN_OPTION_BIT(DOUT_DTYPE);
     for (int id = ATTN_T_dq; id <= ATTN_T_dv && p->op == ATTN_OP_BACKWARD; id++)
@@ -521,7 +626,7 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       g.seqlens_k == NULL; /* every sequence has the same number of pairs */
+                       g.seqlens_k == NULL; /* all sequences have the same number of pairs */
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {
@@ -536,12 +641,14 @@ int64_t attn_rows_that_exist(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     int64_t rows = 0;
-    if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq); /* q was checked */
+    /* attn_check() has counted q's elements, so this product cannot overflow */
+    if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq);
     for (int64_t b = 0; b < g.dims.B; b++) rows += g.seqlens_q[b];
     return rows * g.dims.H;
 }
 
-/* Triples of a sequence that FlashMask permits, for the heads that share each row of bounds. */
+/* The (query, key, head) triples of a sequence that FlashMask permits, for those heads that share each row of
+ * bounds. */
 static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
 {
     const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];
@@ -579,8 +686,7 @@ bool attn_is_empty(const attn_problem *p)
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *t = &p->tensor[id];
         int64_t elements;
-        if (t->rank == 0 || attn_tensors[id].role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
-            continue;
+        if (t->rank == 0 || !attn_writes(p, (attn_tensor_id)id)) continue;
         if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0) return false;
     }
     return true;

@@ -32,7 +32,7 @@ extern "C" {
 
 /* ---- Status ------------------------------------------------------------------------------------------------------ */
 
-/* id, what it means. proto-json/errors.c maps each to an HTTP status. */
+/* Each row: id, meaning. proto-json/errors.c maps each status to an HTTP status. */
 #define ATTN_STATUS_MAP(X)                                              \
     X(OK, "success")                                                    \
     X(INVALID, "malformed, or its values disagree")                     \
@@ -57,7 +57,7 @@ typedef enum attn_status {
         ATTN_STATUS_COUNT
 } attn_status;
 
-/* What went wrong, in words that go to the client unchanged.
+/* An error. The client receives its text unchanged.
  *
  *   member  RFC 6901 pointer to the offending member, relative to the problem: "/k/shape/1"; empty where there is none.
  *   text    one sentence: tensor, index, value, rule. */
@@ -76,7 +76,7 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* id, wire name, safetensors name, KServe name, bytes, floating point */
+/* Each row: id, wire name, safetensors name, KServe name, bytes, 1 for floating point */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -95,14 +95,14 @@ typedef enum attn_dtype {
 /* The bit of a dtype in a set of dtypes, and the set that q may have in attn_check(). */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
+#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3)) /* and of an observe */
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
-bool attn_dtype_parse(const char *name, attn_dtype *dtype); /* any of the three names, in any case */
+bool attn_dtype_parse(const char *name, attn_dtype *dtype); /* accepts any of the three names, in any case */
 bool attn_dtype_floating(attn_dtype dtype);
 
-/* Writes the wire names of a set of dtypes, "float32, float16 or bfloat16". Returns `text`. */
+/* Writes the wire names of a set of dtypes as text, such as "float32, float16 or bfloat16". Returns `text`. */
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
@@ -113,7 +113,7 @@ enum { ATTN_MAX_RANK = 4 };
 enum { ATTN_MAX_HEAD_DIM = 576, ATTN_MAX_BACKWARD_HEAD_DIM = 256 };
 
 /* Limit on B times H of one problem, because each sequence and each head costs time and workspace even where
- * it is empty. That number of heads with 16 rows of 8 half-precision numbers (q, k and v) is 805 MB. */
+ * it is empty. At that limit, heads with 16 rows of 8 half-precision numbers (q, k and v) take 805 MB. */
 enum { ATTN_MAX_HEADS = 1 << 20 };
 
 /* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1.
@@ -126,17 +126,18 @@ typedef struct attn_tensor {
     int64_t stride[ATTN_MAX_RANK];
 } attn_tensor;
 
-/* Makes a C-contiguous tensor. It does not look for overflow of the sizes; attn_check() does. */
+/* Makes a C-contiguous tensor. It does not check whether sizes overflow; attn_check() does. */
 attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64_t *shape);
 
-/* Elements and bytes of a contiguous tensor of this shape. Returns false when the product does not fit in int64_t. */
+/* Elements and bytes of a contiguous tensor of this shape. Both functions return false where the product does not
+ * fit in int64_t. */
 bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements);
 bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes);
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */
 
-/* The dtypes that a tensor may have: id, dtypes that are always allowed, dtypes that are allowed where q has
- * the same one. */
+/* The dtypes that a tensor may have. Each row: id, dtypes that are always allowed, dtypes that are allowed where q
+ * has the same one. */
 #define ATTN_DTYPE_RULE_MAP(X)                                                   \
     X(INPUT, ATTN_DTYPES_FORWARD, 0)                                             \
     X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                          \
@@ -158,7 +159,8 @@ typedef enum attn_dtype_rule {
  *   h heads of q                  g heads of k and v            d head size of q and k
  *   e head size of v              c sequences + 1               m 1, Hk or H (mask_startend_rows)
  *   n bounds (the same)           p pages                       s slots of a page
- *   t entries of page_table for a row
+ *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
+ *   w top                           r x queries and keys of the region          u v cells of map
  * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
  * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
@@ -170,10 +172,11 @@ typedef enum attn_axes_kind {
 } attn_axes_kind;
 
 typedef struct attn_axes {
-    const char *plain, *packed; /* letters, for layout bshd; packed "": not possible with cu_seqlens */
-    const char *paged;          /* letters where page_table is given; NULL: the same letters as without it */
+    /* letters of the axes in layout bshd, and when packed; packed "": not possible with cu_seqlens */
+    const char *plain, *packed;
+    const char *paged; /* letters of the axes where page_table is given; NULL: the same as without it */
     attn_axes_kind kind;
-    int like; /* the tensor whose axes these are; ATTN_TENSOR_COUNT: the tensor itself */
+    int like; /* the tensor that has the same axes; ATTN_TENSOR_COUNT: this tensor's axes are its own */
 } attn_axes;
 
 #define ATTN_AXES(plain, packed, kind)                           \
@@ -189,61 +192,78 @@ typedef struct attn_axes {
         "", "", NULL, ATTN_AXES_FIXED, ATTN_T_##tensor \
     }
 
-/* Every tensor of a problem, in one table: member (its name in C and on the wire), what it is for, dtypes, axes (and
- * the same when packed), meaning. Whatever speaks of ranks, dtypes or shapes reads it: attn_check() and its messages,
- * the outputs, the strides that kernels get, the schemas of the OpenAPI document.
- * Roles: IN read by forward and backward; OUT forward writes (backward reads them where given);
- *        IN_BACK read by backward; OUT_BACK written by backward.
+/* Every tensor of a problem, in one table: member (its name in C and on the wire), role, dtypes, axes (unpacked and
+ * packed), meaning. All code that deals with ranks, dtypes or shapes reads this table: attn_check() and its
+ * messages, the outputs, the strides that kernels get, the schemas of the OpenAPI document. Roles: forward and backward
+ * read IN; forward writes OUT, and backward reads OUT where given; backward reads IN_BACK and writes OUT_BACK; observe
+ * writes OUT_OBSERVE. attn_reads() and attn_writes() say what one problem reads and writes.
+ *
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their
  * gradients. Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D],
  * lse [H, total_q]. lse and dlse are never swapped. With seqlens_q or seqlens_k, cu_seqlens say where sequences start
  * and seqlens how many of their rows exist. In a packed problem k and v may be [B, Sk, Hk, D]. Their rows lie side by
- * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias,
- * sinks, alibi_slopes and the scales, which must be in host memory there.
+ * side: cu_seqlens_k = [0, Sk, 2 Sk, ...]. attn_check() reads the values of index and mask tensors, bias, sinks,
+ * alibi_slopes and the scales, which must be in host memory there.
  *
  * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of
  * float8_e4m3fn.
  *
  * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b
- * lies in page page_table[b][j / page_size], slot j % page_size. Their strides are free: that of the page axis may be
- * smaller than a page, so that pages overlap. seqlens_k is required, and cu_seqlens_k is not given beside cu_seqlens_q.
- * Sk of the problem is most * page_size, that of row b seqlens_k[b]. Entries past the pages that hold keys of the row
- * are not read, nor are slots past its length. Rows may share pages. */
-#define ATTN_TENSOR_MAP(X)                                                                                           \
-    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                     \
-    X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                 \
-      "keys; Hk divides H; beside cu_seqlens_q, without cu_seqlens_k, [B, Sk, Hk, D] too; with page_table [pages, "  \
-      "page_size, Hk, D]")                                                                                           \
-    X(v, IN, KEY, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                 \
-      "values; as k, [B, Sk, Hk, Dv] or with page_table [pages, page_size, Hk, Dv]")                                 \
-    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")    \
-    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                     \
-    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                               \
-    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                    \
-      "one more logit a head, without a value: it joins the denominator and lse")                                    \
-    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts") \
-    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                     \
-    X(seqlens_q, IN, I32, ATTN_AXES("b", "b", FIXED),                                                                \
-      "only the first seqlens_q[b] queries of row or sequence b exist; results of the others are 0, lse -inf")       \
-    X(seqlens_k, IN, I32, ATTN_AXES("b", "b", FIXED), "only the first seqlens_k[b] keys of row or sequence b exist") \
-    X(page_table, IN, I32, ATTN_AXES("bt", "bt", FIXED),                                                             \
-      "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")    \
-    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                     \
-      "FlashMask: for each key the query rows hidden from it")                                                       \
-    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of q")                                    \
-    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of k")                                    \
-    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of v")                                    \
-    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")      \
-    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                  \
-      "natural logarithm of the softmax denominator; -inf for such a query")                                         \
-    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                             \
-    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                     \
-    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                            \
-    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                            \
-    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                            \
-    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                     \
-    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")            \
-    X(dalibi_slopes, OUT_BACK, F32, ATTN_LIKE(alibi_slopes), "gradient with respect to alibi_slopes")
+ * lies in page page_table[b][j / page_size], slot j % page_size. Their strides are free: the stride of the page axis
+ * may be smaller than a page, so pages may overlap. seqlens_k is required, and cu_seqlens_k is not given beside
+ * cu_seqlens_q. Sk of the problem is t * page_size, where t is the number of entries of page_table for a row; Sk of
+ * row b is seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are slots past its
+ * length. Rows may share pages. */
+#define ATTN_TENSOR_MAP(X)                                                                                            \
+    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
+    X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
+      "keys; Hk divides H; beside cu_seqlens_q, without cu_seqlens_k, [B, Sk, Hk, D] too; with page_table [pages, "   \
+      "page_size, Hk, D]")                                                                                            \
+    X(v, IN, KEY, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                  \
+      "values; as k, [B, Sk, Hk, Dv] or with page_table [pages, page_size, Hk, Dv]")                                  \
+    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")     \
+    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                      \
+    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                                \
+    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                     \
+      "one more logit a head, without a value: it joins the denominator and lse")                                     \
+    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts")  \
+    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                      \
+    X(seqlens_q, IN, I32, ATTN_AXES("b", "b", FIXED),                                                                 \
+      "only the first seqlens_q[b] queries of row or sequence b exist; results of the others are 0, lse -inf")        \
+    X(seqlens_k, IN, I32, ATTN_AXES("b", "b", FIXED), "only the first seqlens_k[b] keys of row or sequence b exist")  \
+    X(page_table, IN, I32, ATTN_AXES("bt", "bt", FIXED),                                                              \
+      "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")     \
+    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                      \
+      "FlashMask: for each key the query rows hidden from it")                                                        \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of q")                                     \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of k")                                     \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", SPREAD), "float8: the factor of v")                                     \
+    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")       \
+    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                   \
+      "natural logarithm of the softmax denominator; -inf for such a query")                                          \
+    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                              \
+    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                      \
+    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                             \
+    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                             \
+    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                             \
+    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                      \
+    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")             \
+    X(dalibi_slopes, OUT_BACK, F32, ATTN_LIKE(alibi_slopes), "gradient with respect to alibi_slopes")                 \
+    X(row_max, OUT_OBSERVE, F32, ATTN_LIKE(lse), "each query's largest score; -inf for one that sees no key")         \
+    X(entropy, OUT_OBSERVE, F32, ATTN_LIKE(lse),                                                                      \
+      "entropy of each query's probabilities, the sink's too, in nats; 0 for one that sees no key")                   \
+    X(max_logit, OUT_OBSERVE, F32, ATTN_AXES("bh", "bh", FIXED), "the largest row_max of each head")                  \
+    X(mean_entropy, OUT_OBSERVE, F32, ATTN_AXES("bh", "bh", FIXED),                                                   \
+      "mean entropy of the queries of each head that see a key; 0 where none does")                                   \
+    X(key_mass, OUT_OBSERVE, F32, ATTN_AXES_OR_PAGED("bhy", "hy", "bhy", FIXED),                                      \
+      "for each key the sum of its probabilities over the last key_mass_rows queries")                                \
+    X(top_keys, OUT_OBSERVE, I32, ATTN_AXES("bhqw", "hqw", FIXED),                                                    \
+      "for each query the keys of its largest probabilities, of equal ones the lower key first; -1 where there are "  \
+      "no more")                                                                                                      \
+    X(top_weights, OUT_OBSERVE, F32, ATTN_LIKE(top_keys), "the probabilities of top_keys; 0 where there are no more") \
+    X(weights, OUT_OBSERVE, F32, ATTN_AXES("bhrx", "hrx", FIXED), "the probabilities of the region rows, keys")       \
+    X(map, OUT_OBSERVE, F32, ATTN_AXES("bhuv", "huv", FIXED),                                                         \
+      "the sums of the probabilities in each cell of a grid over the region rows, keys")
 
 typedef enum attn_tensor_id {
 #define X(name, role, dtypes, axes, meaning) ATTN_T_##name,
@@ -252,9 +272,15 @@ typedef enum attn_tensor_id {
         ATTN_TENSOR_COUNT
 } attn_tensor_id;
 
-typedef enum attn_role { ATTN_ROLE_IN, ATTN_ROLE_OUT, ATTN_ROLE_IN_BACK, ATTN_ROLE_OUT_BACK } attn_role;
+typedef enum attn_role {
+    ATTN_ROLE_IN,
+    ATTN_ROLE_OUT,
+    ATTN_ROLE_IN_BACK,
+    ATTN_ROLE_OUT_BACK,
+    ATTN_ROLE_OUT_OBSERVE
+} attn_role;
 
-/* The table above as data, index attn_tensor_id. */
+/* The table above as data; the index is an attn_tensor_id. */
 typedef struct attn_tensor_info {
     const char *name;
     attn_role role;
@@ -264,8 +290,9 @@ typedef struct attn_tensor_info {
 } attn_tensor_info;
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
-/* What a tensor may be over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and
- * both as text: "float32 [H] or [B, H]", "float32, lse's shape". Returns `text`. */
+/* The properties that a tensor may have, over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes),
+ * and both as text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with `text` write to it and return
+ * it. */
 enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
@@ -279,9 +306,34 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
 
-typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD } attn_op;
+/* OBSERVE computes no out: it says what the queries look at. */
+typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD, ATTN_OP_OBSERVE, ATTN_OP_COUNT } attn_op;
+const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
+
+/* Limits of an observe: keys of top_keys, cells of map on each axis, elements of weights. */
+enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
+
+/* What an observe looks at, beside the outputs that have a rank.
+ *
+ *   rows, keys     the region of weights and map, half open: queries rows[0] to rows[1] - 1 and keys keys[0] to
+ *                  keys[1] - 1 of each batch row; an end of -1 is the number of queries or keys, and
+ *                  attn_observe_region() writes it. Row r lies in cell floor((r - rows[0]) map[0] / (rows[1] -
+ *                  rows[0])) of map, and key j likewise.
+ *   map            cells of queries and of keys
+ *   top            keys of each query in top_keys
+ *   key_mass_rows  key_mass is a sum over that many of the last queries of each sequence; 0: over all
+ *   sequence       packed: the one whose region weights and map have; -1: none
+ *   shown_keys     with page_table: how many keys of a row key_mass and the default region have; 0: all that
+ *                  there is room for
+ *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. One of 2^24 and more in
+ *                  size says nothing about a sum, and is computed here instead. */
+typedef struct attn_observe {
+    int64_t rows[2], keys[2];
+    int64_t map[2], top, key_mass_rows, sequence, shown_keys;
+    bool given_lse;
+} attn_observe;
 
 /* One attention problem. Zero-initialise it with ATTN_PROBLEM_INIT, then fill in what is given.
  *
@@ -290,7 +342,10 @@ typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
  *   lse_i = ln(sum_j exp z_ij + exp sink_h)     out_i = sum_j exp(z_ij - lse_i) M_ij v_j     M: dropout, 1 without
  *
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
- * Backward recomputes out and lse where they are not given (both or neither). */
+ * Backward recomputes out and lse where they are not given (both or neither).
+ *
+ * An observe reads q, k and what else decides about scores; it has no v, and ignores dropout. P_ij = exp(z_ij -
+ * lse_i); where z_ij is NaN, all numbers of query i are NaN, and its top_keys -1. */
 typedef struct attn_problem {
     attn_op op;
     union {
@@ -299,35 +354,43 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the tensors above, by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the same tensors as an array, by attn_tensor_id */
     };
     attn_layout layout;       /* order of the axes of q k v out and their gradients */
-    attn_alignment alignment; /* for causal and window: i' = i + Sk - Sq (bottom right), or i' = i */
+    attn_alignment alignment; /* for causal and window: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
     bool has_scale;           /* false: scale is 1/sqrt(D) */
-    double scale;             /* any float32, also 0 or a negative number */
+    double scale;             /* any number that float32 can hold, also 0 or a negative one */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    bool keep_mask_at_end; /* keep_mask [.., .., .., n], n <= Sk, covers a row's last n keys; all keys before
-                            * them are kept */
+    bool keep_mask_at_end; /* false: keep_mask covers all keys. true: it is [.., .., .., n] with n <= Sk and covers a
+                            * row's last n keys; all keys before them are kept */
     bool causal;           /* query i sees keys j <= i' */
     int64_t window_left;   /* query i sees i' - left <= j <= i' + right; -1: unbounded */
     int64_t window_right;
-    double dropout_p; /* in [0, 1): the chance that a probability is dropped; Philox4x32-10, addressed by element */
+    /* in [0, 1): the chance that dropout drops a probability; Philox4x32-10 decides by the element's position */
+    double dropout_p;
     uint64_t seed;
-    bool deterministic; /* backward: the same bits on every run, on every backend */
+    /* every run of a backward on the same backend gives the same bits; all backends support it, but two may differ */
+    bool deterministic;
+    attn_observe observe;
 
-    /* With page_table, or NULL: int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of
-     * row b lie in the same pages as those of row b - 1 (0 for row 0), as in forks of one cache. It tells a
-     * kernel which memory several rows share. A kernel may read that memory once for these rows, or ignore
-     * the member. It changes no bit of the results and is not a feature. */
+    /* With page_table, or NULL: int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of row b
+     * lie in the same pages as those of row b - 1 (0 for row 0), as in forks of one cache. A kernel may read the
+     * memory that several rows share once for all of them, or ignore this member. The member changes no bit of the
+     * results and is not a feature. */
     const int32_t *prefix_keys;
 } attn_problem;
 
-#define ATTN_PROBLEM_INIT                     \
-    {                                         \
-        .window_left = -1, .window_right = -1 \
+#define ATTN_PROBLEM_INIT                                                                                         \
+    {                                                                                                             \
+        .window_left = -1, .window_right = -1, .observe = {.rows = { 0, -1 }, .keys = { 0, -1 }, .sequence = -1 } \
     }
+
+/* Does a run of this problem read, or write, the tensor, where it has one? lse is an output of a forward, and of an
+ * observe without given_lse. */
+bool attn_reads(const attn_problem *p, attn_tensor_id id);
+bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
 /* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and
  * total_k, which no sequence exceeds. With page_table: Sk is the number of keys that a row has room for. The
@@ -337,16 +400,16 @@ typedef struct attn_dims {
     bool packed;
     int64_t total_q,
         total_k; /* packed: rows of q and of k; with page_table: upper bound on the keys of all rows together */
-    int64_t pages, page_size; /* with page_table: of k and v; else 0 */
-    int64_t row_k;            /* Sk of k where the queries are packed and k is [B, Sk, Hk, D]; else 0 */
+    int64_t pages, page_size; /* size of k and v in pages and slots; 0 without page_table */
+    int64_t row_k;            /* where the queries are packed and k is [B, Sk, Hk, D]: that Sk; else 0 */
 } attn_dims;
 
-/* Sizes from the shapes alone, for attn_check() and for messages. The ranks must be right. The function does
- * not check that the shapes agree. */
+/* The sizes of a problem, from its shapes alone. attn_check() and messages use it. The ranks must be right; the
+ * function does not check that the shapes agree. */
 attn_dims attn_dims_of(const attn_problem *p);
 
-/* A tensor with strides by meaning. The element (b, h, row, column) is at b * batch + h * head + row * row +
- * column.
+/* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
+ * row * row + column.
  *
  *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the
  *                                 channel; in a pool of pages, batch is the page and row its slot: attn_key_at() of
@@ -354,21 +417,26 @@ attn_dims attn_dims_of(const attn_problem *p);
  *   lse dlse                      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
- *   sinks alibi_slopes *_scale    row and column are 0 */
+ *   sinks alibi_slopes *_scale    row and column are 0
+ *   row_max entropy               as lse
+ *   top_keys top_weights          row is the query, column the rank
+ *   key_mass                      row is 0, column the key, packed k_start + key
+ *   weights map                   row and column of the region, or of the grid; packed, batch is 0
+ *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
-    void *data; /* NULL: not given (or without elements) */
+    void *data; /* NULL where the tensor is not given or has no elements */
     attn_dtype dtype;
     int64_t batch, head, row;
 } attn_view;
 
-/* A checked problem, resolved. It is plain data and may be copied to a device; its pointers are the problem's
- * pointers. */
+/* A checked problem in the form that kernels read: sizes, options, and each tensor's address and strides for batch,
+ * head and row. It is plain data and may be copied to a device. Its pointers are the problem's pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
     int64_t group;      /* H / Hk: query head h reads key/value head h / group */
     int64_t mask_group; /* query head h reads mask_startend_rows head h / mask_group */
     int mask_bounds;    /* last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
-    int64_t keep_tail;  /* columns of a keep_mask that covers the last keys of each row; -1: it covers all keys */
+    int64_t keep_tail;  /* where keep_mask covers the last keys of each row: its columns; -1: it covers all keys */
     bool causal, top_left;
     int64_t left, right; /* the window, each side from 0 to ATTN_UNBOUNDED; `right` also expresses causal */
     double scale;
@@ -376,36 +444,41 @@ typedef struct attn_geometry {
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k; /* NULL where not given */
-    const int32_t *page_table;                          /* of the tensor page_table; row b starts at b *
-                                                         * page_table_row */
-    const int32_t *prefix_keys;                         /* the same */
+    const int32_t *page_table;                          /* the tensor page_table; row b starts at b * page_table_row */
+    const int32_t *prefix_keys;                         /* prefix_keys of the problem; NULL where not given */
     int64_t page_table_row;
+    attn_observe observe;
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
 
-/* Do the shapes, dtypes, ranks, ranges of options and values of index tensors and masks (read on the host)
- * agree? This is the only validator, and kernels run only problems that passed it. Outputs need not be given;
- * a given one must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv
- * above ATTN_MAX_HEAD_DIM, in a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
+/* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads on the host.
+ * This is the only validator, and kernels run only problems that passed it. Outputs need not be given; a given one
+ * must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
+ * ATTN_MAX_HEAD_DIM, in a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL.
- * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). Other
- * outputs are float32. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
+/* Writes the ends of the region of a checked observe that are -1. Reads cu_seqlens and seqlens of the sequence, which
+ * are in host memory. A problem whose weights or map are wanted must have them before attn_output() and a run. */
+void attn_observe_region(attn_problem *p);
+
+/* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
+ * result_dtype is the dtype of out in a forward, and of dq, dk and dv in a backward (q's, or float32). top_keys is
+ * int32, other outputs are float32. INVALID where an observe lacks what the output needs; TOO_LARGE where its weights
+ * are too many. NOT_FOUND where this problem does not have the output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
 /* ---- Features
  * ------------------------------------------------------------------------------------------------------
  *
- * What a kernel must support to compute a problem: one bit for every tensor that is given or wanted, and for
- * every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem with
- * another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row
- * does not name it. Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the one
- * definition in score.h, which the new member joins. How keys are stored (pages, float8) is not part of
- * ATTN_ALL_SCORES; every kernel names those bits itself. */
+ * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
+ * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
+ * with another bit. A tensor or option that is added to the tables is therefore refused by all kernels whose row does
+ * not name it. Kernels with ATTN_ALL_SCORES are the exception: they compute each score by the definition in score.h,
+ * and a new option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel
+ * names those bits itself. */
 
-/* id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more options. */
+/* Each row: id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more options. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -435,61 +508,80 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-#define ATTN_KEY_FEATURES     (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE)) /* where and what keys are */
-#define ATTN_ALL_SCORES       (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
+/* how keys are stored: in pages, and in which dtype */
+#define ATTN_KEY_FEATURES (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE))
+#define ATTN_ALL_SCORES   (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
 /* The options above as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {
-    const char *wire; /* "" where the client has no option of that name */
+    const char *wire; /* "" where no option on the wire has this meaning */
     const char *meaning;
 } attn_option_info;
 extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST - 1];
 
-/* The features of a checked problem. Reads its shapes, dtypes and options, and no memory of tensors. */
+/* The features of a checked problem. The function reads shapes, dtypes and options, but no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Floating point operations by the convention of the field: a forward has 2 * (D + Dv) for each permitted
- * (query, key, head) triple, and a backward 2.5 times as many. Causal, window and lengths are counted
- * exactly; other masks count as if they hid nothing. It is a closed form, which reads each sequence only for
- * cu_seqlens and seqlens. */
+/* Floating point operations by the convention of the field: a forward has 2 * (D + Dv) for each permitted (query,
+ * key, head) triple, and a backward 2.5 times as many. Causal, window and lengths are counted exactly; other masks
+ * count as if they hid nothing. The function uses a closed form, so it reads only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* The permitted (query, key, head) triples, as attn_flops() counts them, without those that FlashMask hides.
- * Reads all of mask_startend_rows, where given. */
+ * The function reads all of mask_startend_rows, where given. */
 double attn_scores(const attn_problem *p);
 
-/* Query rows of all heads together, without padding and gaps. Reads lengths. */
+/* Query rows of all heads together, without padding and gaps. The function reads cu_seqlens and seqlens. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Are all outputs that this checked problem requests without elements? attn_run() skips such a problem, and
- * it needs no workspace, however large its other sizes are. */
+/* Does every output that this checked problem requests have no elements? attn_run() skips such a problem, and it
+ * needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
-/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). It recomputes them by
- * textbook loops in double, on one thread, and compares. The problem is a checked forward whose out has been
- * computed, with all tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and about rows * Sk * (D + Dv)
- * nanoseconds. */
+/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them
+ * in double, on one thread, and compares. The problem is a checked forward whose out has been computed, with all
+ * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of 1 x 1024 x 8 x 64 take some
+ * 0.2 s. */
 typedef struct attn_verification {
     double max_abs;  /* the largest |got - want|; infinite where one is finite and the other is not */
     double largest;  /* the largest finite |want| */
     double relative; /* max_abs / largest */
-    int64_t rows;    /* how many were compared */
+    int64_t rows;    /* number of rows that were compared */
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row, or
- * prepares K and V of the next head, which takes about as long; it says whether that was the last step.
- * close() may be called at any time and reports what was found until then. `p` is borrowed until close(). */
+/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (of all
+ * rows, at most 64), or prepares K and V of the next head; it returns whether that was the last step.
+ * attn_verifier_close() may be called at any time and reports what was found until then. `p` is borrowed until
+ * close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
 attn_verification attn_verifier_close(attn_verifier *verifier);
 
-/* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in double, with at
- * most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the probabilities of a row sum to
- * more than 1. INVALID too where one conversion (base 2, another scale, a mask left out) makes the sum of every row 1;
- * the message names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse of all keys. For
- * a checked backward with lse, all of whose tensors are in host memory. */
+/* Counts the pairs (query, key, head) that all masks of a checked problem let through, and, where `tile` is not NULL,
+ * the tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no such
+ * pair, in `whole` ones every pair is one, `partial` are the others. Tiles at the ends may be smaller. All are exact
+ * below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The problem is borrowed until close().
+ *
+ * attn_counter_step() counts some more, for up to about a millisecond, and says whether that was the last step.
+ * attn_count_work() is how many keys, tiles or elements of masks are looked at, each some nanosecond; open() refuses
+ * more than 2^32 of them: TOO_LARGE. */
+typedef struct attn_counts {
+    double pairs, skipped, whole, partial;
+    attn_status status; /* NO_MEMORY: counting ended early */
+} attn_counts;
+typedef struct attn_counter attn_counter;
+attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
+bool attn_counter_step(attn_counter *counter);
+attn_counts attn_counter_close(attn_counter *counter);
+double attn_count_work(const attn_problem *p, const int64_t tile[2]);
+
+/* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in double, with
+ * at most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the probabilities of a row
+ * sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left out) makes the sum of
+ * every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse
+ * of all keys. The problem is a checked backward with lse, and all of its tensors are in host memory. */
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
@@ -497,12 +589,13 @@ attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_er
  * lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() judges the sums. */
 typedef struct attn_lse_row {
     int64_t b, h, i; /* sequence, query head, query inside the sequence */
-    double lse;      /* as given */
+    double lse;      /* lse of the row, as the client gave it */
 } attn_lse_row;
 typedef struct attn_lse_look {
-    int count; /* of rows */
+    int count; /* number of rows */
     attn_lse_row row[ATTN_LSE_ROWS];
-    double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS]; /* lse of each variant of the scores, then mean size of products */
+    /* for each row: the lse by each variant of the scores, then the mean size of the products */
+    double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
 attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, attn_error *err);
@@ -513,9 +606,9 @@ typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
 
 typedef struct attn_device_options {
-    int threads;          /* cpu: worker threads, 0: one a core the process may run on */
-    int64_t memory_bytes; /* bound on device memory, 0: a share of what the device has */
-    const char *script;   /* fake backend: its scripted faults */
+    int threads;          /* for "cpu": number of worker threads; 0: one for each core that the process may run on */
+    int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a share of the memory that the device has */
+    const char *script;   /* for the fake backend: its scripted faults */
 } attn_device_options;
 
 typedef struct attn_device_info {
@@ -523,95 +616,114 @@ typedef struct attn_device_info {
     int index;             /* number of the device in its backend: 0 of "cuda:0" */
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
-    double fastest_flops;  /* upper bound on operations (attn_flops) per second of every kernel of this device, */
-    double fastest_scores; /* and on permitted triples per second: both show which work cannot end in time */
-    int units;             /* threads of a CPU, multiprocessors of a GPU; attn_cost_of() has rates per unit */
-    bool unified;          /* kernels read and write staging memory directly: no copies needed */
-    bool reads_staging;    /* kernels whose row says in_place can read staging memory, though device memory is
-                            * faster */
-    int streams;           /* batches worth having in flight; on a unified device each of them has its own thread */
+    double fastest_flops;  /* upper bound on the operations (attn_flops) per second of every kernel of this device */
+    /* upper bound on its permitted triples per second; both bounds show which work cannot end in time */
+    double fastest_scores;
+    int units;          /* threads of a CPU, or multiprocessors of a GPU; attn_cost_of() has rates per unit */
+    bool unified;       /* true: kernels read and write staging memory directly, so no copies are needed */
+    bool reads_staging; /* true: kernels whose row says in_place can read staging memory, though device memory is
+                         * faster */
+    /* number of batches that are worth having in flight; on a unified device each has its own thread */
+    int streams;
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, preferred first, with NULL at the end. "reference" and "paper" run
- * only when named. */
+/* Names of the backends in this build, preferred first, with NULL at the end. Devices of "reference" and "paper" are
+ * used only if an option names them. */
 const char *const *attn_backends(void);
-bool attn_is_gpu(const char *backend);      /* is it a backend whose devices are not the host's processor?
-                                             * False for an unknown name */
-int attn_device_count(const char *backend); /* 0 where there is no driver, no such device or no such backend */
+bool attn_is_gpu(const char *backend);      /* are the devices of this backend something else than the host's
+                                             * processor? False for an unknown name */
+int attn_device_count(const char *backend); /* returns 0 where there is no driver, no such device or no such backend */
 
 /* *device is owned by the caller until attn_device_close(). `options` may be NULL. */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
                              attn_error *err);
-void attn_device_close(attn_device *device); /* NULL is fine */
+void attn_device_close(attn_device *device); /* `device` may be NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
-/* Device memory, in which the device computes, and staging memory: host memory with fast copies to and from
- * the device (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. Thread-safe.
- * Contents are undefined. */
+/* Device memory, in which the device computes, and staging memory: host memory with fast copies to and from the
+ * device (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. The functions are
+ * thread-safe. The contents of new memory are undefined. */
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_staging_free(attn_device *device, void *memory, size_t bytes);
 
-/* Memory of this device that another process has allocated, and lends by a handle (CUDA: a
- * cudaIpcMemHandle_t). *memory is its address here, and problems use it in place. The lender may change its
- * contents at any time, and must not free it before it is released here. A handle that is imported twice may
- * give the same *memory; each import is released once. Errors: INVALID (no valid handle, a handle of this
- * process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend has none),
- * NO_MEMORY, DEVICE_LOST. Both are thread-safe and may wait for the driver; a release may wait for all work
- * of the device. Release everything before attn_device_close(). */
+/* Maps memory of this device that another process has allocated. The other process, the lender, gives a handle for
+ * it (CUDA: a cudaIpcMemHandle_t). *memory becomes its address in this process, and problems use it in place. The
+ * lender may change its contents at any time, and must not free it before this process has released it. A handle
+ * that is imported twice may give the same *memory; each import is released once. Errors: INVALID (no valid handle,
+ * a handle of this process, memory of another device, or fewer than `bytes` bytes), UNSUPPORTED (the backend cannot
+ * import memory), NO_MEMORY, DEVICE_LOST. Import and release are thread-safe and may wait for the driver; a release may
+ * wait for all work of the device. Release everything before attn_device_close(). */
 enum { ATTN_HANDLE_BYTES = 64 };
 attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
                                void **memory, attn_error *err);
 void attn_device_release_import(attn_device *device, void *memory);
 
-/* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast
- * as from staging memory. Its pages stay in memory, also those of a file that is truncated meanwhile; a copy
- * then has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend
- * cannot, or the driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin once,
- * before unmapping it and before attn_device_close(). */
+/* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast as from
+ * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated meanwhile, a copy has the
+ * old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the driver
+ * refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory once, before you unmap
+ * it and before attn_device_close(). */
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
 
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
-/* What a kernel computes. A device tries its kernels in order. A kernel may still refuse a problem for its
- * sizes or strides. */
+/* The problems that a kernel computes. A device tries its kernels in order, and the first that takes a problem computes
+ * it. A kernel may still refuse a problem for its sizes or strides. */
 typedef struct attn_kernel {
     const char *name; /* "avx512", "sm90", "generic" */
     attn_op op;
-    uint32_t dtypes;   /* of q: ATTN_DTYPE_BIT() */
-    int head_dim;      /* the largest D and Dv */
+    uint32_t dtypes;   /* dtypes of q, bits of ATTN_DTYPE_BIT() */
+    int head_dim;      /* the largest D and Dv that it supports */
     uint64_t features; /* attn_features() bits that it supports */
-    bool in_place;     /* it reads each number about once, and may read it from staging memory (reads_staging) */
+    bool in_place;     /* true: it reads each number about once, so it may read from staging memory (reads_staging) */
 } attn_kernel;
 
-/* Kernel `index` of a device; NULL past the last. The device owns it. */
-const attn_kernel *attn_kernel_at(const attn_device *device, int index);
+/* The kernels that a device has. attn_device_open() makes this data, and it never changes. Any thread may read it until
+ * the device is closed, so code that plans problems needs no device. */
+enum { ATTN_MOST_KERNELS = 32 };
+typedef struct attn_capabilities {
+    const struct attn_backend *backend;
+    const attn_kernel *kernels[ATTN_MOST_KERNELS]; /* the first kernel that takes a problem computes it */
+    int kernel_count;
+    const void *facts; /* what else the backend must know to make plans; the backend owns it */
+    size_t facts_bytes;
+} attn_capabilities;
+const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
-/* How a device computes one problem: chosen once, then handed to attn_workspace() and attn_run(). Plain data of about
- * 1.4 KB that needs no freeing. It belongs to its problem, which is borrowed: neither the problem nor its addresses may
- * change while the plan is used, but its values may. */
+/* How a device computes one problem: attn_plan_make() chooses it once, and attn_workspace() and attn_run() use it.
+ * Plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: neither the problem nor its
+ * addresses may change while the plan is used, but its values may. attn_plan_move() adapts a plan to other
+ * addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
+    const attn_capabilities *can; /* borrowed from the device */
     const attn_kernel *kernel;
     uint64_t features;      /* attn_features() of the problem */
-    size_t workspace_bytes; /* bytes that this problem adds to attn_workspace(); 0 where the backend sizes all
+    size_t workspace_bytes; /* bytes of attn_workspace() that this problem needs; 0 where the backend sizes all
                              * problems together */
-    const void *variant;    /* the variant of the kernel; what it points to is defined by the kernel */
+    const void *variant;    /* the variant of the kernel; the kernel defines what the pointer points to */
+    uint64_t unaligned;     /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes */
     attn_geometry geometry; /* geometry of the problem, where the backend needs it */
 } attn_plan;
 
-/* Plans a checked problem. UNSUPPORTED where no kernel of the device computes it. */
-attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err);
+/* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
+attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
-/* ---- Cost: what a problem is expected to take (cost.c) ----------------------------------------------------------- */
+/* Plans `problem`. It is the problem of the plan `made`, with its tensors at other addresses. The function keeps the
+ * kernel of `made`, and chooses again only if the capabilities differ, or if other tensors are unaligned. */
+attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
+                           attn_plan *plan, attn_error *err);
+
+/* ---- Cost: the time that a problem is expected to take (cost.c) -------------------------------------------------- */
 
 /* An estimate by the rates of one machine of each kind. The real time is usually a third to three times as long.
  *   flops    attn_flops()
  *   seconds  time on a device that has nothing else to do
- *   worst    the same, if the scores of every row leave float32
+ *   worst    seconds, if the scores of every row exceed the range of float32
  *   because  the name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, seconds, worst;
@@ -619,17 +731,18 @@ typedef struct attn_cost {
 } attn_cost;
 
 /* The cost of a checked, planned problem on the device of `info`. Index tensors must be in host memory. The estimate
- * assumes that no row leaves float32 and that FlashMask hides nothing. The call takes some 150 ns. */
+ * assumes that all scores are within the range of float32 and that FlashMask hides nothing. The call takes some 150
+ * ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
-/* attn_cost_of(), but with a look at FlashMask's bounds and at the values of tensors. It estimates the share of rows
- * that leave float32 from a few rows, which the random number `draw` picks. `readable` names the tensors that this
- * thread may read (bits of attn_tensor_id). The call reads q, k and v at some 10 GB/s, and takes a few milliseconds
- * more. */
+/* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It looks at a
+ * few rows, which the random number `draw` picks, to estimate the share of rows whose scores exceed the range of
+ * float32. `readable` names the tensors that this thread may read (bits of attn_tensor_id). The call reads q, k and v
+ * at some 10 GB/s, and takes a few milliseconds more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
 /* Bytes of scratch memory (device memory) that attn_run() needs for these plans together. */
-attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
+attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
 /* ---- Streams: work in order, asynchronous ------------------------------------------------------------------------ */
@@ -639,10 +752,9 @@ void attn_stream_close(attn_stream *stream);
 
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
-/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the
- * end. One thread at a time uses a stream. On a unified device, where attn_run() returns when all is
- * computed, several threads may each use a stream of their own. An error may surface at any later call on the
- * stream. */
+/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the end.
+ * One thread at a time uses a stream. On a unified device, where attn_run() returns when all is computed, several
+ * threads may each use a stream of their own. An error of the copy may be reported by any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
@@ -650,66 +762,93 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
  * (attn_device_info), either side may be staging memory. */
 typedef struct attn_move {
     void *to;
-    const void *from; /* NULL: zeros */
-    size_t bytes;     /* a multiple of 4, as the addresses are */
+    const void *from; /* NULL: clear the piece */
+    size_t bytes;     /* a multiple of 4; the addresses are multiples of 4 too */
 } attn_move;
 
-/* Queues `count` moves, in any order: no move reads what another writes. The list may be freed when this returns. */
+/* Queues `count` moves, which the device makes in any order: no move may read what another writes. The list may be
+ * freed when this returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors
- * too). The plans are plans of the stream's device, and are borrowed for the call. Each answer depends on its
+ * too). The plans must be made for the stream's device; the call borrows them. Each answer depends on its
  * own problem alone, to the bit: not on count, order, threads or load. `workspace` may be NULL; then the call
  * allocates its own. After an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Merging: attention to parts of the keys ----------------------------------------------------------------------
  *
- * The results of the same queries over several parts of the keys become the result over all keys:
+ * A merge makes the result over all keys from the results of the same queries over parts of the keys:
  *
- *     lse = log(sum of exp(lse_p))        out = sum of exp(lse_p - lse) * out_p
+ *     lse = log(sum of exp(lse_p))        out = sum of w_p out_p, where w_p = exp(lse_p - lse)
  *
- * All is computed in float32, part after part in the order given, and each result is rounded once to its dtype.
+ * The gradients of a loss with respect to the parts follow from those with respect to out and lse:
  *
- *   A part whose lse is -inf is empty: it adds nothing, and its out is not read.
+ *     dout_p = w_p dout                   dlse_p = w_p (dlse + dout . (out_p - out))
+ *
+ * A backward of each part that is given its dout_p and dlse_p then yields the gradients of the whole. All is computed
+ * in float32, part after part in the order given, and each result is rounded once to its dtype.
+ *
+ *   A part whose lse is -inf is empty: it adds nothing, its out is not read, and its gradients are 0.
  *   Where all parts are empty, out is 0 and lse is -inf.
- *   Where an lse is NaN or +inf, out and lse are NaN: the quotient of two infinities is not known.
+ *   Where an lse is NaN or +inf, all results of the row are NaN: the quotient of two infinities is not known.
  *   NaN in the out of a part that is not empty makes that number of out NaN, however little the part weighs.
- *   Where one part is not empty, the result equals it; -0 becomes 0.
- *
- * out of a part is [B, Sq, H, Dv] and lse [B, H, Sq]; packed, they are [total_q, H, Dv] and [H, total_q]. Layout bhsd
- * is a view with the axes 1 and 2 of out swapped. All parts have the same shapes, strides and dtype of out (float32,
- * float16 or bfloat16). The result has their shape; its out may have another of these dtypes and other strides. Rank 0
- * in the result: not wanted. The result must not overlap the parts. */
-enum { ATTN_MERGE_PARTS = 64 }; /* at most */
+ *   Where only one part is not empty, the result equals that part; -0 becomes 0.
+ *   A sink is one more part, behind the others. Its lse is sinks[h] and its out is 0. -inf: the head has no sink. */
+enum { ATTN_MERGE_PARTS = 64 }; /* the most parts of one merge */
 
 typedef struct attn_result {
     attn_tensor out, lse;
 } attn_result;
 
-/* Queues the merge on the stream, as attn_run() does; pointers are device memory. `parts` and `whole` may be
- * freed when this returns, their memory when the stream is done. INVALID where shapes, strides or dtypes
- * disagree, or memory is missing; err->member is "/parts/3/lse", or "/out" for the result. */
-attn_status attn_merge(attn_stream *stream, const attn_result *parts, int count, const attn_result *whole,
-                       attn_error *err);
+/* A merge. Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or not wanted.
+ *
+ * out and dout are [B, Sq, H, Dv], in layout bhsd [B, H, Sq, Dv], and packed [total_q, H, Dv]. Packed tensors are
+ * always bshd. The last axis of out and dout has stride 1. lse and dlse are [B, H, Sq], packed [H, total_q].
+ * All parts have the same shapes, strides and dtype of out (float32, float16 or bfloat16). The gradients of all parts
+ * also have one dtype and the same strides. `whole`, dout and the gradients may each have another of these dtypes and
+ * other strides than the parts. lse, dlse, sinks and dsinks are float32; sinks and dsinks are contiguous. What is
+ * written must not overlap what is read. */
+typedef struct attn_merge_problem {
+    int count; /* number of parts, 1 to ATTN_MERGE_PARTS */
+    attn_layout layout;
+    const attn_result *parts; /* an array of `count` */
+    attn_tensor sinks;        /* [H] */
+    attn_result whole;        /* written */
+    attn_tensor dout, dlse;   /* gradients with respect to whole.out and whole.lse; a dlse that is not given is 0 */
+    attn_result *gradients;   /* an array of `count`, written: gradients with respect to out and lse of each part. Needs
+                               * dout. NULL: not wanted */
+    attn_tensor dsinks;       /* [H], written: gradient with respect to sinks. Needs dout and sinks */
+} attn_merge_problem;
 
-/* The second of the three steps of attn_lse_choose(): queues the sums on the stream, behind the copies of q
- * and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which
- * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* Checks that shapes, strides and dtypes agree. It reads no memory of tensors, which need not have memory yet. INVALID
+ * where they disagree; err->member is "/parts/3/lse/shape/1", or "/dout" for a tensor that is not a part's. */
+attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
+
+/* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
+ * this returns, the memory of their tensors when the stream is done. Errors: those of attn_merge_check(), INVALID where
+ * memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
+attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
+
+/* The cost of a merge that passed attn_merge_check(). Its `worst` is `seconds`. */
+attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
+
+/* Does the second of the three steps that attn_lse_choose() describes: queues the sums on the stream, behind the copies
+ * of q and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which the
+ * caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
-/* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call.
- * Each call queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all
- * work is queued. All calls have the same plans and the same workspace, which must not be NULL and must not
- * be used otherwise meanwhile. A caller that waits for the stream between calls can abandon seconds of work
- * within 0.1 s.
+/* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each call
+ * queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued. All
+ * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else
+ * meanwhile. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
  *
- * Rows whose scores leave float32 take up to a thousand times as long as others. A problem of a few
- * milliseconds may leave them out at first, because only its results show whether it has any. When all is
- * queued and the stream is done, attn_stream_left_rows() says whether a problem did so since its last call.
- * If it did, the outputs are incomplete, and the caller runs the same plans once more, with *step =
- * ATTN_EVERY_ROW at the first call. */
+ * Rows whose scores exceed the range of float32 take up to a thousand times as long as others. In a problem of a few
+ * milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has any.
+ * When all is queued and the stream is done, attn_stream_left_rows() returns whether rows were skipped since its last
+ * call. If so, the outputs are incomplete, and the caller runs the same plans once more, with *step = ATTN_EVERY_ROW at
+ * the first call. */
 enum { ATTN_NO_MORE_STEPS = -1 };
 #define ATTN_EVERY_ROW (INT64_C(1) << 62)
 attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
@@ -723,34 +862,34 @@ bool attn_stream_left_rows(attn_stream *stream);
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
 /* Sets the owner for which this stream runs, a pointer that is compared and never followed. On a device that
- * computes with this machine's threads, owners that compute at the same time share the threads equally,
- * however many streams each has. NULL is an owner like others. Call it from the stream's thread, between two
- * runs. */
+ * computes with this machine's threads, owners that compute at the same time share the threads equally, however many
+ * streams each has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
-/* Nanoseconds that all threads together computed on this stream since attn_stream_serve(). 0 on a device that is not
- * unified: attn_stream_elapsed_us() has its time. Call it from the stream's thread. */
+/* Nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that is not
+ * unified it is 0, and attn_stream_elapsed_us() has the device's time. Call it from the stream's thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
 /* Runs one problem; the call plans it and sets its op. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
+attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
-/* Records the moment when all earlier work in the stream is done, in slot 0 to ATTN_MARKS - 1. */
+/* Records, in slot 0 to ATTN_MARKS - 1, the moment when all earlier work in the stream is done. */
 enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot); /* between two marks, once the
-                                                                                 * stream is done */
+/* microseconds between two marks of this stream; the stream must be done */
+double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
 /* Microseconds between marks of two streams of one device; NaN where the backend cannot tell. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
-attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* never blocks */
+attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* the call never blocks */
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
  * attn_stream_note() queues a note behind all work; attn_stream_noted() says whether the device has reached
- * it. After an error it may never be reached: a caller that has polled long enough calls attn_stream_done().
+ * it. After an error the device may never reach it: a caller that has polled long enough calls attn_stream_done().
  * UNSUPPORTED where the backend has no notes. */
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);

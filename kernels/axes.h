@@ -6,7 +6,7 @@
 
 #include "attention.h"
 
-/* The tensor whose axes this tensor has: for a gradient the tensor that it belongs to, otherwise itself. */
+/* The tensor whose axes tensor `id` has. A gradient has the axes of its input; every other tensor has its own. */
 static inline attn_tensor_id attn_axes_owner(attn_tensor_id id)
 {
     const int like = attn_tensors[id].axes.like;
@@ -18,31 +18,36 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
     return &attn_tensors[attn_axes_owner(id)].axes;
 }
 
-/* The letters of a tensor in this problem's layout and packing, as the client sees them; returns the rank. */
+/* Writes the letters of the tensor's axes as the client sees them, in this problem's layout and packing. Returns the
+ * rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
-/* May the first axis be missing? */
+/* May a tensor of this kind lack its first axis? */
 static inline bool attn_axes_may_lack_one(attn_axes_kind kind)
 {
     return kind == ATTN_AXES_OPTIONAL || kind == ATTN_AXES_SPREAD;
 }
 
-/* May axis `axis` of `rank` be 1, whatever the size of its letter is? */
+/* May axis `axis` of a tensor of rank `rank` be 1, whatever size its letter stands for? */
 static inline bool attn_axis_may_be_one(attn_axes_kind kind, int axis, int rank)
 {
     return kind == ATTN_AXES_SPREAD || (kind == ATTN_AXES_BROADCAST && axis < rank - 1);
 }
 
-/* Writes the axes of these letters at `at`: "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]". Returns the
+/* Writes these axes as text at `at`: "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]". Returns the
  * end of the text. */
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind);
 
-/* The size that belongs to a letter. */
+/* The size that a letter stands for. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
+
+/* The same with the letters of an observe's outputs. */
+int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
 /* The dtypes that a rule (attn_dtype_rule) allows. */
 typedef struct attn_dtype_set {
-    unsigned always, as_q; /* bits of attn_dtype: allowed with any q; allowed where q has the same dtype */
+    /* sets of bits of attn_dtype: dtypes allowed with any q, and dtypes allowed where q has the same one */
+    unsigned always, as_q;
 } attn_dtype_set;
 extern const attn_dtype_set attn_dtype_rules[];
 

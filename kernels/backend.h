@@ -19,16 +19,20 @@ typedef struct attn_backend attn_backend;
 struct attn_device {
     const attn_backend *backend;
     int index;
+    attn_capabilities can; /* open() fills in all of it except `backend` */
 };
 
 struct attn_stream {
     attn_device *device;
     const int *cancel; /* set by attn_stream_heed(); stream_open() leaves it NULL */
     const void *owner; /* set by attn_stream_serve(); stream_open() leaves it NULL */
-    int64_t spent_ns;  /* nanoseconds since attn_stream_serve(); only backends on this machine's threads add to it */
+    /* nanoseconds of computing since attn_stream_serve(); only backends that compute on the host's threads count
+     * them */
+    int64_t spent_ns;
 };
 
-/* Must run() give up? Call it between pieces of work of a few milliseconds. `cancel` may be NULL. */
+/* Has the caller cancelled the work? run() calls this between pieces of work of a few milliseconds, and stops if the
+ * answer is true. `cancel` may be NULL. */
 static inline bool attn_is_cancelled(const int *cancel)
 {
     return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;
@@ -42,7 +46,7 @@ static inline attn_status attn_given_up(attn_error *err)
 /* The functions have the contracts of the functions of the same name in attention.h. */
 struct attn_backend {
     const char *name;
-    bool is_gpu; /* its devices are not the host's processor, and --devices numbers them */
+    bool is_gpu; /* true: its devices are not the host's processor, and --devices numbers them */
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
     void (*close)(attn_device *device);
@@ -51,11 +55,10 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    const attn_kernel *(*kernel)(const attn_device *device, int index);
-    /* Can kernel `index`, whose row takes the problem, compute it? If so, the function fills in the rest of
-     * the plan. NULL: every kernel can, and plans need no geometry. */
-    bool (*plan)(const attn_device *device, int index, attn_plan *plan);
-    attn_status (*workspace)(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
+    /* Can plan->kernel compute the problem? Its row already takes it. If it can, the function fills in the rest of
+     * the plan. NULL: every kernel computes what its row takes, and plans need no geometry. */
+    bool (*plan)(const attn_capabilities *can, attn_plan *plan);
+    attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
     attn_status (*stream_open)(attn_device *device, attn_stream **stream, attn_error *err);
     void (*stream_close)(attn_stream *stream);
@@ -63,58 +66,67 @@ struct attn_backend {
                         attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err); /* has rows */
+    /* called only for merges that have rows */
+    attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    double (*between_us)(attn_stream *from, int from_slot, attn_stream *to,
-                         int to_slot);                         /* NULL: this backend has no such times */
-    attn_status (*note)(attn_stream *stream, attn_error *err); /* NULL: this backend has no notes */
+    /* NULL: this backend does not compare marks of two streams */
+    double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
+    /* NULL: this backend has no notes; attn_stream_note() then returns UNSUPPORTED */
+    attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
-    /* NULL, both: memory of these devices cannot be shared between processes. */
+    /* Both are NULL where memory of these devices cannot be shared between processes. */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
-    attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err); /* NULL, both: it cannot */
+    /* pin and unpin are NULL where memory cannot be pinned */
+    attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* attn_lse_start(); NULL: the host computes the sums itself. */
+    /* Does the work of attn_lse_start(). NULL: the host computes the sums itself. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
-    /* NULL: run() computes instead of queueing work. Empty problems need nothing. */
+    /* Does the work of attn_run_some(). NULL: run() returns only when all is computed, so there is nothing to queue.
+     * Not called for empty problems. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() never leaves rows out */
+    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() always computes all rows */
 };
 
-/* Does the kernel's row take the problem? The kernel may still refuse it: see attn_backend.plan. */
+/* Does the row of the kernel take the problem? The kernel may still refuse it: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* attn_plan_make() with the features given instead of computed. For tests, which add one that no kernel supports. */
-attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
+/* attn_plan_make() with given features instead of computed ones. Tests use it to add a feature that no kernel
+ * supports. */
+attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 
-/* Does cost.c have rates for this kernel? A kernel without rates counts as the slowest. For tests. */
+/* Does cost.c have rates for this kernel? cost.c treats a kernel without rates as the slowest. Tests use this
+ * function. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
 /* A part of a problem, which is a problem in the same memory: some rows of the batch and some key/value heads
  * with their query heads. Gradients that are sums over batch or heads (dsinks, gradients of broadcast
  * tensors) are sums over the part alone. Dropout counts the part's rows and heads from 0. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* heads: of keys and values */
+    int64_t first_batch, batches, first_head, heads; /* heads are counted in heads of keys and values */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* Writes, on the host, the results of padding rows: 0, and -inf to lse. Kernels never write them. See padding.c. */
+/* Writes the results of padding rows on the host: lse is -inf there, all others are 0. Kernels never write these
+ * rows. It fills all
+ * outputs of an observe, top_keys with -1: kernels write only rows that exist and keys that are seen. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
-/* attention.c lists the backends of the build, preferred first. */
+/* The backends of the build. dispatch.c lists them, preferred first. */
+/* kernels/cpu/reference.c: textbook loops in double, which define correct results */
+extern const attn_backend attn_backend_reference;
+/* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for readers */
+extern const attn_backend attn_backend_paper;
+extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
+extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu, built with ATTN_CUDA */
 extern const attn_backend
-    attn_backend_reference;                   /* kernels/cpu/reference.c: textbook loops in double; defines correct */
-extern const attn_backend attn_backend_paper; /* kernels/cpu/paper.c: FlashAttention-2 as in its paper, to be read */
-extern const attn_backend attn_backend_cpu;   /* kernels/cpu/cpu.c: flash attention on all cores */
-extern const attn_backend attn_backend_cuda;  /* kernels/cuda/common/device.cu, with ATTN_CUDA */
-extern const attn_backend
-    attn_backend_fake; /* kernels/fake/fake.c: fails by script; only in test builds, with ATTN_FAKE */
+    attn_backend_fake; /* kernels/fake/fake.c: a device that fails by a script; only in test builds, with ATTN_FAKE */
 
 #ifdef __cplusplus
 }

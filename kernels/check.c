@@ -11,9 +11,9 @@
  *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
- *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens, page_table, mask rows,
- *      keep_mask, bias, sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the
- *      client's own affair.
+ *   6. values of tensors that control which memory a kernel reads, or which numbers it computes: cu_seqlens, seqlens,
+ *      page_table, mask rows, keep_mask, bias, sinks, slopes, fp8 scales. The host reads them here. Values of q, k, v
+ *      and gradients are not checked.
  *
  * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
  * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */
@@ -29,9 +29,9 @@
 
 #define AXIS_MAX INT32_MAX /* index tensors are int32, and dropout counts rows in 32 bits */
 
-typedef long long ll; /* for %lld */
+typedef long long ll; /* the type that printf's %lld takes */
 
-/* What each letter of an axis is called in a message. */
+/* The name of each letter's axis in messages. */
 static const char *letter_name(char letter)
 {
     switch (letter) {
@@ -44,11 +44,17 @@ static const char *letter_name(char letter)
     case 'e': return "the head size of v";
     case 'p': return "the pages of k";
     case 's': return "the slots of a page of k";
+    case 'y': return "the keys of k";
+    case 'w': return "top";
+    case 'r': return "the rows of the region";
+    case 'x': return "the keys of the region";
+    case 'u':
+    case 'v': return "the cells of map";
     default: return "";
     }
 }
 
-/* "/k/shape/2" */
+/* Writes the pointer to an axis: "/k/shape/2". */
 #define MEMBER_BYTES sizeof(((attn_error *)0)->member)
 static const char *axis_member(char member[MEMBER_BYTES], attn_tensor_id id, const char *part, int axis)
 {
@@ -62,8 +68,9 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* for text of an index or a shape: "[0, 3, 17]" */
-enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 }; /* for each number: digits and sign of an int64_t, comma and space */
+/* Writes an index or a shape as text: "[0, 3, 17]". */
+/* for each number: the digits and sign of an int64_t, a comma and a space */
+enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
     size_t n = (size_t)snprintf(text, INDEX_BYTES, "[");
@@ -77,15 +84,7 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
  * serve both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
-    const attn_role role = attn_tensors[id].role;
-    if (p->tensor[id].rank == 0) return false;
-    return p->op == ATTN_OP_BACKWARD || role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
-}
-
-/* Does this op write it? */
-static bool is_written(const attn_problem *p, attn_tensor_id id)
-{
-    return attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    return p->tensor[id].rank > 0 && (attn_reads(p, id) || attn_writes(p, id));
 }
 
 /* ---- Rank, dtype and sizes of one tensor ------------------------------------------------------------------------- */
@@ -102,7 +101,8 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        const char *const all = attn_tensors[id].axes.plain; /* `letters` may lack the first of these letters */
+        /* `letters` may lack its first letter, where the first axis may be missing */
+        const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
                          attn_tensors[id].name, is, t->rank, (int)strlen(attn_tensors[id].axes.plain) - 1,
@@ -122,7 +122,8 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                                    : "; a missing axis is written as 1");
 }
 
-/* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float16 as q's, or float32". */
+/* Messages: "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", and for other tensors "must be
+ * float16 as q's, or float32". */
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
@@ -136,8 +137,8 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
                      as_q && others ? ", or " : "", attn_dtype_list(others, list));
 }
 
-/* No axis may be negative or too large, and the bytes must be countable, in float32 too, because answers may
- * be wider than their inputs. */
+/* Checks each axis: it may not be negative or too large. Checks also that the tensor's bytes fit in int64_t, even in
+ * float32, because results may be wider than their inputs. */
 static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -158,7 +159,7 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
     return ATTN_OK;
 }
 
-/* Checks the sizes that other tensors determine. */
+/* Checks those sizes of a tensor that other tensors determine. */
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -167,9 +168,9 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
     const int rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) {
-        const int64_t is = t->shape[a], must = attn_axis_size(d, letters[a]);
+        const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* a gradient: the tensor it belongs to is checked
+        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* the tensor whose gradient this is has been checked
                                                            * already */
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -220,7 +221,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
 
 /* ---- 1. q, k, v -------------------------------------------------------------------------------------------------- */
 
-/* The axis that a letter stands on, in the client's order of axes. */
+/* The axis that `letter` stands on, counted in the client's order of axes. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -279,10 +280,12 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    for (int i = 0; i < 3; i++)
+    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3; /* an observe has no v */
+    for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
-            return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""),
-                             "%s: is required; a problem has q, k and v", attn_tensors[qkv[i]].name);
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""), "%s: is required; %s",
+                             attn_tensors[qkv[i]].name,
+                             inputs == 2 ? "an observe has q and k" : "a problem has q, k and v");
     if (p->cu_seqlens_q.rank == 0 && p->cu_seqlens_k.rank != 0)
         return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k");
     if (p->cu_seqlens_q.rank != 0 && p->cu_seqlens_k.rank == 0 && p->page_table.rank == 0)
@@ -290,7 +293,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
                          "for each sequence",
                          (ll)(p->cu_seqlens_q.shape[0] - 1));
-    if (p->cu_seqlens_q.rank) { /* before dims: it sets B */
+    if (p->cu_seqlens_q.rank) { /* attn_dims_of() reads B from cu_seqlens_q, so this check comes before it */
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
             return status;
@@ -300,8 +303,9 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
-    if (p->page_table.rank && (status = check_page_table(p, err))) return status; /* before dims: it sets Sk */
-    for (int i = 0; i < 3; i++)
+    /* attn_dims_of() reads Sk from page_table, so this check comes before it */
+    if (p->page_table.rank && (status = check_page_table(p, err))) return status;
+    for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
             (status = check_sizes(p, qkv[i], err)))
             return status;
@@ -309,7 +313,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     d = attn_dims_of(p);
     if ((status = at_least_one(p, ATTN_T_q, 'h', d.H, err)) || (status = at_least_one(p, ATTN_T_q, 'd', d.D, err)) ||
         (p->page_table.rank && (status = at_least_one(p, ATTN_T_k, 's', d.page_size, err))) ||
-        (status = at_least_one(p, ATTN_T_k, 'g', d.Hk, err)) || (status = at_least_one(p, ATTN_T_v, 'e', d.Dv, err)) ||
+        (status = at_least_one(p, ATTN_T_k, 'g', d.Hk, err)) ||
+        (inputs == 3 && (status = at_least_one(p, ATTN_T_v, 'e', d.Dv, err))) ||
         (status = head_size_fits(p, ATTN_T_q, 'd', d.D, err)) || (status = head_size_fits(p, ATTN_T_v, 'e', d.Dv, err)))
         return status;
     if (d.B > 0 && d.H > ATTN_MAX_HEADS / d.B)
@@ -324,7 +329,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                              ? "; are the pages [Hk, page_size, D]? They must be [page_size, Hk, D]"
                              : "");
     }
-    if ((status = check_shape(p, &d, ATTN_T_k, err)) || (status = check_shape(p, &d, ATTN_T_v, err))) return status;
+    if ((status = check_shape(p, &d, ATTN_T_k, err)) || (inputs == 3 && (status = check_shape(p, &d, ATTN_T_v, err))))
+        return status;
     if (p->page_table.rank && d.Sk > AXIS_MAX)
         return attn_fail(
             err, ATTN_TOO_LARGE, "/page_table/shape/1",
@@ -337,7 +343,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "k: shape[1] is %lld, which makes %.10g keys in the %lld sequences of cu_seqlens_q; there may "
                          "be %lld keys",
                          (ll)d.row_k, (double)d.row_k * (double)d.B, (ll)d.B, (ll)AXIS_MAX);
-    if (p->v.dtype != p->k.dtype)
+    if (inputs == 3 && p->v.dtype != p->k.dtype)
         return attn_fail(err, ATTN_INVALID, "/v/dtype", "v: dtype is %s, must be %s as k's",
                          attn_dtype_name(p->v.dtype), attn_dtype_name(p->k.dtype));
     for (int i = 0; p->op == ATTN_OP_BACKWARD && i < 2; i++)
@@ -366,12 +372,14 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
                     attn_tensors[id].name);
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
         const attn_tensor_id scale = scales[i][0], of = scales[i][1];
-        if (p->tensor[scale].rank && p->tensor[of].dtype != ATTN_F8E4M3)
+        if (takes_part(p, scale) && p->tensor[of].dtype != ATTN_F8E4M3)
             return attn_fail(err, ATTN_INVALID, tensor_member(member, scale, ""),
                              "%s: %s has dtype %s, scales are for float8_e4m3fn", attn_tensors[scale].name,
                              attn_tensors[of].name, attn_dtype_name(p->tensor[of].dtype));
     }
-    if (p->op == ATTN_OP_FORWARD) return ATTN_OK;
+    if (p->op == ATTN_OP_OBSERVE && p->observe.given_lse && p->lse.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/lse", "lse: is not given");
+    if (p->op != ATTN_OP_BACKWARD) return ATTN_OK;
     if (p->dout.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/dout", "dout: is required, the gradient of the loss with respect to out");
     if (p->out.rank == 0 && p->lse.rank != 0)
@@ -405,7 +413,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         if (t->stride[a] < 0)
             return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", a),
                              "%s: stride[%d] is %lld, must be at least 0", name, a, (ll)t->stride[a]);
-        if (t->stride[a] == 0 && t->shape[a] > 1 && is_written(p, id))
+        if (t->stride[a] == 0 && t->shape[a] > 1 && attn_writes(p, id))
             return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", a),
                              "%s: stride[%d] is 0, must be at least 1 where %lld results are written", name, a,
                              (ll)t->shape[a]);
@@ -417,13 +425,13 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
     if (last > INT64_MAX / (int64_t)bytes - 1)
         return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
                          "%s: its strides reach past 2^63 bytes", name);
-    /* A result may get its memory later; attn_run() checks it again. */
+    /* A result may still lack memory here; attn_run() checks for it before the run. */
     if (axis_of(p, id, 'k') == 1 && t->rank == 4 && p->cu_seqlens_q.rank && p->page_table.rank == 0 && elements > 0 &&
         t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1])
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
-    if (t->data == NULL && elements > 0 && !is_written(p, id))
+    if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: data is not aligned to %zu bytes",
@@ -435,13 +443,13 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* NaN too */
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* `!` refuses NaN too */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* NaN is refused too */
+    ATTN_SCORE_OPTION_MAP(X) /* the macro's test refuses NaN too */
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
@@ -452,9 +460,66 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (p->keep_mask_at_end && p->keep_mask.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/keep_mask_at_end",
                          "keep_mask_at_end: is true, but keep_mask is not given");
-    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* NaN too */
+    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* `!` refuses NaN too */
         return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1%s",
                          p->dropout_p, p->dropout_p > 1 ? "; it is no percentage" : "");
+    return ATTN_OK;
+}
+
+/* The region of weights and map on one axis. `size`: queries or keys that there are. */
+static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
+{
+    char member[MEMBER_BYTES];
+    for (int end = 0; end < 2; end++) {
+        const int64_t low = end == 0 ? 0 : side[0];
+        if (end == 1 && side[1] == -1) continue;
+        if (side[end] >= low && side[end] <= size) continue;
+        snprintf(member, sizeof member, "/%s/%d", name, end);
+        return attn_fail(err, ATTN_INVALID, member, "%s: [%d] is %lld, must be between %lld and %lld, %s", name, end,
+                         (ll)side[end], (ll)low, (ll)size, of);
+    }
+    return ATTN_OK;
+}
+
+/* What an observe adds. Reads the lengths of a sequence, which have been checked. */
+static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
+{
+    const attn_observe *const o = &p->observe;
+    const bool region = p->weights.rank || p->map.rank;
+    attn_status status;
+    int64_t rows = d->Sq, keys = attn_size_of(p, d, 'y');
+    if (p->op != ATTN_OP_OBSERVE) return ATTN_OK;
+    if (o->sequence >= 0 && !d->packed)
+        return attn_fail(err, ATTN_INVALID, "/sequence", "sequence: belongs to packed sequences, cu_seqlens_q");
+    if (o->sequence >= d->B)
+        return attn_fail(err, ATTN_INVALID, "/sequence",
+                         "sequence: is %lld, must be below %lld, the sequences of "
+                         "cu_seqlens_q",
+                         (ll)o->sequence, (ll)d->B);
+    if (d->packed && o->sequence >= 0) {
+        attn_observe whole = { .rows = { 0, -1 }, .keys = { 0, -1 }, .sequence = o->sequence };
+        attn_problem one = *p;
+        one.observe = whole;
+        attn_observe_region(&one);
+        rows = one.observe.rows[1], keys = one.observe.keys[1];
+    }
+    const bool asked = o->rows[0] != 0 || o->rows[1] >= 0 || o->keys[0] != 0 || o->keys[1] >= 0;
+    if (d->packed && o->sequence < 0 && (region || asked))
+        return attn_fail(err, ATTN_INVALID, "/sequence",
+                         "sequence: is missing; weights, map, rows and keys are of one packed sequence");
+    if ((status = check_side("rows", o->rows, rows, d->packed ? "the queries of the sequence" : "the queries of q",
+                             err)) ||
+        (status = check_side("keys", o->keys, keys, d->packed ? "the keys of the sequence" : "the keys of k", err)))
+        return status;
+    for (int axis = 0; axis < 2; axis++)
+        if (o->map[axis] < (p->map.rank ? 1 : 0) || o->map[axis] > ATTN_MAX_MAP)
+            return attn_fail(err, ATTN_INVALID, axis ? "/map/1" : "/map/0",
+                             "map: [%d] is %lld, must be between 1 and %d", axis, (ll)o->map[axis], ATTN_MAX_MAP);
+    if (o->top < (p->top_keys.rank || p->top_weights.rank ? 1 : 0) || o->top > ATTN_MAX_TOP)
+        return attn_fail(err, ATTN_INVALID, "/top", "top: is %lld, must be between 1 and %d", (ll)o->top, ATTN_MAX_TOP);
+    if (o->key_mass_rows < 0)
+        return attn_fail(err, ATTN_INVALID, "/key_mass_rows",
+                         "key_mass_rows: is %lld, must be at least 1, or 0 for all", (ll)o->key_mass_rows);
     return ATTN_OK;
 }
 
@@ -469,8 +534,8 @@ static int64_t first_float_not_finite(const void *row, int64_t count, int64_t mi
     int64_t j;
     uint32_t any = 0;
     for (j = 0; j < count; j++)
-        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* without a branch, so that the compiler
-                                                                    * vectorises the loop */
+        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* the loop has no branch, so that the compiler
+                                                                    * vectorises it */
     if (!any) return -1;
     for (j = 0; j < count; j++)
         if (!isfinite(x[j]) && !(minus_inf_allowed && x[j] == -INFINITY)) return j;
@@ -490,7 +555,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* a bias may always be -inf */
+    (void)limit; /* -inf is valid in every bias */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -514,7 +579,7 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    enum { AT_ONCE = 64 }; /* by vectors */
+    enum { AT_ONCE = 64 }; /* elements per inner loop, whose fixed length lets the compiler vectorise it */
     const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
     int64_t j = 0;
     for (int32_t outside = 0; j + AT_ONCE <= count; j += AT_ONCE) {
@@ -526,7 +591,7 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Tests every row (last axis) of a tensor. `rule` is the end of the message. */
+/* Tests every row (last axis) of a tensor. `rule` is the last part of the message: what the value must be. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -542,18 +607,18 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would write the sign of NaN */
+            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would print the sign of a NaN */
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        int a = last - 1; /* advances to the next row, as an odometer counts */
+        int a = last - 1; /* moves on to the next row, the last axis first, as an odometer counts */
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }
 }
 
-/* The first of the values 1 to n that is below its predecessor; n + 1 where they ascend. */
+/* The index of the first value, from 1 to n, that is smaller than the value before it; n + 1 where all ascend. */
 static int64_t first_descent(const int32_t *values, int64_t n)
 {
     int64_t i = 1;
@@ -561,8 +626,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
     return i;
 }
 
-/* A hint for wrong values. Where they add up to the rows, they are lengths; where they ascend to the rows,
- * they are ends. Otherwise the hint is empty. */
+/* A hint for wrong cu_seqlens. Values whose sum is the number of rows are probably lengths. Ascending values whose
+ * last is the number of rows are probably ends. Otherwise the hint is empty. */
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
@@ -607,7 +672,7 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, suggestion);
 }
 
-/* Checks that no length exceeds the room of its row or sequence. */
+/* Checks that no length in seqlens exceeds the room of its row or sequence. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {
@@ -626,7 +691,8 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* Packed queries with k of [B, Sk, Hk, D]: checks that a given cu_seqlens_k has the starts of k's rows. */
+/* For packed queries with k of [B, Sk, Hk, D]: checks that cu_seqlens_k, where given, says where each row of k
+ * starts. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const cu = p->cu_seqlens_k.data;
@@ -639,7 +705,7 @@ static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* Checks the entries that kernels read: in row b, the pages that hold its first seqlens_k[b] keys. */
+/* Checks the entries of page_table that kernels read: for row b, the pages that hold its first seqlens_k[b] keys. */
 static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -647,7 +713,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        if (p->page_table.stride[0] == 0 && pages <= seen) continue; /* all have the same row */
+        /* stride 0: all rows of the table are the same row, which was checked */
+        if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
             return attn_fail(err, ATTN_INVALID, "/page_table/data",
@@ -660,7 +727,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     return ATTN_OK;
 }
 
-/* Checks prefix_keys: each prefix must lie within both rows, and their page tables must agree in it. */
+/* Checks prefix_keys. A prefix must lie within its row and the row before, and both rows' page tables must agree
+ * there. */
 static attn_status check_prefixes(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -715,9 +783,9 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* ---- All of it --------------------------------------------------------------------------------------------------- */
+/* ---- The whole check --------------------------------------------------------------------------------------------- */
 
-/* Steps 1 to 3, without the sizes of results. */
+/* Steps 1 to 3 of the list at the top, without the sizes of results. */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -734,23 +802,23 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Would the other layout have fewer heads than rows? Real problems nearly always have. Axis 1 has the heads
- * in bhsd, axis 2 in bshd. A single query is fewer than the heads in any layout. */
+/* Would this tensor have fewer heads than rows if it had the other layout? Real problems nearly always have fewer
+ * heads. Axis 1 holds the heads in bhsd, axis 2 in bshd. A problem with a single query tells nothing. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;
     return t->shape[heads] < t->shape[3 - heads];
 }
 
-/* Called after shapes were refused. Where all shapes are valid in the other layout, and that layout is the
- * likelier one, the message ends with a hint. The length of alibi_slopes says nothing about axes. A request
- * in bhsd has named its layout, because bshd is the default. */
+/* Adds a hint to the message about a refused shape, where all shapes are valid in the other layout and that layout
+ * is likelier. The length of alibi_slopes says nothing about axes. A request in bhsd gets no hint: bshd is the
+ * default, so the client has chosen bhsd itself. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    for (int a = 1; a <= 2; a++) /* there may be no rows, but not no heads: with a 0 the other order fits by chance */
+    for (int a = 1; a <= 2; a++) /* rows may be 0, but with 0 heads the other order of axes would fit by chance */
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;
     other.layout = as_bhsd ? ATTN_BHSD : ATTN_BSHD;
@@ -762,8 +830,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
              as_bhsd ? "[B, H, S, D]" : "[B, S, H, D]", as_bhsd ? "missing" : "meant");
 }
 
-/* Called after the shape of k was refused. Where it would be valid with its last two axes exchanged, or with
- * q in its place, the message says so. */
+/* Adds a hint to the message about a refused shape of k. It says whether k would be valid with its last two axes
+ * exchanged, or if q and k changed places. */
 static void suspect_k(const attn_problem *p, attn_error *err)
 {
     attn_problem transposed = *p, exchanged = *p;
@@ -791,7 +859,7 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    { /* out and lse exist inside a computation even where they are not wanted: their sizes must be countable */
+    { /* kernels compute out and lse even where the client does not want them, so their sizes must fit in int64_t */
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };
         if (!attn_shape_bytes(ATTN_F32, 4, rows, &bytes))
@@ -799,6 +867,6 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
     }
     for (int i = 0; i < ATTN_TENSOR_COUNT; i++)
         if (takes_part(p, (attn_tensor_id)i) && (status = check_memory(p, (attn_tensor_id)i, err))) return status;
-    if ((status = check_options(p, err))) return status;
-    return check_values(p, &d, err);
+    if ((status = check_options(p, err)) || (status = check_values(p, &d, err))) return status;
+    return check_observe(p, &d, err);
 }

@@ -1,19 +1,19 @@
 /* cost.c: attn_cost_of(), the time that a problem is expected to take, from a table of measured rates.
  *
- *   rates    a row for each kernel, operation and kind of numbers: the cost of a triple (query, key, head)
+ *   rates    for each kernel, operation and dtype: the cost of a (query, key, head) triple
  *   extras   the cost that a tensor or an option adds to a triple, by family of kernels
- *   sums     triples times rates, over the units of the device that have work
+ *   sums     triples times rates, divided by the number of the device's units that have work
  *
- * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a
- * GPU), and hold for any number of units. A GPU works in whole blocks: a block of 128 rows takes as long for
- * a single row. Another machine of the same kind is up to three times as fast or slow. `build/cost-bench`
- * prints estimates beside its measurements. Use it to measure a kernel that is new or has become faster, and
- * change the kernel's row.
+ * All rates are nanoseconds of one unit (attn_device_info.units: a thread of a CPU, a multiprocessor of a GPU), and
+ * hold for any number of units. A GPU works in whole blocks: a block of 128 rows takes as long for a single row. On
+ * another machine of the same kind the real time may be a third or three times the estimate. `build/cost-bench`
+ * prints estimates beside its measurements. Measure a new or faster kernel with that program, and change the kernel's
+ * row.
  *
  * Machines
  *   cpu    two cores of an AMD EPYC (Zen 5, avx512_bf16) in a virtual machine, one thread, processor time, 2026-11-26;
  *          amx from MEASUREMENTS.md ("The CPU ladder": Sapphire Rapids, 2026-11-20); neon and neon_bf16 were not
- *          measured and have avx2's rates; where bf16 is multiplied, products count half of avx2's time
+ *          measured and have avx2's rates; where neon_bf16 multiplies in bf16, `product` is half of avx2's
  *   cuda   one H100 (132 multiprocessors), 2026-11-26; float8, latent and decode from MEASUREMENTS.md */
 #include <float.h>
 #include <math.h>
@@ -25,17 +25,19 @@
 
 /* ---- Rates ------------------------------------------------------------------------------------------------------- */
 
-/* Families of kernels, in each of which an option costs the same. NARROW: kernels of HOPPER for few rows. */
+/* Families of kernels. An option costs the same in all kernels of a family. NARROW are HOPPER's kernels for few
+ * rows. */
 enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 
-#define CPU_MOST  5.8e37 /* SIMD_SCORE_MOST of cpu/simd.h, in natural units */
-#define CUDA_MOST 0x1p27 /* kernels/README.md, "The CUDA backend" */
+#define CPU_MOST 5.8e37 /* SIMD_SCORE_MOST of cpu/simd.h, converted from base 2 to base e */
+/* the largest score that CUDA kernels compute in float32: kernels/README.md, "The CUDA backend" */
+#define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* The score from which on the variant for options of GENERIC's kernels needs no repair: HUGE_SCORE of
- * cuda/common/args.cuh. The kernels of float32 repair every row of a tile whose numbers allow scores of
- * SINGLE_BOUND, in each variant (cuda/sm80/f32_forward.cu). A backward whose dq leaves float32 repairs too,
- * even where scores are huge. */
+/* Kernels repair rows whose scores exceed the range of float32. GENERIC's variant for options needs no repair from
+ * GENERIC_CHEAP on (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair every row of a tile whose numbers
+ * allow scores of SINGLE_BOUND, in each variant (cuda/sm80/f32_forward.cu). A backward whose dq exceeds the range of
+ * float32 is repaired too, even where its scores are huge. */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -44,28 +46,28 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define FLOAT8 (ATTN_DTYPE_BIT(F8E4M3))
 #define ANY    ATTN_DTYPES_FORWARD
 
-/* Nanoseconds of a unit. A triple costs pair + product * (D + Dv). In a row that leaves float32 it costs
- * strange + strange_product * (D + Dv) more. */
+/* Nanoseconds of one unit. A triple costs pair + product * (D + Dv). In a row whose scores exceed the range of float32
+ * a triple costs strange + strange_product * (D + Dv) more. */
 struct rate {
     const char *kernel;
     attn_op op;
-    unsigned dtypes; /* of q */
+    unsigned dtypes; /* dtypes of q, bits of ATTN_DTYPE_BIT() */
     enum family family;
-    double head;   /* each head of each sequence, whatever its size; for GPU kernels each block, see struct work */
-    double number; /* each number of K and V of each key/value head: the cost to read or pack it */
+    /* cost of each head of each sequence, whatever its size; for GPU kernels, cost of each block (see struct work) */
+    double head;
+    double number; /* cost of reading or packing a number of K or V, once for each key/value head */
     double pair, product;
     double strange, strange_product;
-    double cheap; /* a triple of a row that counts as cheap in attn_strange (strange.h) */
-    double most;  /* the largest score of an ordinary row; in a backward with a given lse, the largest lse */
+    double cheap; /* cost of each triple in a row that counts as cheap in attn_strange (strange.h) */
+    double most;  /* the largest score of a row that needs no repair; in a backward with a given lse, the largest lse */
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
 
-/* The rate of strange rows of GENERIC's backward is between that of blocks alone (400 ns at 64 columns) and
- * that of a full device (1450 ns). sm90's forward computes values whose sums overflow twice.
+/* GENERIC's backward was measured on strange rows: 400 ns where each block runs alone, 1450 ns on a full device (64
+ * columns). The table's rate lies between the two. sm90's forward computes a tile twice if its sums of values overflow.
  *
- * Columns: kernel, operation, numbers, family; head, number, pair, product; strange, strange_product, cheap,
- * most. */
+ * Columns: kernel, operation, dtypes, family; head, number, pair, product; strange, strange_product, cheap, most. */
 /* clang-format off */
 static const struct rate rates[] = {
     { "amx",            ATTN_OP_FORWARD,  BFLOAT,          CPU,      250,  .08, .12, .0017,  8,   .13,  .8, CPU_MOST },
@@ -129,11 +131,14 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* What computes the extra. TILES: the kernel's blocks. WAITS: the same, where a block alone on its
- * multiprocessor waits for memory half of the time, and two do not. ROWS: a warp for each row. */
+/* The units of the device that compute an extra.
+ *   TILES  the blocks that compute the kernel's tiles
+ *   WAITS  the same blocks; a block alone on its multiprocessor waits for memory half of the time, two blocks do not
+ *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The additional cost of a triple where the problem has one of these features. A row counts once. */
+/* The time that a triple costs more where the problem has one of these features. A problem that has several features
+ * of one row is charged for that row once. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -188,14 +193,14 @@ static const struct extra {
 };
 /* clang-format on */
 
-/* Seconds that a call takes when everything is ready. A GPU's call is a few launches, one after the other. */
+/* Seconds that a call takes beside its computing. A GPU's call is a few launches, one after the other. */
 #define CALL_S         5e-6
 #define GPU_FORWARD_S  10e-6
 #define GPU_BACKWARD_S 20e-6
 
-/* Nanoseconds for a key and its value, per 64 columns, in a block of a GPU that cannot copy pieces of 16
- * bytes, because head dims are not multiples of eight. There is one number for a forward, where another block
- * waits beside it, and one for a backward. Kernels of float32 and of SIMPLE have no such pieces. */
+/* A GPU cannot copy pieces of 16 bytes where head dims are not multiples of eight. These are the additional
+ * nanoseconds that a block then needs for a key and its value, per 64 columns. A forward's number is smaller,
+ * because another block works while one waits. Kernels of float32 and of SIMPLE do not copy such pieces. */
 #define ODD_FORWARD  50
 #define ODD_BACKWARD 115
 
@@ -205,13 +210,20 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
+/* An observe makes its scores as the forward of the same name does, and has that one's rates: see scores_made(). */
+static attn_op op_of_rates(attn_op op)
+{
+    return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
+}
+
 static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dtype)
 {
+    op = op_of_rates(op);
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
-    return &rates[sizeof rates / sizeof *rates - 1]; /* an unknown kernel is the slowest; a test checks that
-                                                      * each kernel has a row */
+    return &rates[sizeof rates / sizeof *rates - 1]; /* a kernel without rates counts as the slowest; a test checks
+                                                      * that each kernel has rates */
 }
 
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
@@ -223,20 +235,21 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64,     /* rows of a head that a unit of a CPU works on; */
-    UNIT_KEYS = 2048,   /* keys that it works on where rows are few, as blocks of decode kernels do */
-    BLOCK = 128,        /* rows of a block of other GPU kernels; in a backward, its keys */
+    UNIT_ROWS = 64,     /* rows of a head that one thread of a CPU works on at a time */
+    UNIT_KEYS = 2048,   /* where rows are few: keys that a thread of a CPU, or a block of decode, works on at a time */
+    BLOCK = 128,        /* rows of a block of other GPU kernels; in a backward, keys of a block */
     OPTIONS_BLOCK = 64, /* rows of a block of GENERIC's forward with options */
     WARPS = 32,         /* rows that a multiprocessor computes at a time where a warp has one row */
-    COLUMNS = 64        /* the columns of tiles are a multiple of this */
+    COLUMNS = 64        /* the number of columns of a tile is a multiple of this */
 };
 
-/* The sizes of a problem to which rates apply: triples as tiles have them, padding included. */
+/* The sizes that the rates multiply. */
 struct work {
     double heads, columns, numbers, triples; /* heads: the number that rate.head multiplies */
-    double tiled, tile_columns;              /* triples and columns that blocks compute, padding included */
-    double key_blocks;                       /* keys of all blocks that copy odd head dims: see ODD_FORWARD */
-    double by[ROWS + 1];                     /* for each enum by: how many of the device's units have work */
+    /* triples and columns that blocks compute in whole tiles, padding included */
+    double tiled, tile_columns;
+    double key_blocks;   /* keys of all blocks that copy odd head dims, summed; see ODD_FORWARD */
+    double by[ROWS + 1]; /* for each value of enum by: how many units of the device have work */
 };
 
 static double at_most(double x, double most)
@@ -249,8 +262,8 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
-/* Counts blocks of `block` rows (the queries, in a backward the keys) of each sequence and head. A block
- * computes all of its rows, padding included. */
+/* Counts the blocks of `block` rows that each sequence and head needs. Rows are queries; in a backward they are
+ * keys. A block computes all of its rows, padding included. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
 {
     const bool back = r->op == ATTN_OP_BACKWARD;
@@ -277,7 +290,8 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     w.numbers = (double)d->Sk * (double)d->Hk * (d->packed ? 1 : (double)d->B) * w.columns;
     if (p->page_table.rank)
         w.numbers = triples / (rows > 0 ? rows : 1) * each / (double)d->H * (double)d->Hk * w.columns;
-    const double pieces = rows / UNIT_ROWS + each + each * (d->Sq < UNIT_ROWS ? (double)d->Sk / UNIT_KEYS : 0);
+    const bool splits = d->Sq < UNIT_ROWS && p->op != ATTN_OP_OBSERVE;
+    const double pieces = rows / UNIT_ROWS + each + each * (splits ? (double)d->Sk / UNIT_KEYS : 0);
     w.by[TILES] = w.by[WAITS] = at_most(pieces, units);
     w.by[ROWS] = at_most(rows / WARPS, units);
     if (r->family == HOPPER || r->family == GENERIC) count_blocks(&w, r, plan, d, units);
@@ -286,7 +300,8 @@ static struct work work_of(const attn_plan *plan, const struct rate *r, const at
     return w;
 }
 
-/* A sum in nanoseconds. most and because: the largest part so far, apart from products. */
+/* A sum of costs in nanoseconds. `because` names the largest part so far apart from products, and `most` is its
+ * cost. */
 struct sum {
     double ns, most;
     const char *because;
@@ -322,7 +337,24 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* Adds the forward that a backward runs first where out and lse are not given. */
+/* How often an observe makes the scores of all pairs: once for the rows; once more, for a part of the pairs, for each
+ * output that adds up or shows probabilities. */
+static double scores_made(const attn_problem *p, const attn_dims *d)
+{
+    const attn_observe *const o = &p->observe;
+    const double rows = d->Sq > 0 ? (double)d->Sq : 1, keys = d->Sk > 0 ? (double)d->Sk : 1;
+    const double region = (double)(o->rows[1] - o->rows[0]) / rows * ((double)(o->keys[1] - o->keys[0]) / keys);
+    double times = 1;
+    if (p->op != ATTN_OP_OBSERVE) return 1;
+    if (p->key_mass.rank) times += o->key_mass_rows > 0 ? fmin(1, (double)o->key_mass_rows / rows) : 1;
+    else if (p->weights.rank) times += region;
+    return p->map.rank ? times + region : times;
+}
+
+/* Nanoseconds that a key of top_keys costs for each pair, where a thread looks at the scores one after the other. */
+#define TOP_PAIR 0.5
+
+/* Adds the cost of the forward that a backward runs first where out and lse are not given. */
 static void add_first(struct sum *sum, const struct rate *r, const attn_plan *plan, const attn_dims *d, double triples,
                       int units)
 {
@@ -342,12 +374,14 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     struct sum sum = { .because = "" };
     const double call = call_seconds(r);
-    if (flops <= 0) return (attn_cost){ flops, call, call, "" };
+    if (flops <= 0 || (p->op == ATTN_OP_OBSERVE && attn_is_empty(p))) return (attn_cost){ flops, call, call, "" };
     if (reads_as_it_lies(r, p, &d)) r = &few_rows[r->family];
+    triples *= scores_made(p, &d);
     const struct work w = work_of(plan, r, &d, triples, info->units);
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
     add_extras(&sum, r, &w, plan->features);
+    if (p->op == ATTN_OP_OBSERVE && p->observe.top > 0) add(&sum, w.triples * TOP_PAIR / w.by[TILES], "top_keys");
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);
     const double worst = sum.ns + triples * each / w.by[TILES];
     add(&sum, triples * (strange->costly * each + strange->cheap * r->cheap) / w.by[TILES],
@@ -358,7 +392,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
 }
 
-/* Operations of a triple, as attn_flops() counts them. */
+/* Floating point operations of one triple, as attn_flops() counts them. */
 static double flops_of_triple(const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);
@@ -378,11 +412,36 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const bool generic = r->family == GENERIC || r->family == DECODE;
-    const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p); /* it skips no tiles */
+    /* the generic kernel computes hidden tiles too */
+    const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p);
     const attn_strange_limits limits = { .from = r->most,
                                          .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,
                                          .bound_from = generic && p->op == ATTN_OP_FORWARD ? SINGLE_BOUND : 0,
                                          .gradients = generic && (plan->features & ATTN_OPTION_BIT(SCALE)) };
     const attn_strange strange = attn_strange_of(p, &limits, readable, draw);
     return cost_of(info, plan, flops, triples, &strange);
+}
+
+/* ---- Merges ------------------------------------------------------------------------------------------------------ */
+
+/* Nanoseconds of a unit for a number of the parts' out: to add it to the whole, to compute its gradients, and for
+ * dsinks, whose rows only H units share. The CPU's rates were measured with one thread, in processor time, for 2 to 32
+ * parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5, back 1.1 to 3.1, sink 0.8 to 2.0. A merge was not
+ * measured on a GPU: its rates are those of a decode, which also reads each number once. */
+static const struct merge_rate {
+    double sum, back, sink;
+} merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };
+
+attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m)
+{
+    const struct merge_rate r = attn_is_gpu(info->backend) ? merge_gpu : merge_cpu;
+    const attn_tensor *const out = &m->parts[0].out, *const lse = &m->parts[0].lse;
+    int64_t numbers = 0, rows = 0;
+    (void)attn_shape_elements(out->rank, out->shape, &numbers); /* the merge was checked */
+    (void)attn_shape_elements(lse->rank, lse->shape, &rows);
+    const double all = (double)numbers * m->count, units = at_most((double)rows / UNIT_ROWS, info->units);
+    double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
+    if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
+    const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
+    return (attn_cost){ 2 * all * (m->gradients ? 3 : 1), seconds, seconds, "" };
 }

@@ -1,7 +1,7 @@
-/* dispatch.c: from a call to the backend that serves it.
+/* dispatch.c: finds the backend that serves a call.
  *
  *   backends    the list of the build, in order of preference
- *   kernels     rows of a backend; a plan is the first kernel that takes a problem
+ *   kernels     rows of a backend; a plan has the first kernel that takes the problem
  *   dispatch    one line per function, which calls the device's backend
  *
  * To add a backend, write a table of functions (backend.h) and add it to `backends`. */
@@ -16,7 +16,8 @@
 
 /* ---- Backends ---------------------------------------------------------------------------------------------------- */
 
-/* Preferred first. A server takes the first whose count is above 0; "reference" and "paper" only by name. */
+/* The backends of this build, preferred first. A server takes the first backend that has a device. It takes
+ * "reference" and "paper" only if an option names them. */
 static const attn_backend *const backends[] = {
 #ifdef ATTN_FAKE
     &attn_backend_fake,
@@ -30,7 +31,8 @@ enum { BACKENDS = sizeof backends / sizeof *backends };
 
 const char *const *attn_backends(void)
 {
-    /* Written out instead of copied from the tables, because it must be constant before any thread starts. */
+    /* The names are written out instead of copied from the tables, so that the array is constant before any thread
+     * starts. */
     static const char *const names[] = {
 #ifdef ATTN_FAKE
         "fake",
@@ -75,7 +77,9 @@ attn_status attn_device_open(const char *backend, int index, const attn_device_o
     if (index < 0 || index >= count)
         return attn_fail(err, ATTN_NOT_FOUND, "", "backend %s has %d devices, there is no number %d", backend, count,
                          index);
-    return b->open(index, options ? options : &defaults, device, err);
+    const attn_status status = b->open(index, options ? options : &defaults, device, err);
+    if (status == ATTN_OK) (*device)->can.backend = b;
+    return status;
 }
 
 void attn_device_close(attn_device *device)
@@ -85,9 +89,9 @@ void attn_device_close(attn_device *device)
 
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
-const attn_kernel *attn_kernel_at(const attn_device *device, int index)
+const attn_capabilities *attn_device_capabilities(const attn_device *device)
 {
-    return device->backend->kernel(device, index);
+    return &device->can;
 }
 
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features)
@@ -97,54 +101,88 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
-/* Names the first tensor or option that no kernel of the operation takes. Where each is taken by some kernel, but no
- * kernel takes all of them, the message names none. */
-static attn_status no_kernel(const attn_device *device, const attn_problem *problem, uint64_t features, attn_error *err)
+/* Writes the error that no kernel computes the problem. It names the first tensor or option that no kernel of the
+ * operation takes. Where some kernel takes each of them, but no kernel takes all, it names none. */
+static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
+                             attn_error *err)
 {
-    const char *op = problem->op == ATTN_OP_FORWARD ? "forward" : "backward", *name = device->backend->name;
+    static const char *const ops[ATTN_OP_COUNT] = { "a forward", "a backward", "an observe" };
+    const char *op = ops[problem->op], *name = can->backend->name;
     uint64_t known = 0;
     int bit = 0;
-    const attn_kernel *kernel;
-    for (int n = 0; (kernel = device->backend->kernel(device, n)); n++)
-        if (kernel->op == problem->op) known |= kernel->features;
+    for (int n = 0; n < can->kernel_count; n++)
+        if (can->kernels[n]->op == problem->op) known |= can->kernels[n]->features;
     if ((features & ~known) == 0)
-        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", name, op,
-                         attn_dtype_name(problem->q.dtype));
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", name,
+                         attn_op_name(problem->op), attn_dtype_name(problem->q.dtype));
     while (!(features & ~known & UINT64_C(1) << bit)) bit++;
     if (bit < ATTN_TENSOR_COUNT)
-        return attn_fail(err, ATTN_UNSUPPORTED, attn_tensors[bit].name, "%s: no kernel of %s takes it in a %s",
+        return attn_fail(err, ATTN_UNSUPPORTED, attn_tensors[bit].name, "%s: no kernel of %s takes it in %s",
                          attn_tensors[bit].name, name, op);
     if (bit <= ATTN_OPTION_FIRST || bit >= ATTN_OPTION_END)
-        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel takes what this %s asks for", name, op);
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel takes what this %s asks for", name,
+                         attn_op_name(problem->op));
     const attn_option_info *option = &attn_options[bit - ATTN_OPTION_FIRST - 1];
-    return attn_fail(err, ATTN_UNSUPPORTED, option->wire, "no kernel of %s takes a %s where %s", name, op,
+    return attn_fail(err, ATTN_UNSUPPORTED, option->wire, "no kernel of %s takes %s where %s", name, op,
                      option->meaning);
 }
 
-attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
+static uint64_t unaligned_of(const attn_problem *problem)
+{
+    uint64_t unaligned = 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (problem->tensor[id].rank && (uintptr_t)problem->tensor[id].data % 16 != 0) unaligned |= UINT64_C(1) << id;
+    return unaligned;
+}
+
+attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err)
 {
-    const attn_backend *backend = device->backend;
+    const attn_backend *backend = can->backend;
     plan->problem = problem;
+    plan->can = can;
     plan->features = features;
     plan->workspace_bytes = 0;
     plan->variant = NULL;
+    plan->unaligned = unaligned_of(problem);
     if (backend->plan) plan->geometry = attn_geometry_of(problem);
-    for (int n = 0; (plan->kernel = backend->kernel(device, n)); n++)
-        if (attn_kernel_takes(plan->kernel, problem, features) && (!backend->plan || backend->plan(device, n, plan)))
+    for (int n = 0; n < can->kernel_count; n++) {
+        plan->kernel = can->kernels[n];
+        if (attn_kernel_takes(plan->kernel, problem, features) && (!backend->plan || backend->plan(can, plan)))
             return ATTN_OK;
-    return no_kernel(device, problem, features, err);
+    }
+    return no_kernel(can, problem, features, err);
 }
 
-attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err)
+attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err)
 {
-    return attn_plan_for(device, problem, attn_features(problem), plan, err);
+    return attn_plan_for(can, problem, attn_features(problem), plan, err);
+}
+
+static bool same_capabilities(const attn_capabilities *a, const attn_capabilities *b)
+{
+    return a == b || (a->backend == b->backend && a->kernel_count == b->kernel_count &&
+                      memcmp(a->kernels, b->kernels, (size_t)a->kernel_count * sizeof *a->kernels) == 0 &&
+                      a->facts_bytes == b->facts_bytes &&
+                      (a->facts_bytes == 0 || memcmp(a->facts, b->facts, a->facts_bytes) == 0));
+}
+
+attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
+                           attn_plan *plan, attn_error *err)
+{
+    if (!same_capabilities(can, made->can) || unaligned_of(problem) != made->unaligned)
+        return attn_plan_for(can, problem, made->features, plan, err);
+    *plan = *made;
+    plan->problem = problem;
+    plan->can = can;
+    if (can->backend->plan) plan->geometry = attn_geometry_of(problem);
+    return ATTN_OK;
 }
 
 /* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
-/* Finds the next run of problems, from *first on, that are not empty and adjacent. Returns their number; 0 at
- * the end. */
+/* Finds the next run of adjacent problems that are not empty, from *first on, and sets *first to its start. Returns
+ * how many problems it has; 0 at the end. */
 static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
@@ -210,14 +248,15 @@ void attn_host_unpin(attn_device *device, void *memory)
     if (memory) device->backend->unpin(device, memory);
 }
 
-attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes, attn_error *err)
+attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
+                           attn_error *err)
 {
     *bytes = 0;
     for (int first = 0, n; (n = next_stretch(plans, count, &first)) > 0; first += n) {
         size_t part = 0;
-        const attn_status status = device->backend->workspace(device, plans + first, n, &part, err);
+        const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        if (part > *bytes) *bytes = part; /* one stretch after another uses the same workspace */
+        if (part > *bytes) *bytes = part; /* runs of problems are computed one after another, in the same workspace */
     }
     return ATTN_OK;
 }
@@ -251,10 +290,9 @@ static attn_status check_memory(const attn_plan *plans, int count, attn_error *e
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             const attn_problem *p = plans[n].problem;
             const attn_tensor *t = &p->tensor[id];
-            const attn_role role = attn_tensors[id].role;
             int64_t elements;
             if (t->rank == 0 || t->data) continue;
-            if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+            if (!attn_reads(p, (attn_tensor_id)id) && !attn_writes(p, (attn_tensor_id)id)) continue;
             if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
                 return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
         }
@@ -318,7 +356,7 @@ static attn_status run_one(attn_stream *stream, const attn_problem *problem, att
     attn_problem p = *problem;
     attn_plan plan;
     p.op = op;
-    const attn_status status = attn_plan_make(stream->device, &p, &plan, err);
+    const attn_status status = attn_plan_make(&stream->device->can, &p, &plan, err);
     return status == ATTN_OK ? attn_run(stream, &plan, 1, workspace, err) : status;
 }
 
@@ -330,6 +368,11 @@ attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void 
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
 {
     return run_one(stream, problem, ATTN_OP_BACKWARD, workspace, err);
+}
+
+attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
+{
+    return run_one(stream, problem, ATTN_OP_OBSERVE, workspace, err);
 }
 
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err)

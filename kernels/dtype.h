@@ -1,10 +1,10 @@
 /* dtype.h: one number at a time between the stored types and float or double, on host and device.
  *
  * Narrowing rounds to nearest, ties to even, once: a double goes to float16 directly, never through float (two
- * roundings can differ from one). float8_e4m3fn has no infinity: what is too large, infinities included, becomes
- * the largest finite number (448) with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754
- * says. Subnormals are exact. The vector code of the backends must agree with these functions on every input; a
- * unit test tries all 65536 patterns. */
+ * roundings can differ from one). float8_e4m3fn has no infinity: a number that is too large, or infinite, becomes
+ * 448, its largest number, with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754 says.
+ * Subnormals are exact. The vector code of the backends must agree with these functions on every input; a unit test
+ * tries all 65536 patterns. */
 #ifndef ATTN_DTYPE_H
 #define ATTN_DTYPE_H
 
@@ -13,7 +13,7 @@
 
 #include "attention.h"
 
-/* Marks a function that host C, host C++ and device code share. */
+/* ATTN_HD marks a function that host C, host C++ and device code share. */
 #if defined(__CUDACC__)
 #define ATTN_HD static inline __host__ __device__
 #else
@@ -46,7 +46,7 @@ ATTN_HD float attn_bf16_to_f32(uint16_t bits)
 ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 {
     const uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
-    if (exponent == 0) /* both factors are powers of two times small integers: the product is exact */
+    if (exponent == 0) /* a power of two times a small integer: the product is exact */
         return (float)fraction * attn_f32_from_bits((uint32_t)(1 - bias - mantissa + 127) << 23);
     return attn_f32_from_bits(((exponent + 127 - (uint32_t)bias) << 23) | (fraction << (23 - mantissa)));
 }
@@ -54,7 +54,8 @@ ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 ATTN_HD float attn_f16_to_f32(uint16_t bits)
 {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
-    if (magnitude >= 0x7c00u) return attn_f32_from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13); /* inf, NaN */
+    /* infinities and NaN keep their fraction bits */
+    if (magnitude >= 0x7c00u) return attn_f32_from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     return attn_f32_from_bits(sign | attn_f32_bits(attn_widen(magnitude, 10, 15)));
 }
 
@@ -76,7 +77,8 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     memcpy(&bits, &x, sizeof bits);
     bits &= UINT64_C(0x7fffffffffffffff);
     exponent = (int)(bits >> 52);
-    if (exponent == 0) return 0; /* a subnormal double is below half of the least number of every type here */
+    /* a subnormal double is less than half of the smallest positive number of every type here */
+    if (exponent == 0) return 0;
     exponent -= 1023;
     significand = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
     shift = 52 - mantissa;
@@ -86,7 +88,8 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     rest = significand & ((UINT64_C(1) << shift) - 1);
     half = UINT64_C(1) << (shift - 1);
     if (rest > half || (rest == half && (kept & 1))) kept++;
-    /* A carry out of the fraction runs into the exponent, which is what rounding up to the next binade means. */
+    /* Where rounding carries out of the fraction, the carry adds one to the exponent. That is the correct result:
+     * the next power of two. */
     if (exponent < 1 - bias) return kept;
     return ((uint64_t)(exponent + bias - 1) << mantissa) + kept;
 }

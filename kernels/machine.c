@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Reads the beginning of a file, at most a line; "" when there is no file. */
+/* Reads the first line of a file, or its beginning if it is long. Returns "" where there is no file. */
 static const char *read_line(const char *directory, const char *name, char line[128])
 {
     char path[PATH_MAX];
@@ -89,7 +89,7 @@ static const struct {
     { "pids", "/pids", read_pids },
 };
 
-/* Is the word in a list separated by commas? The list of version 2 is empty. */
+/* Is the word in a list separated by commas? In a line of version 2 the list of controllers is empty. */
 static bool has_word(const char *list, size_t length, const char *word)
 {
     const size_t size = strlen(word);
@@ -101,13 +101,13 @@ static bool has_word(const char *list, size_t length, const char *word)
     return false;
 }
 
-/* Reads every group from base + path up to base itself. */
+/* Reads every group from base + path up to base itself, because each of them may set a limit. */
 static void walk_up(const char *base, const char *path, void (*read)(const char *, struct attn_machine *),
                     struct attn_machine *machine)
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    if (strstr(path, "/..") != NULL) path = ""; /* our group lies outside of our namespace */
+    if (strstr(path, "/..") != NULL) path = ""; /* our group lies outside our namespace, so only the root is readable */
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {
         read(directory, machine);
@@ -137,7 +137,7 @@ void attn_machine_look(const char *root, struct attn_machine *machine)
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) machine->cores = CPU_COUNT(&set);
-    else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* there are more processors than a cpu_set_t holds */
+    else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t holds */
     if (machine->cores < 1) machine->cores = 1;
 
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

@@ -5,16 +5,17 @@
 
 #include <stdint.h>
 
-/* What affinity mask and cgroup quota (rounded up) allow, and the smaller of physical memory and the
- * narrowest memory limit of our cgroups up to the root (version 2, or 1). Memory is 4 GiB where the system
- * does not tell. */
+/* cores: what affinity mask and cgroup quota (rounded up) allow. memory_bytes: the smaller of physical memory and
+ * the narrowest memory limit of our cgroups up to the root (version 2, or 1); 4 GiB where the system reports
+ * neither. */
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
-    int64_t threads; /* the least pids limit of our cgroups, which all their processes share; INT64_MAX: none */
+    /* the smallest pids limit of our cgroups, which all of their processes share; INT64_MAX: no limit */
+    int64_t threads;
 };
 
-/* Fills *machine. `root` is put before /proc and /sys paths; it is "" outside tests. */
+/* Fills *machine. `root` is put before paths in /proc and /sys; only tests give one that is not "". */
 void attn_machine_look(const char *root, struct attn_machine *machine);
 
 #endif

@@ -1,5 +1,9 @@
-/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and a checked merge as
- * backends get it. attn_merge() uses it, and so does the CPU where it splits few queries over many keys. */
+/* merge.h: the arithmetic that merges partial results of one row, in C and in CUDA, and the checked merge that
+ * backends receive. attn_merge() uses both. The CPU uses the arithmetic where it splits the keys of a few queries.
+ *
+ * The decode kernels of CUDA merge their splits by `fold` (cuda/sm80/decode_places.cuh) instead. There a part is not a
+ * pair (out, lse), but a maximum in base 2, a sum and an undivided out. Converting such a part to (out, lse) would cost
+ * a division and a logarithm per row and split, and one more rounding of each number. */
 #ifndef ATTN_MERGE_H
 #define ATTN_MERGE_H
 
@@ -30,15 +34,22 @@ ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t
     for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
 }
 
-/* A checked merge: sizes, the place of each part, and the strides that all parts share. Plain data, which may
- * be copied to a device. */
+/* A checked merge: sizes, the place of each part, and the strides that all parts share. It is plain data and may be
+ * copied to a device. */
 typedef struct attn_merge_plan {
-    int64_t B, Sq, H, Dv; /* packed: B is 1 and Sq the rows of all sequences */
+    int64_t B, Sq, H, Dv; /* where packed, B is 1 and Sq counts the rows of all sequences */
     int count;
     const void *part_out[ATTN_MERGE_PARTS];
     const float *part_lse[ATTN_MERGE_PARTS];
-    attn_view out_of_part, lse_of_part; /* data is NULL */
-    attn_view out, lse;                 /* the results; data NULL: not wanted */
+    void *part_dout[ATTN_MERGE_PARTS]; /* gradients of the parts; all are NULL where `gradients` is false */
+    float *part_dlse[ATTN_MERGE_PARTS];
+    bool gradients;                     /* the gradients of the parts are wanted */
+    const float *sinks;                 /* NULL: there are no sinks */
+    float *dsinks;                      /* NULL: not wanted */
+    attn_view out_of_part, lse_of_part; /* views of a part; their data is NULL, because each part has its own memory */
+    attn_view dout_of_part, dlse_of_part; /* the same for the gradients of a part */
+    attn_view dout, dlse;                 /* views of inputs; data is NULL where the input is not given */
+    attn_view out, lse;                   /* views of the results; data is NULL where the result is not wanted */
 } attn_merge_plan;
 
 ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
@@ -49,7 +60,9 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 /* One row of a merge: row n is head n % H of query n / H. */
 typedef struct attn_merge_row {
     int64_t b, h, i, lse_at; /* lse_at: offset of the row's lse in each part */
-    float top, sum;          /* the largest lse; the sum of the parts' weights, 0 where all parts are empty */
+    float sink;              /* the lse of the sink */
+    /* the largest lse of the parts and the sink, and the sum of their weights (0 where all of them are empty) */
+    float top, sum;
 } attn_merge_row;
 
 ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
@@ -59,17 +72,20 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     row.i = n / m->H % m->Sq;
     row.b = n / m->H / m->Sq;
     row.lse_at = row.b * m->lse_of_part.batch + row.h * m->lse_of_part.head + row.i * m->lse_of_part.row;
-    row.top = -INFINITY;
+    row.sink = m->sinks ? m->sinks[row.h] : -INFINITY;
+    row.top = row.sink;
     row.sum = 0;
     for (int p = 0; p < m->count; p++) row.top = attn_merge_top(row.top, m->part_lse[p][row.lse_at]);
     for (int p = 0; p < m->count; p++) row.sum += attn_merge_weight(m->part_lse[p][row.lse_at], row.top);
+    row.sum += attn_merge_weight(row.sink, row.top);
     return row;
 }
 
-/* The share of part p in the row. Shares add up to 1, and no sum of them overflows. */
-ATTN_HD float attn_merge_share(const attn_merge_plan *m, const attn_merge_row *row, int p)
+/* The share that a part, or the sink, with this lse has in the row. All shares add up to 1, so their sum never
+ * overflows. */
+ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
-    return attn_merge_weight(m->part_lse[p][row->lse_at], row->top) / row->sum;
+    return lse == -INFINITY ? 0 : attn_merge_weight(lse, row->top) / row->sum;
 }
 
 ATTN_HD float attn_merge_lse(const attn_merge_row *row)
@@ -77,8 +93,23 @@ ATTN_HD float attn_merge_lse(const attn_merge_row *row)
     return row->sum == 0 ? -INFINITY : row->top + logf(row->sum);
 }
 
-/* Merges rows [first, end) on the host. See merge.c. */
+/* The gradient with respect to the lse of a part, or of the sink, in the row. `dot` is dout . out of the part, 0 of the
+ * sink; `mean` the sum of all shares times dots, which is dout . out of the whole. */
+ATTN_HD float attn_merge_dlse(const attn_merge_plan *m, const attn_merge_row *row, float lse, float dot, float mean)
+{
+    const int64_t at = row->b * m->dlse.batch + row->h * m->dlse.head + row->i * m->dlse.row;
+    const float dlse = m->dlse.data ? ((const float *)m->dlse.data)[at] : 0;
+    return lse == -INFINITY ? 0 : attn_merge_share(row, lse) * (dlse + (dot - mean));
+}
+
+/* Merges rows [first, end) on the host, with the gradients of the parts. See merge.c. */
 void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
+
+/* Computes dsinks[h] on the host. */
+void attn_merge_sink(const attn_merge_plan *m, int64_t h);
+
+/* Computes all that the plan wants, on the host and on this thread. */
+void attn_merge_all(const attn_merge_plan *m);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,7 @@
-/* padding.c: results of rows that do not exist: behind seqlens_q, and in the room between packed sequences. No kernel
- * writes them; out, dq, dk and dv are 0 there, and lse is -inf. */
+/* padding.c: the results of padding rows. Padding rows lie behind the seqlens_q of a sequence, or in the gap between
+ * two packed sequences. Kernels do not write them. attn_fill_padding() sets out, dq, dk and dv to 0 there, and lse
+ * to -inf. All outputs of an observe are filled, since its kernels
+ * write only what some query sees. */
 #include <math.h>
 #include <string.h>
 
@@ -7,7 +9,7 @@
 #include "backend.h"
 #include "tiles.h"
 
-/* Rows [first, end) of sequence b and each head. */
+/* Sets rows [first, end) of sequence b to 0, in every head. */
 static void fill_rows(const attn_view *view, int64_t heads, int64_t columns, int64_t b, int64_t first, int64_t end)
 {
     const size_t bytes = attn_dtype_bytes(view->dtype);
@@ -22,8 +24,29 @@ static void fill_lse(const attn_view *view, int64_t heads, int64_t b, int64_t fi
         for (int64_t row = first; row < end; row++) ((float *)view->data)[attn_at(view, b, h, row)] = -INFINITY;
 }
 
+/* What an output of an observe holds where there is nothing. */
+static void fill_observed(const attn_tensor *t, attn_tensor_id id)
+{
+    const int32_t no_key = -1;
+    const float nothing = id == ATTN_T_row_max || id == ATTN_T_lse || id == ATTN_T_max_logit ? -INFINITY : 0;
+    const int last = t->rank - 1;
+    int64_t index[ATTN_MAX_RANK] = { 0 }, elements;
+    if (!attn_shape_elements(t->rank, t->shape, &elements) || elements == 0) return;
+    for (int a = 0; a >= 0;) {
+        int64_t at = 0;
+        for (int x = 0; x < last; x++) at += index[x] * t->stride[x];
+        for (int64_t c = 0; c < t->shape[last]; c++)
+            if (t->dtype == ATTN_I32) ((int32_t *)t->data)[at + c] = no_key;
+            else ((float *)t->data)[at + c] = nothing;
+        for (a = last - 1; a >= 0 && ++index[a] == t->shape[a]; a--) index[a] = 0;
+    }
+}
+
 void attn_fill_padding(const attn_problem *p)
 {
+    for (int id = 0; p->op == ATTN_OP_OBSERVE && id < ATTN_TENSOR_COUNT; id++)
+        if (p->tensor[id].rank && attn_writes(p, (attn_tensor_id)id)) fill_observed(&p->tensor[id], (attn_tensor_id)id);
+    if (p->op == ATTN_OP_OBSERVE) return;
     if (!p->seqlens_q.rank && !(p->seqlens_k.rank && p->cu_seqlens_k.rank)) return;
     const attn_geometry g = attn_geometry_of(p);
     const attn_dims *const d = &g.dims;

@@ -1,15 +1,15 @@
 /* philox.h: which probabilities dropout drops, on host and device.
  *
  * The generator is addressed by element, not by the order in which a kernel visits elements: whether P_ij of head h
- * of batch row b is kept depends on (seed, b, h, i, j) and on nothing else. So forward and backward, every tile
- * size, every backend and every mask drop the same elements, and backward needs only the seed.
+ * of batch row b is kept depends on (seed, b, h, i, j) and on nothing else. Forward and backward, every tile size,
+ * every backend and every mask therefore drop the same elements, and a backward needs only the seed.
  *
  *   key      the 64-bit seed, low word first
  *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index
  *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half
  *            j mod 8
- *   keep     half >= round(dropout_p * 65536)    dropout_p is so quantised to 2^-16; what is kept is divided by
- *            1 - dropout_p
+ *   keep     half >= round(dropout_p * 65536) dropout_p thus counts in steps of 2^-16; kept probabilities are divided
+ *            by 1 - dropout_p
  *
  * Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), Philox4x32 with ten rounds. Its
  * known answers are in tests/unit/kernels/test_philox.c. */
@@ -37,7 +37,7 @@ ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint3
     return counter;
 }
 
-/* The words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h. */
+/* Draws the words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h. */
 ATTN_HD attn_philox attn_dropout_words(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
 {
     attn_philox counter;
@@ -53,13 +53,13 @@ ATTN_HD uint32_t attn_dropout_half(attn_philox words, int half)
     return words.word[half >> 1] >> (16 * (half & 1)) & 0xffffu;
 }
 
-/* The threshold, 0 to 65536. An element whose half is below it is dropped. */
+/* The threshold, 0 to 65536. An element whose half is below the threshold is dropped. */
 ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
 {
     return (uint32_t)(dropout_p * 65536.0 + 0.5);
 }
 
-/* Is one element kept? For scalar code. */
+/* Is this one element kept? Scalar code uses this function; vector code computes eight elements at a time. */
 ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
 {
     return attn_dropout_half(attn_dropout_words(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;

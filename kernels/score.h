@@ -7,8 +7,8 @@
  * cuda/common/args.cuh). An option that is added here works in all of these at once. A fast kernel has its
  * own expressions for the options that its row names, and gets no problem with another.
  *
- * C computes in double, which defines correct results. CUDA computes in float, and in double where a score
- * leaves float. */
+ * C computes in double, which defines correct results. CUDA computes in float, and in double where a score exceeds the
+ * range of float. */
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 
@@ -17,7 +17,8 @@
 #include "tiles.h"
 
 #ifdef __cplusplus
-#ifdef ATTN_SCORES_IN_DOUBLE /* a file that computes scores in double defines it first */
+/* a file that computes scores in double defines ATTN_SCORES_IN_DOUBLE before it includes this header */
+#ifdef ATTN_SCORES_IN_DOUBLE
 typedef double attn_option_value;
 #else
 typedef float attn_option_value;
@@ -37,7 +38,7 @@ typedef double attn_real, attn_option_value;
 #define attn_tanh tanh
 #endif
 
-/* The options of a problem; 0: off. */
+/* The score options of a problem. 0 means that the option is off. */
 typedef struct attn_score_options {
 #define X(name, id, least, most, rule, meaning) attn_option_value name;
     ATTN_SCORE_OPTION_MAP(X)
@@ -53,12 +54,12 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
     return o;
 }
 
-/* The score of query i and key j of sequence `q`, from s = scale * q . k. *derivative: its derivative by s, for
- * gradients. */
+/* The score of query i and key j of sequence `q`. s is scale * q . k. *derivative becomes the derivative of the
+ * score by s, for gradients. */
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_score_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    (void)q, (void)i, (void)j; /* an option that depends on the pair's position uses these; softcap does not */
+    (void)q, (void)i, (void)j; /* options that depend on the pair's position use these; softcap does not */
     *derivative = 1;
     if (o->softcap > 0) {
         const attn_real t = attn_tanh(s / (attn_real)o->softcap);

@@ -1,4 +1,4 @@
-/* strange.c: see strange.h. */
+/* strange.c: implements strange.h. */
 #include "kernels/strange.h"
 
 #include <float.h>
@@ -9,32 +9,35 @@
 #include "kernels/score.h"
 
 enum {
-    MOST_ROWS = 64, /* looked at: where 1/64 of rows is costly, the problem takes at most three times as long */
+    /* the most rows that are sampled: if 1/64 of rows is costly, the problem takes at most three times as long */
+    MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    KEY_NUMBERS = 16,      /* a key takes as long as so many numbers, and its numbers: some 16 ns */
-    NUMBERS = 1 << 19,     /* that all rows together take, but for LEAST_ROWS: a millisecond; */
-    ROW_NUMBERS = 1 << 19, /* and one row: of more keys some are taken, evenly spread from one that `draw` picks */
-    ROW_KEYS = 1 << 16,    /* the same where bias and slopes alone are looked at */
-    TILE = 64,             /* kernels know the largest number of a tile of queries; a tile has at least so many */
+    /* reading a key takes as long as reading this many numbers, some 16 ns, besides its own numbers */
+    KEY_NUMBERS = 16,
+    NUMBERS = 1 << 19, /* numbers that all sampled rows together may read, LEAST_ROWS excepted: a millisecond */
+    /* numbers that one row may read: if it has more keys, evenly spread ones are read, from a random first on */
+    ROW_NUMBERS = 1 << 19,
+    ROW_KEYS = 1 << 16, /* keys that one row may read where only bias and slopes are read */
+    TILE = 64,          /* the fewest queries whose common largest number a kernel uses as a bound */
 };
 
-/* A problem, and bounds on its numbers. */
+/* A problem, and bounds on the size of its numbers. */
 struct look {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    double bound_from; /* infinite where no row can reach it */
+    double bound_from; /* infinite where no row can reach limits.bound_from */
     bool gradients;
-    double bound; /* no |scale q.k|, after softcap, is larger */
-    bool bounded; /* `bound` is so small that bias and slopes alone decide */
+    double bound; /* the upper bound on |scale q . k|, after softcap */
+    bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
 };
 
-/* A row of queries: its sequence, head and place there. */
+/* A row of queries: its sequence b, its head h and its index i in the sequence. */
 struct row {
     int64_t b, h, i;
     attn_sequence s;
-    uint64_t draw; /* a random number */
+    uint64_t draw; /* a random number that picks the keys to read */
 };
 
 enum kind { ORDINARY, CHEAP, COSTLY };
@@ -47,8 +50,9 @@ static double most_of_dtype(attn_dtype dtype)
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
 }
 
-/* Without its sign, a number's bits have the same order as its size, and the bits of NaN are above all. These functions
- * find the largest of n such numbers in vectors of 16 bytes, for numbers of one, two and four bytes. */
+/* Finds the largest of n numbers, compared by size without sign: one function each for numbers of one, two and four
+ * bytes. It compares bits in vectors of 16 bytes. Without the sign bit, bits have the same order as sizes, and the
+ * bits of NaN are above all others. */
 #define MOST_BITS(name, type, mask)                                                              \
     static uint32_t name(const char *from, int64_t n)                                            \
     {                                                                                            \
@@ -91,7 +95,8 @@ static double most_of(const attn_tensor *t)
     const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
     const int64_t outer = t->rank == 4 ? t->shape[0] : 1, rows = t->shape[t->rank - 3], heads = t->shape[t->rank - 2];
     const int64_t *stride = t->stride + t->rank - 3;
-    const bool together = stride[1] == columns; /* the heads of a row, or the rows of a head, are one run */
+    /* the heads of a row, or the rows of a head, lie in one run of memory */
+    const bool together = stride[1] == columns;
     uint32_t most = 0, bits;
     for (int64_t a = 0; a < outer; a++)
         for (int64_t b = 0; b < rows; b++)
@@ -119,7 +124,7 @@ static double most_of_floats(const attn_tensor *t, double otherwise)
     return most;
 }
 
-/* What scale q . k may be at most, before softcap: by the dtypes, or by the numbers. */
+/* The bound on |scale q . k|, before softcap, where numbers of q and k are at most `q` and `k` in size. */
 static double product_most(const struct look *look, double q, double k)
 {
     const double dot = q * k * (double)look->g.dims.D;
@@ -134,7 +139,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* How large products of q and k are at most, and what follows from it. */
+/* Bounds the products of q and k, first by their dtypes, then by their largest numbers, and fills in the members that
+ * depend on these bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -160,7 +166,7 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* May the row see key j, which is in its range? */
+/* May the row see key j? j is in the row's range. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -172,7 +178,8 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* scale q . k, capped; NaN where the sum leaves float32, because kernels in float32 cannot compute it. */
+/* The score of key j before bias and slopes. NaN where q . k exceeds the range of float32: kernels in float32 cannot
+ * compute it. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -190,7 +197,8 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* The row's score of key j, which it sees; NaN as product(). Where products are bounded, without them. */
+/* The row's score of key j, which the row sees. NaN where product() is NaN. Where products are bounded, only bias
+ * and slopes count. */
 static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
@@ -202,7 +210,7 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* |scale| of q . k, with the factors of the row's key/value head. */
+/* The size of the factor of q . k: |scale| times the float8 scales of the row's key/value head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -213,7 +221,7 @@ static double scale_of(const struct look *look, const struct row *row)
     return scale;
 }
 
-/* The keys of a row that are looked at are so far apart, and the first is picked at random. */
+/* The distance between two keys of a row that are read; the first of them is picked at random. */
 static int64_t step_of(const struct look *look, attn_range keys)
 {
     return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
@@ -226,7 +234,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Do the largest numbers of q near the row and of its keys, all of float32, reach bound_from? */
+/* All numbers are float32. Do the largest number of q near the row and that of the row's keys reach bound_from
+ * together? */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];
@@ -246,8 +255,8 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Does dq of a row of huge scores leave float32, or nearly? Its keys whose score is `largest` share all of its weight.
- * Rows beside it differ by a factor of two. */
+/* Does dq of a row of huge scores exceed the range of float32, or come close to its ends? Keys whose score is `largest`
+ * share all of the row's weight. The limit is halved, because neighbouring rows may differ by a factor of two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
 {
@@ -271,7 +280,7 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* By the scores of the row's keys; where there are many by some. */
+/* Finds the kind of a row by the scores of its keys. If the row has many keys, it reads only some of them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -283,7 +292,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* hidden by its bias */
+        if (z == -INFINITY) continue; /* the key's bias hides it */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);
@@ -291,7 +300,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* Where products are so small that none of them moves a bias of this size: kernels know such rows by their bias. */
+    /* If products are so small that none of them changes a bias of this size, kernels recognise the row by its bias. */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -299,7 +308,7 @@ static enum kind kind_of(const struct look *look, const struct row *row, attn_ra
 {
     const attn_view *lse = &look->g.view[ATTN_T_lse];
     if (look->bound_from < INFINITY && reaches_bound(look, row, keys)) return COSTLY;
-    if (look->p->op == ATTN_OP_FORWARD || !lse->data) return kind_by_scores(look, row, keys);
+    if (look->p->op != ATTN_OP_BACKWARD || !lse->data) return kind_by_scores(look, row, keys);
     const double given = number(lse, row, row->h, row->s.q_start + row->i, 0);
     if (fabs(given) < look->most || given == -INFINITY) return ORDINARY;
     if (fabs(given) >= look->cheap_from && !look->gradients) return CHEAP;
@@ -317,7 +326,7 @@ static uint64_t next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* The sequence that a line of packed queries belongs to. */
+/* Returns the sequence that row `line` of packed queries belongs to. */
 static int64_t sequence_at(const attn_geometry *g, int64_t line)
 {
     int64_t low = 0, high = g->dims.B;
@@ -348,7 +357,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    for (int64_t n = 0; n < count; n++) { /* one row of each stretch of rows / count */
+    for (int64_t n = 0; n < count; n++) { /* reads one row of each stretch of rows / count rows */
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
         const struct row row = row_at(&look->g, picked, next(&draw));
@@ -366,17 +375,17 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const double most = limits->from;
     struct look look = { .p = p, .g = attn_geometry_of(p), .most = most, .cheap_from = limits->cheap_from };
     const attn_dims *d = &look.g.dims;
-    const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) |
+    const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    double numbers = most_of_dtype(p->v.dtype);
+    double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0; /* an observe has no v */
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);
     look.gradients = limits->gradients && p->op == ATTN_OP_BACKWARD && (readable & ATTN_TENSOR_BIT(dout));
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        return (attn_strange){ 0, 1 }; /* sums of P V may be infinite */
+        return (attn_strange){ 0, 1 }; /* where sums of P V may be infinite, every row counts as costly */
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;
     if (ordinary && !given_lse && look.bound_from == INFINITY) return (attn_strange){ 0, 0 };

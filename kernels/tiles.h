@@ -1,14 +1,14 @@
-/* tiles.h: where things are and which pairs count, shared by host and device code.
+/* tiles.h: where rows and keys lie in memory and which pairs are permitted, for host and device code.
  *
  * Every backend needs the same facts about a problem. These functions are the only source of them:
  *
  *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an
- *                               attn_view, whose strides are by meaning (batch, head, row), and 0 of broadcast axes.
- *   where is key j?             attn_key_at(): as any row, or in a page.
+ *                               attn_view, with a stride each for batch, head and row; 0 for a broadcast axis.
+ *   where is key j?             attn_key_at(): in a row of k and v, or in a slot of a page.
  *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
  *   how much room has it?       attn_room_of(): rows from its length on are padding, or a gap before the next one.
  *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
- *   which queries may see j?    attn_rows_of(): the same, the other way round, for the gradients of k and v.
+ *   which queries may see j?    attn_rows_of(): the interval of queries, for the gradients of k and v.
  *   is a tile worth a visit?    attn_mask_classify(): FlashMask hides it wholly, not at all, or in part.
  *
  * Invariants:
@@ -22,12 +22,13 @@
 
 #include "dtype.h"
 
-/* An lse of this size does not determine the sum whose logarithm it is: its last bit in float32 is worth 2. A
- * backward with such an lse computes it again from the scores. */
+/* An lse of this size is too coarse: its last bit in float32 is worth 2, so it does not determine the sum whose
+ * logarithm it is. A backward that gets such an lse computes it again from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* Where a row sees one key, lse is that key's score if both differ by no more than this share of lse. Rounding in
- * float32 makes the difference: 3e-7 in the forward, half a bit in lse, and half a bit in the backward's score. */
+/* Where a row sees one key, lse must be that key's score. Both count as equal if they differ by no more than this
+ * share of lse. Rounding in float32 makes the difference: 3e-7 in the forward, half a bit in lse, and half a bit in
+ * the backward's score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -62,30 +63,31 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
     return b * view->batch + h * view->head + row * view->row;
 }
 
-/* attn_at() for a row of k or v: `line` is k_start + j. Only this function knows of pages. */
+/* attn_at() for a row of k or v: `line` is k_start + j. Only this function and attn_keys_in_a_row() handle pages. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
-    const uint32_t size = (uint32_t)g->dims.page_size, page = (uint32_t)line / size; /* both are below 2^31 */
+    /* both numbers are below 2^31, so 32 bits hold them */
+    const uint32_t size = (uint32_t)g->dims.page_size, page = (uint32_t)line / size;
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* How many rows of k and v, from `line` on, follow each other at the row stride. */
+/* How many rows of k and v, from `line` on, lie one after the other at the row stride. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
 }
 
-/* Do sequences of keys follow each other in one tensor? Queries alone may be packed where keys are in pages. */
+/* Do sequences of keys follow each other in one tensor? Where keys are in pages, only queries can be packed. */
 ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 {
     return d->packed && d->page_size == 0;
 }
 
-/* The bound of a window that hides nothing: no i + a is this far from a key. */
+/* The bound of a window that hides nothing: no key is this far from a query. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
-/* Reads only the shapes and strides of `p`, and no memory of tensors. See kernels/attention.c. */
+/* Makes the geometry of `p`. It reads only shapes and strides, and no memory of tensors. See kernels/attention.c. */
 #ifdef __cplusplus
 extern "C"
 #endif
@@ -95,11 +97,11 @@ extern "C"
 /* ---- Lengths ----------------------------------------------------------------------------------------------------- */
 
 typedef struct attn_sequence {
-    int64_t q_start, k_start; /* first row in q and in k; 0 unless packed */
+    int64_t q_start, k_start; /* the sequence's first row in q and in k; 0 unless packed */
     int64_t Sq, Sk;
 } attn_sequence;
 
-/* Reads cu_seqlens or seqlens: call it where that memory can be read. */
+/* The lengths of sequence b. It reads cu_seqlens or seqlens, so call it where that memory can be read. */
 ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
 {
     attn_sequence s;
@@ -110,14 +112,14 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* Rows that sequence b has room for, padding included. Reads cu: call it where cu can be read. */
+/* How many rows sequence b has room for, padding included. It reads cu, so call it where cu can be read. */
 ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
 {
     return cu ? cu[b + 1] - cu[b] : all;
 }
 
-/* Are there rows whose results kernels do not write: padding queries, or padding keys of a packed problem?
- * Kernels themselves write zeros behind seqlens_k where keys are not packed. */
+/* Are there rows whose results kernels do not write: padding queries, or padding keys of a packed problem? Where
+ * keys are not packed, kernels themselves write zeros behind seqlens_k. */
 ATTN_HD bool attn_has_padding(const attn_geometry *g)
 {
     return g->seqlens_q || (g->seqlens_k && g->cu_k);
@@ -129,14 +131,14 @@ typedef struct attn_range {
     int64_t lo, hi; /* lo <= x < hi; lo == hi where the range is empty */
 } attn_range;
 
-/* The number added to i before it is compared with a key. It aligns the last query with the last key, or the
- * first with the first. */
+/* attn_align() is added to i before i is compared with a key. It aligns the last query with the last key; with
+ * top_left, the first query with the first key. */
 ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
 {
     return g->top_left ? 0 : s->Sk - s->Sq;
 }
 
-/* Keys that query i may see: i' - left <= j <= i' + right, inside [0, Sk). Grows with i at both ends. */
+/* Keys that query i may see: i' - left <= j <= i' + right, inside [0, Sk). Both ends grow with i. */
 ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, int64_t i)
 {
     const int64_t aligned = i + attn_align(g, s);
@@ -146,7 +148,7 @@ ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, 
     return keys;
 }
 
-/* Queries that may see key j, inside [0, Sq). */
+/* The queries that may see key j, inside [0, Sq). */
 ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
 {
     const int64_t aligned = j - attn_align(g, s);
@@ -156,7 +158,7 @@ ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, 
     return rows;
 }
 
-/* Keys that any of the queries [r0, r1) may see. */
+/* The keys that at least one of the queries [r0, r1) may see. */
 ATTN_HD attn_range attn_keys_of_rows(const attn_geometry *g, const attn_sequence *s, int64_t r0, int64_t r1)
 {
     attn_range keys = { 0, 0 };
@@ -166,7 +168,7 @@ ATTN_HD attn_range attn_keys_of_rows(const attn_geometry *g, const attn_sequence
     return keys;
 }
 
-/* Keys that every one of the queries [r0, r1) may see: a tile inside needs no causal or window test. */
+/* Keys that every one of the queries [r0, r1) may see: a tile inside this range needs no causal or window test. */
 ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequence *s, int64_t r0, int64_t r1)
 {
     attn_range keys = { 0, 0 };
@@ -179,13 +181,14 @@ ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequ
 /* Sum over i in [0, count) of clamp(i + first, 0, limit), in closed form. */
 ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
 {
-    const int64_t rise = attn_clamp64(-first, 0, count);           /* rows before this count 0 */
-    const int64_t full = attn_clamp64(limit - first, rise, count); /* rows from here on count `limit` */
-    const int64_t n = full - rise, start = first + rise;           /* in between: start, start + 1, ... */
+    const int64_t rise = attn_clamp64(-first, 0, count);           /* the elements before this one are 0 */
+    const int64_t full = attn_clamp64(limit - first, rise, count); /* the elements from here on are `limit` */
+    /* the n elements between are start, start + 1, ... */
+    const int64_t n = full - rise, start = first + rise;
     return n * start + (n > 0 ? (n % 2 ? n * ((n - 1) / 2) : n / 2 * (n - 1)) : 0) + (count - full) * limit;
 }
 
-/* Permitted (query, key) pairs of a sequence, of one head, by causal and window. */
+/* The number of (query, key) pairs of one head of a sequence that causal and window permit. */
 ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 {
     const int64_t a = attn_align(g, s);
@@ -194,8 +197,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* The key of column 0 of keep_mask. It may be negative; columns without a key are not read. Keys before it
- * are kept. */
+/* The key that column 0 of keep_mask belongs to. It may be negative; columns without a key are not read. All keys
+ * before it are kept. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;
@@ -203,12 +206,12 @@ ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: FlashMask -------------------------------------------------------------------------------- */
 
-/* The queries hidden from a key, canonical: [lts, lte) and [uts, ute); empty where start >= end. */
+/* The queries that FlashMask hides from a key: [lts, lte) and [uts, ute). An interval is empty where start >= end. */
 typedef struct attn_mask {
     int32_t lts, lte, uts, ute;
 } attn_mask;
 
-/* Makes it from the n bounds of a column as the client gave them. */
+/* Makes an attn_mask from the n bounds that the client gave for a column. */
 ATTN_HD attn_mask attn_mask_of(const int32_t *bounds, int n, bool causal, int64_t Sq)
 {
     attn_mask m = { 0, 0, 0, 0 };
@@ -225,7 +228,7 @@ ATTN_HD bool attn_mask_hides(attn_mask m, int64_t i)
     return (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
 }
 
-/* The least and largest bounds of several columns. */
+/* The smallest and the largest bounds of several columns. */
 typedef struct attn_mask_extremes {
     attn_mask min, max;
 } attn_mask_extremes;
@@ -254,9 +257,8 @@ typedef enum attn_tile_kind {
     ATTN_TILE_HIDDEN   /* everything is hidden: skip the tile */
 } attn_tile_kind;
 
-/* Classifies queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain.
- * PARTIAL may be either: a tile that only both intervals together cover is called partial, which is correct
- * and only slower. */
+/* Classifies queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain. PARTIAL is
+ * not: a tile that is hidden only by both intervals together is also called PARTIAL. That is correct, only slower. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

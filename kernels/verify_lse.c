@@ -1,28 +1,29 @@
 /* verify_lse.c: does the lse that a backward is given belong to its scores?
  *
- * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and no other sign. The P of a row
- * sum to 1. They may sum to less: a client that has split the keys into parts sends one part, and the lse of all (ring
- * attention). They cannot sum to more. Therefore a few rows are summed in double, and these are refused:
+ * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and causes no error. The P of a
+ * row sum to 1. They may sum to less: a client that has split the keys into parts (ring attention) sends one part of
+ * the keys with the lse of all keys. They cannot sum to more. Therefore a few rows are summed in double, and these
+ * are refused:
  *
  *   1. a row whose P, with the sink's, sum to more than 1;
  *   2. an lse that one conversion makes right in every row: it was computed in base 2, with another scale, or without a
  *      mask. The message names the conversion.
  *
- * The lse of an honest part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
+ * The correct lse of a part of the keys might look like case 2 by chance. Case 2 therefore has two conditions:
  *   - at least ENOUGH_ROWS rows fit the conversion, and no row contradicts it;
  *   - what the conversion adds to lse differs between rows by more than the tolerance. Where all scores are equal, the
  *     lse of 128 keys in base 2 is also the natural lse of 1097 keys.
  *
- * Tolerances, on lse. The scores that the lse was made from had the same q and k, or numbers that were later rounded to
- * them; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8) stands for both factors of a
+ * Tolerances, on lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k
+ * later; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8) stands for both factors of a
  * product. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes, weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size: all D errors have the same sign
  *   taken for equal           2^-10 + u size: errors are independent, as they nearly always are
  * To both, 2^-21 of lse is added, because lse is a float32 that was summed from others. With softcap it is 2^-11 of
  * lse, the error of the GPUs' instruction tanh.approx.
  *
- * Rows are drawn by a hash of the sizes: the same request always gets the same answer. Rows are not checked whose lse
- * is not finite, or at least ATTN_LSE_MOST (a backward takes it from the scores), nor rows with NaN. */
+ * A hash of the sizes picks the rows, so the same request always gets the same answer. A row is not checked where it
+ * has NaN, or its lse is infinite or at least ATTN_LSE_MOST: a backward then computes lse from the scores. */
 #include "verify_lse.h"
 
 #include <math.h>
@@ -32,19 +33,21 @@
 #include "backend.h"
 
 enum {
-    FIRST_ROWS = 4,        /* rows that are checked first; where all are right, no others are read */
-    ROWS_SHARE = 128,      /* a large problem has one first row for each 128 rows, up to ATTN_LSE_ROWS */
-    ENOUGH_ROWS = 4,       /* see above */
-    KEY_MULTIPLY_ADDS = 32 /* an exponential and the masks of a key, in multiply-adds */
+    FIRST_ROWS = 4,        /* rows that are checked first; if all are right, no other rows are read */
+    ROWS_SHARE = 128,      /* a large problem checks one row of every 128 first, ATTN_LSE_ROWS rows at most */
+    ENOUGH_ROWS = 4,       /* see "at least ENOUGH_ROWS rows" above */
+    KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */
 };
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-#define APART 4 /* numbers are apart where they differ by this many tolerances; over all rows, by twice as many */
+/* two numbers of one row count as different if they are this many tolerances apart; of different rows, twice as many */
+#define APART 4
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
-/* The variants of scores: what the lse was computed with, in messages' words. The first also stands for base 2. */
+/* The variants of scores: what message texts say that the lse was computed with. The first row also stands for base
+ * 2. */
 static const struct {
     const char *with;
     unsigned without;
@@ -88,10 +91,8 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            all.list[v].applies = (masks & (masks - 1)) != 0; /* with one mask, leaving
-                                                                                     * out all masks is the
-                                                                                     * variant of that mask,
-                                                                                     * which stands before */
+            all.list[v].applies = (masks & (masks - 1)) != 0; /* with a single mask, "without masks" equals the
+                                                               * variant without that mask, which comes earlier */
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
         for (int before = 0; before < v; before++) all.list[v].applies &= !is_same_scale(scales[before], scales[v]);
@@ -118,14 +119,14 @@ static uint64_t hash_of(const attn_geometry *g)
     return state;
 }
 
-/* Row `index` of all rows, heads first. */
+/* The row numbered `index` among all rows; heads vary fastest. */
 static attn_lse_row row_at(const attn_geometry *g, int64_t index)
 {
     const attn_dims *const d = &g->dims;
     attn_lse_row row = { .b = 0, .h = index / d->Sq % d->H, .i = index % d->Sq };
     if (!d->packed) row.b = index / d->Sq / d->H;
     else {
-        int64_t low = 0, high = d->B; /* cu_q[low] <= i < cu_q[high] */
+        int64_t low = 0, high = d->B; /* invariant: cu_q[low] <= i < cu_q[high] */
         while (high - low > 1) {
             const int64_t middle = (low + high) / 2;
             if (g->cu_q[middle] <= row.i) low = middle;
@@ -137,7 +138,7 @@ static attn_lse_row row_at(const attn_geometry *g, int64_t index)
     return row;
 }
 
-/* Multiply-adds that a row takes. `whole`: without causal and window. */
+/* How many multiply-adds a row takes. `whole`: every key counts, also those that causal and window hide. */
 static int64_t cost_of(const attn_geometry *g, const attn_lse_row *row, bool whole)
 {
     const attn_sequence s = attn_sequence_of(g, row->b);
@@ -166,7 +167,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* The first rows of the list are checked first, and must come from all parts of the problem. */
+    /* Shuffles the list. Its first rows are checked first, and must come from all parts of the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -186,9 +187,10 @@ struct reader {
     float k[ATTN_MAX_HEAD_DIM];
 };
 
-enum { AT_ONCE = 8 }; /* numbers per loop of fixed length, which the compiler vectorises */
+enum { AT_ONCE = 8 }; /* numbers per inner loop, whose fixed length lets the compiler vectorise it */
 
-/* Converts a float16 without branches: its bits at a float32's places are the number times 2^-112, subnormals too. */
+/* Converts a float16 without branches. Its bits, moved to a float32's places, are the number times 2^-112; that also
+ * holds for subnormals. */
 static float widen_half(uint16_t bits)
 {
     const uint32_t magnitude = bits & 0x7fffu, infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0;
@@ -221,7 +223,7 @@ static void read_key(struct reader *r, const attn_lse_row *row, int64_t line)
     else memcpy(r->k, (const float *)view->data + at, (size_t)D * sizeof *r->k);
 }
 
-/* q . k, and the square root of the sum of its squared products. */
+/* Returns q . k. *size becomes the square root of the sum of its squared products. */
 static double dot_of(const struct reader *r, double *size)
 {
     double dot[AT_ONCE] = { 0 }, squares[AT_ONCE] = { 0 };
@@ -243,7 +245,7 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by the variants whose bits are set; the others become NaN. */
+/* Sums one row by the variants whose bits are set in `which`; found[] of the other variants becomes NaN. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -259,7 +261,7 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        bool read = false; /* a key that no variant sees may be NaN, and need not be read */
+        bool read = false; /* a key that no variant sees may hold NaN, so it is read only when a variant sees it */
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
             if (!(which >> v & 1) || !lse_sees(&r->g, &s, row, j, variant->without)) continue;
@@ -280,16 +282,16 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Does the row tell anything? Rows whose lse does not determine a sum, and rows with NaN, are neither right
- * nor wrong. */
+/* Can this row be judged? A row whose lse does not determine a sum, or with NaN, counts as neither right nor wrong. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
-/* `loose` allows for a forward of bfloat16, whatever the dtype of this backward: mixed precision sends the lse of
- * rounded q and k beside the numbers before their rounding. It is a bound: q and k are each half a unit off, and the
- * sum of the products' sizes is at most sqrt(D) times their Euclidean norm. */
+/* `loose` allows for a forward in bfloat16, whatever the dtype of this backward. In mixed precision a client
+ * computes lse from rounded q and k, and sends q and k as they were before rounding. `loose` is a bound: each number
+ * of q and k is off by half a unit at most, and the sum of the products' sizes is at most sqrt(D) times their
+ * Euclidean norm. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10, D = (double)attn_dims_of(p).D, u_loose = 0x1p-8;
@@ -306,8 +308,8 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Does the row's lse fit variant v? v == ATTN_LSE_VARIANTS stands for base 2. *apart: the lse that v would
- * give, less the right one. */
+/* Does the row's lse fit variant v? v == ATTN_LSE_VARIANTS stands for base 2. *apart becomes the lse by variant v
+ * minus the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -318,16 +320,16 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    *apart = fmin(fmax(wanted - found[0], -1e3), 1e3); /* of a row that sees nothing as given it is infinite */
+    *apart = fmin(fmax(wanted - found[0], -1e3), 1e3); /* infinite for a row that sees no key by the options as given */
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* The variant that explains the lse of all rows; 0: none does. *at: a row that fits it. */
+/* The variant that explains the lse of all rows; 0 where none does. *at becomes a row that fits it. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        const int v = n == 0 ? ATTN_LSE_VARIANTS : n; /* base 2 first */
+        const int v = n == 0 ? ATTN_LSE_VARIANTS : n; /* base 2 is tried first */
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;
         bool no = v < ATTN_LSE_VARIANTS && !all->list[v].applies;
@@ -397,8 +399,8 @@ static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
     return right == first;
 }
 
-/* Sums every row by every variant that no earlier row has contradicted. For a part of the keys no variant is left after
- * the first row, and the rows that were read before are enough. */
+/* Sums every row by every variant that no earlier row has contradicted. Where k is a part of the keys, the first row
+ * contradicts all variants, and no further rows are read. */
 static void read_variants(struct reader *r, attn_lse_look *look, int first, int64_t multiply_adds)
 {
     enum { BASE_2 = 1u << ATTN_LSE_VARIANTS };

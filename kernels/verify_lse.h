@@ -1,9 +1,9 @@
-/* verify_lse.h: sums of scores of a row in float64, with the given options and with others, on host and
- * device. verify_lse.c explains their use. */
+/* verify_lse.h: sums a row's exp(score) in float64, with the given options and with others, on host and device.
+ * verify_lse.c explains what the sums are for. */
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-#define ATTN_SCORES_IN_DOUBLE /* score.h reads this, which is why this header is included first */
+#define ATTN_SCORES_IN_DOUBLE /* score.h reads ATTN_SCORES_IN_DOUBLE, so files include verify_lse.h before score.h */
 
 #include <float.h>
 #include <math.h>
@@ -12,9 +12,9 @@
 #include "score.h"
 #include "tiles.h"
 
-/* Options that an lse may have been computed without, as bits. */
+/* Options that a client may have left out when it computed lse, as bits. */
 enum lse_part {
-    LSE_PLACES = 1, /* causal and window */
+    LSE_PLACES = 1, /* the options causal and window */
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -27,12 +27,12 @@ enum lse_part {
 /* One way to compute scores: with the given options, or with others. */
 typedef struct lse_variant {
     double scale;
-    unsigned without; /* of enum lse_part */
-    bool applies;     /* this variant differs from the given options */
+    unsigned without; /* bits of enum lse_part */
+    bool applies;     /* true where this variant differs from the given options */
 } lse_variant;
 
 typedef struct lse_variants {
-    lse_variant list[ATTN_LSE_VARIANTS]; /* the first: as given */
+    lse_variant list[ATTN_LSE_VARIANTS]; /* the first variant has the options as given */
 } lse_variants;
 
 /* The sum of exp(z - top) over keys, and `size`: the same sum with each key weighted by the size of its products. */
@@ -46,11 +46,11 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds the sum of other keys. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
+/* Adds the sum of other keys to *s. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
-    if (!(s->top >= other.top)) { /* NaN too */
+    if (!(s->top >= other.top)) { /* a NaN in either top also takes this branch */
         const lse_sum lower = *s;
         *s = other;
         other = lower;
@@ -114,10 +114,10 @@ ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *optio
     if (slopes->data && !(variant->without & LSE_ALIBI))
         z -= attn_load(slopes->dtype, slopes->data, attn_at(slopes, row->b, row->h, 0)) *
              fabs((double)(row->i + s->Sk - s->Sq - j));
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN is returned as NaN */
 }
 
-/* Adds the sink to the sum of a whole row. A sink of -inf counts as none. */
+/* Adds the sink to the sum of a complete row. A sink of -inf adds nothing. */
 ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const lse_variant *variant, lse_sum *s)
 {
     const attn_view *const sinks = &g->view[ATTN_T_sinks];
@@ -131,9 +131,9 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
 extern "C" {
 #endif
 
-/* The variants of a checked problem's scores. It reads no tensor's memory. */
+/* Lists the variants of a checked problem's scores. It reads no tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* Sums all rows by all variants in host memory, as attn_lse_start() does on a device. Used by the fake device. */
+/* Sums all rows by all variants in host memory, as attn_lse_start() does on a device. The fake device uses it. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

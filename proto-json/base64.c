@@ -1,6 +1,6 @@
-/* base64.c: the stream around base64, and the choice of a SIMD variant.
+/* base64.c: decodes and encodes base64 streams, and chooses the SIMD variant.
  *
- * The text of a tensor arrives in pieces that split groups of four characters anywhere. Three steps deal with a piece:
+ * The text of a tensor arrives in pieces that split groups of four characters anywhere. Three steps handle a piece:
  *
  *     ...XX | XXQUJD REVG R0hJ SktM ... TU5P UA== | ...
  *           ^^ step(), until a group begins
@@ -8,11 +8,12 @@
  *                                           ^^^^ step() again: the rest, the padding, the first foreign character
  *
  * Invariants:
- *  1. step() alone decides what is legal. A variant only takes groups of four alphabet characters, and may take fewer.
- *  2. A character that step() refuses is not consumed and changes nothing.
- *  3. The offset of a refusal is the length of the longest prefix of the text that some legal text begins with.
- *  4. Between two characters of a group, `held` of them are in `bits`. After padding `ended` stays set, and `held` is 3
- *     where one more '=' is due, 0 where the text is complete. */
+ * 1. step() alone decides what is legal. A variant only takes groups of four alphabet characters, and may take fewer
+ *    than there are.
+ * 2. A character that step() refuses is not consumed and changes nothing.
+ * 3. The offset of a refusal is the length of the longest beginning that the text shares with any legal text.
+ * 4. Between two characters of a group, `held` of them are in `bits`. After padding `ended` stays set. `held` is
+ *    then 3 if one more '=' must follow, and 0 if the text is complete. */
 #include "base64.h"
 #include "base64_simd.h"
 
@@ -35,8 +36,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* The compiler's run-time library reads cpuid for the instructions, and xgetbv for whether the system saves
- * their registers. */
+/* The compiler's run-time library reads cpuid to learn which instructions exist, and xgetbv to learn whether the system
+ * saves their registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -49,12 +50,13 @@ static bool has_avx512(void)
 }
 #endif
 
-/* Best first. The last one runs on every processor. */
+/* The variants, the fastest first. The last one runs on every processor. */
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 },                                                               /* Ice Lake, Zen 4 */
-    { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 }, /* Haswell, Zen */
+      base64_encode_avx512 }, /* runs on Ice Lake, Zen 4 and later */
+    /* runs on Haswell, Zen and later */
+    { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__
     { "neon", always, base64_decode_neon, NULL, base64_encode_neon },
@@ -70,7 +72,8 @@ static const struct variant *best(void)
     return v;
 }
 
-/* NULL until the first use. Two threads that come first at once find the same answer, so the race is harmless. */
+/* NULL until the first use. If two threads choose at the same time, both find the same variant, so the race is
+ * harmless. */
 static _Atomic(const struct variant *) chosen;
 
 static const struct variant *variant(void)
@@ -85,8 +88,8 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    static _Thread_local const char
-        *names[VARIANTS + 1]; /* filled at every call, so that no two threads write the same */
+    /* Filled at every call. Each thread has a list of its own, so no two threads write to the same memory. */
+    static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;
     for (size_t i = 0; i < VARIANTS; i++)
         if (variants[i].runs_here()) names[count++] = variants[i].name;
@@ -106,13 +109,13 @@ bool base64_use(const char *name)
 
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
-/* A stream that has come this far is stored past the caches, and a piece this long is worth it. Measured on a Xeon
- * with 2 MiB of L2 per core, 64 KiB pieces to 192 MiB of memory: 15.9 instead of 9.5 GB/s of text. Smaller tensors
- * are left to the caches. */
+/* A stream of at least LARGE characters is stored past the caches, if its piece has at least LARGE_PIECE characters. On
+ * a Xeon with 2 MiB of L2 per core, 64 KiB pieces decoded to 192 MiB of memory ran at 15.9 instead of 9.5 GB/s of text.
+ * Smaller tensors go through the caches. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character. Returns false, and changes nothing, where it cannot stand here. *out moves behind the
- * bytes of a full group. */
+/* Takes one character. False: the character cannot stand here, and nothing has changed. *out moves behind the bytes of
+ * a full group. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
     if (d->ended) { /* only the second '=' of two may follow */
@@ -164,7 +167,7 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
-    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count); /* invariant 4 */
+    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count); /* invariant 4 of this file */
     assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);
     return taken;

@@ -1,10 +1,10 @@
-/* base64.h: RFC 4648 section 4, strict, in streams, with SIMD chosen at run time.
+/* base64.h: strict base64 by RFC 4648 section 4, for streams, with SIMD chosen at run time.
  *
- * Strict: the standard alphabet, padding required, no white space, and the bits that padding leaves over must be
- * zero, so that every byte string has exactly one text. Each SIMD variant agrees with the scalar one on every
- * input, errors included.
+ * Strict means: the standard alphabet, required padding, no white space, and zeros in the bits that padding leaves
+ * over. So every byte string has exactly one text. Each SIMD variant agrees with the scalar one on every input, errors
+ * included.
  *
- * One pass over a JSON string, without looking for its end first:
+ * One pass over a JSON string suffices, without a search for its end:
  *
  *   base64_decoder d = { 0 };
  *   size_t taken = base64_decode_until(&d, text, count, out, &written);   // out += written
@@ -19,40 +19,39 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A stream whose text arrives in pieces of any size. Zero-initialise it. Where a call stopped at a character,
- * the state is the one before that character, and the stream may go on with another character. */
+/* A stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a character, the state is the
+ * one before that character, and the stream may go on with another character. */
 typedef struct base64_decoder {
     uint32_t bits;   /* bits of the unfinished group, 6 for each of its characters */
     int held;        /* characters of the unfinished group, 0 to 3; the first '=' of two counts as one */
-    bool ended;      /* padding was seen */
-    uint64_t offset; /* characters consumed */
+    bool ended;      /* padding was seen, so the text must end */
+    uint64_t offset; /* number of characters consumed */
 } base64_decoder;
 
 /* Bytes that `out` must have room for when `count` characters are decoded. SIMD stores whole vectors, which
  * may overwrite memory behind the last byte that *written counts, up to this size. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
-/* Decodes up to the first character that cannot stand in its place: one outside the alphabet, a '=' too
- * early, one whose leftover bits are not zero, or anything behind the padding. Returns how many characters it
- * took, which is `count` where all are good. decoder->offset grows by that number and then is the position of
- * the bad character in the stream. *written: bytes that are now at `out`; a group gives its bytes with its
- * last character. `out` must have room for BASE64_DECODED_MAX(count). Where it stops early, it writes at most
- * 64 bytes behind those of the characters it took. */
+/* Decodes up to the first character that cannot stand in its place: one outside the alphabet, a '=' too early, one
+ * whose leftover bits are not zero, or anything behind the padding. Returns how many characters were taken, which is
+ * `count` if all are good. decoder->offset grows by that number; after an early stop it is the position of the bad
+ * character in the stream. *written becomes the number of bytes that are now at `out`; a group gives its bytes with its
+ * last character. `out` must have room for BASE64_DECODED_MAX(count). A call that stops early writes at most 64 bytes
+ * behind the bytes of the characters that it took. */
 size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* base64_decode_until() for text that must be base64 to its last character. Returns false where it stopped
- * earlier; decoder->offset then is the position of the bad character. */
+/* Does what base64_decode_until() does, for text that must be base64 to its last character. False: the call stopped
+ * earlier, and decoder->offset is the position of the bad character. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Call this when the text is complete. Returns false where the text stops inside a group; decoder->offset is
- * its length. */
+/* Call this when the text is complete. False: the text ends inside a group, and decoder->offset is its length. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Why the decoder stopped at `found`: static text that completes "at offset 17: ". */
+/* Returns why the decoder stopped at `found`: static text that completes "at offset 17: ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
-/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, NUL-ended. `bytes`
- * are the `count` bytes that the decoder has written. */
+/* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. `bytes` are the
+ * `count` bytes that the decoder has written. */
 enum { BASE64_HEAD = 8 };
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 
@@ -63,12 +62,12 @@ void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t cou
  * stream, pass blocks whose size is a multiple of 3; only the last block may have another size. */
 void base64_encode(const uint8_t *bytes, size_t count, char *text);
 
-/* The variants that this processor and its system can run, best first, with NULL at the end. The last is
+/* Returns the variants that this processor and its system can run, the fastest first, with NULL at the end. The last is
  * always "scalar". */
 const char *const *base64_variants(void);
 
-/* Picks one variant for the whole process (NULL: the best), for tests and benchmarks. Returns false where
- * this processor cannot run it. */
+/* Chooses one variant for the whole process (NULL: the fastest), for tests and benchmarks. False: this processor cannot
+ * run it. */
 bool base64_use(const char *variant);
 
 #endif

@@ -1,17 +1,17 @@
 /* base64_avx2.c: whole groups of base64, 32 characters at a time.
  *
- * Decoding. A character is told by its two halves, hi = c >> 4 and lo = c & 15. The alphabet is seven runs:
+ * Decoding. The two halves of a character, hi = c >> 4 and lo = c & 15, decide what it is. The alphabet is seven runs:
  *
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
- * Each kind of hi has a bit, and a table says for each lo which kinds it does not go with: where the two meet, the
- * character is foreign. What to add to a character to get its six bits depends on hi alone, but for '/', which
- * borrows the unused row 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd ->
- * aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is decoded all the
- * same, but only the groups before it count.
+ * Each kind of hi has a bit. A table says for each lo with which kinds it cannot occur: if the two have a common bit,
+ * the character is foreign. The number that turns a character into its six bits depends on hi alone, except for '/',
+ * which uses the free row 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb
+ * bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is decoded too, but only the groups
+ * before that character count.
  *
- * Encoding is the way back: bytes are dealt out so that the two 16-bit halves of each 32 bits hold two sextets
- * each, two multiplications shift them into place, and a table of 16 differences makes letters of them.
+ * Encoding does the reverse. A shuffle copies bytes so that each 16-bit half of 32 bits holds two sextets. Two
+ * multiplications shift them into place, and a table of 16 differences turns them into letters.
  *
  * Source of the idea: Mula and Lemire, "Faster Base64 Encoding and Decoding using AVX2 Instructions",
  * arXiv:1704.00605. */
@@ -23,23 +23,24 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-#define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__) /* a shuffle looks up within each half */
+#define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__) /* a shuffle looks up within each half of the vector */
 
-/* The sextets of 32 characters. *foreign: bits in each byte whose character is outside the alphabet, else 0. */
+/* Returns the sextets of 32 characters. *foreign: bits in each byte whose character is outside the alphabet, else 0. */
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
-    const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, /* hi 0-7 */
-                                     NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER);
-    const __m256i not_with_lo = TWICE(NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0: 0 P p */
-                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 */
-                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-                                      NEVER | PLUS_SLASH | DIGITS, /* lo A: J Z j z */
-                                      NEVER | DIGITS | PZ_pz,      /* lo B: + K k */
-                                      NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-                                      NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C-E */
-                                      NEVER | DIGITS | PZ_pz);             /* lo F: / O o */
+    /* the rows of hi 0 to 7 */
+    const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
+                                     NEVER, NEVER, NEVER, NEVER, NEVER);
+    const __m256i not_with_lo = TWICE(
+        NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0 occurs in 0 P p */
+        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 occur in digits and letters */
+        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
+        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH | DIGITS, /* lo A occurs in J Z j z */
+        NEVER | DIGITS | PZ_pz,                          /* lo B occurs in + K k */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C-E occur in letters */
+        NEVER | DIGITS | PZ_pz);             /* lo F occurs in / O o */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 
@@ -51,11 +52,12 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* 32 sextets to 24 bytes, six times four bytes that `places` puts where they are wanted: numbers 0 1 2 4 5 6. */
+/* Joins 32 sextets to 24 bytes, in six pieces of four bytes. `places` puts the pieces where they are wanted; their
+ * numbers are 0 1 2 4 5 6. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
-    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a * 64 + b */
-    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));        /* ab * 4096 + cd */
+    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
+    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));        /* two pairs: ab * 4096 + cd */
     __m256i close = TWICE(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1);
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(fours, close), places);
 }
@@ -73,14 +75,14 @@ static inline void store(void *to, __m256i v)
 size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t done = 0;
-    /* Four vectors share one test; where it fails the loop below finds the place. */
+    /* Four vectors share one test. If it fails, the loop below finds the bad character. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m256i s[UNROLL], f[UNROLL];
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        for (int i = 0; i < UNROLL; i++)
-            store(out + i * BYTES, joined(s[i], AT_LOW_END)); /* the next one covers the 8 bytes too many */
+        for (int i = 0; i < UNROLL; i++) /* the next store covers the 8 bytes that this one writes too many */
+            store(out + i * BYTES, joined(s[i], AT_LOW_END));
     }
     for (; count - done >= CHARS; done += CHARS, out += BYTES) {
         __m256i foreign, s = sextets(load(text + done), &foreign);
@@ -91,7 +93,7 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four times 24 bytes make three whole vectors, each put together from two. */
+/* Four times 24 bytes make three whole vectors. Each vector is put together from two parts. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t head = base64_chars_to_line(out);
@@ -116,14 +118,14 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         _mm256_stream_si256((__m256i *)(out + 32), _mm256_blend_epi32(b, c, 0xF0));
         _mm256_stream_si256((__m256i *)(out + 64), _mm256_blend_epi32(c, d, 0xFC));
     }
-    _mm_sfence(); /* such stores may otherwise be seen after whatever hands the memory to another thread */
+    _mm_sfence(); /* without it, another thread that gets this memory might not see these stores */
     return done;
 }
 
-/* 24 bytes in the low 12 of each half, to 32 characters. */
+/* Turns 24 bytes, 12 in the low end of each half, into 32 characters. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each 32 bits get bytes b1 b0 b2 b1: the sextets then are bits 10-15, 4-9, 22-27 and 16-21. */
+    /* Each 32 bits get bytes b1 b0 b2 b1. The sextets then are bits 10-15, 4-9, 22-27 and 16-21. */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));
@@ -131,8 +133,8 @@ static inline __m256i letters(__m256i bytes)
                                      _mm256_set1_epi32(0x01000010));
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
-    /* Row 0: A-Z, row 1: a-z, rows 2 to 11: 0-9, row 12: +, row 13: /. 52 and up fall into their rows by
-     * subtraction; of what is below, both letters give 0, and the comparison moves the small ones up by one. */
+    /* Row 0 is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. The subtraction gives the row
+     * of each sextet of 52 or more. It gives 0 for all letters, and the comparison moves the small letters to row 1. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));

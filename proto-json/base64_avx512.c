@@ -1,13 +1,13 @@
 /* base64_avx512.c: whole groups of base64, 64 characters at a time, with the byte permutations of AVX-512 VBMI.
  *
- * One instruction looks up 64 bytes in a table of 128 entries held in two registers: that is the whole of decoding
- * a character. Entries outside the alphabet have their top bit set, and so have characters beyond ASCII, so that
- * the top bits of (entry | character) mark what is foreign. Two multiply-adds join the sextets (as in
- * base64_avx2.c) and one more permutation closes the gaps. For encoding, a permutation deals the bytes out, one
- * multishift cuts the sextets and one lookup in 64 entries makes letters of them.
+ * One instruction decodes 64 characters by a table of 128 entries in two registers. Entries outside the alphabet have
+ * their top bit set, and so have characters beyond ASCII. So the top bits of (entry | character) mark the foreign
+ * characters. Two multiply-adds join the sextets (as in base64_avx2.c), and one more permutation closes the gaps. For
+ * encoding, a permutation distributes the bytes, one multishift cuts the sextets, and one lookup in 64 entries turns
+ * them into letters.
  *
- * Ends are masked: a load of the last characters fills up with zero bytes, which are foreign, so that one rule
- * finds the end of the text and the first foreign character.
+ * Loads at the end are masked: a load of the last characters fills up with zero bytes, which are foreign. So one rule
+ * finds both the end of the text and the first foreign character.
  *
  * Source of the idea: Mula and Lemire, "Base64 encoding and decoding at almost the speed of a memory copy",
  * arXiv:1910.05109. */
@@ -19,46 +19,47 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* Memory to be written is prefetched this many bytes ahead. Another core used it last and has it in its cache. */
+/* Memory is prefetched this many bytes before it is written, because another core used it last and has it in its
+ * cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
-/* The values of the characters 0 to 127; F for a character that is not base64's. */
+/* The values of the characters 0 to 127. F marks a character outside the alphabet. */
 #define F 0x80
 static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* 0x00 */
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* 0x10 */
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  62, F,  F,  F,  63, /* 0x20 */
-    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, F,  F,  F,  F,  F,  F,  /* 0x30 */
-    F,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* 0x40 */
-    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, F,  F,  F,  F,  F,  /* 0x50 */
-    F,  26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* 0x60 */
-    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, F,  F,  F,  F,  F,  /* 0x70 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* from 0x00 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* from 0x10 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  62, F,  F,  F,  63, /* from 0x20 */
+    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, F,  F,  F,  F,  F,  F,  /* from 0x30 */
+    F,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* from 0x40 */
+    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, F,  F,  F,  F,  F,  /* from 0x50 */
+    F,  26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* from 0x60 */
+    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, F,  F,  F,  F,  F,  /* from 0x70 */
 };
 #undef F
 
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Where the three bytes of group i of 16 come from: 4 bytes whose lowest three hold 24 bits, the last byte first. The
- * entries beyond 48 take the start of a second register: read from 0, 16 and 32, the table closes the gaps between two
- * vectors. */
+/* The sources of the three bytes of each group i of 16. A group is 4 bytes whose lowest three hold 24 bits, the last
+ * byte first. The entries from 48 on take the start of a second register: read from 0, 16 and 32, the table closes the
+ * gaps between two vectors. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
-/* The way back: four bytes b1 b0 b2 b1 from each three, so that every sextet is a run of bits of the 32. */
+/* The sources for encoding: four bytes b1 b0 b2 b1 from each three, so that every sextet is a run of bits of the 32. */
 #define DEAL(i) 3 * (i) + 1, 3 * (i), 3 * (i) + 2, 3 * (i) + 1
 static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
     DEAL(0), DEAL(1), DEAL(2),  DEAL(3),  DEAL(4),  DEAL(5),  DEAL(6),  DEAL(7),
     DEAL(8), DEAL(9), DEAL(10), DEAL(11), DEAL(12), DEAL(13), DEAL(14), DEAL(15),
 };
 
-/* Sixteen times 24 bits in 32. */
+/* Joins 64 sextets to sixteen times 24 bits, each in 32 bits. */
 static inline __m512i joined(__m512i sextets)
 {
-    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a * 64 + b */
-    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));               /* ab * 4096 + cd */
+    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
+    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));               /* two pairs: ab * 4096 + cd */
 }
 
 static inline __m512i closed(__m512i joined16)
@@ -76,7 +77,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) {
             __m512i c = _mm512_loadu_si512(text + done + i * CHARS);
             s[i] = _mm512_permutex2var_epi8(table0, c, table1);
-            any = _mm512_ternarylogic_epi32(any, s[i], c, 0xFE); /* a | b | c */
+            any = _mm512_ternarylogic_epi32(any, s[i], c, 0xFE); /* 0xFE selects a | b | c */
         }
         if (_mm512_movepi8_mask(any)) break;
         for (int i = 0; i < UNROLL * BYTES / LINE; i++) __builtin_prefetch(out + AHEAD + i * LINE, 1);
@@ -97,7 +98,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four times 48 bytes make three whole vectors, each put together from two. */
+/* Four times 48 bytes make three whole vectors. Each vector is put together from two parts. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
@@ -121,17 +122,16 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
         _mm512_stream_si512((void *)(out + 64), _mm512_permutex2var_epi8(s[1], from_32_32, s[2]));
         _mm512_stream_si512((void *)(out + 128), _mm512_permutex2var_epi8(s[2], from_16_48, s[3]));
     }
-    _mm_sfence(); /* such stores may otherwise be seen after whatever hands the memory to another thread */
+    _mm_sfence(); /* without it, another thread that gets this memory might not see these stores */
     return done;
 }
 
 static inline __m512i letters(__m512i bytes)
 {
     const __m512i shifts = _mm512_set1_epi64(
-        0x3036242A1016040A); /* of the sextets in 64 bits: 10 4 22 16, 42 36 54 48 */
+        0x3036242A1016040A); /* first bits of the sextets in 64 bits: 10 4 22 16, 42 36 54 48 */
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    __m512i sextets = _mm512_multishift_epi64_epi8(shifts,
-                                                   dealt); /* the two bits above a sextet are ignored by the lookup */
+    __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt); /* the lookup ignores the two bits above a sextet */
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }
 

@@ -1,22 +1,22 @@
 /* base64_simd.h: the two loops that each SIMD variant provides to base64.c. Private to the base64*.c files.
  *
- * Each loop handles whole groups only. base64.c handles pieces, padding and errors once, in the scalar step()
- * that all variants share. A variant may stop before any group, and step() does what it leaves. A variant can
- * therefore be slow, but it cannot accept bad text. */
+ * Each loop handles whole groups only. base64.c handles pieces, padding and errors once, in the scalar step() that all
+ * variants share. A variant may stop before any group, and step() handles what the variant leaves. So a variant can be
+ * slow, but it cannot accept bad text. */
 #ifndef BASE64_SIMD_H
 #define BASE64_SIMD_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Decodes whole groups of 4 alphabet characters to 3 bytes each, from the start of a group. Returns the characters
- * it took: a multiple of 4, at most `count`, and none of them outside the alphabet ('=' is outside). It reads
- * nothing beyond `count` and writes at most 64 bytes behind the bytes it counts, and never beyond
+/* Decodes whole groups of 4 alphabet characters to 3 bytes each, from the start of a group. Returns how many characters
+ * it took: a multiple of 4, at most `count`, and none of them outside the alphabet ('=' is outside). It reads nothing
+ * beyond `count`. It writes at most 64 bytes behind the bytes that it counts, and never beyond
  * BASE64_DECODED_MAX(count). */
 typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out);
 
-/* Encodes whole groups of 3 bytes. Returns the bytes it took: a multiple of 3, at most `count`. It reads nothing beyond
- * `count` and writes nothing beyond the text of the bytes it took. */
+/* Encodes whole groups of 3 bytes. Returns how many bytes it took: a multiple of 3, at most `count`. It reads nothing
+ * beyond `count` and writes nothing beyond the text of the bytes that it took. */
 typedef size_t base64_encode_groups(const uint8_t *bytes, size_t count, char *text);
 
 /* The alphabet as two tables: the character of each sextet, and the sextet of each character. Characters
@@ -27,15 +27,15 @@ extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* base64_decode_groups for streams larger than the caches. It stores whole lines past the caches, because an
- * ordinary store first reads the line that it overwrites. Other threads see the bytes when the call returns. */
+/* Decode like base64_decode_groups, for streams larger than the caches. They store whole lines past the caches, because
+ * an ordinary store first reads the line that it overwrites. Other threads see the bytes when the call returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 
-enum { BASE64_LINE = 64 }; /* bytes of a cache line */
+enum { BASE64_LINE = 64 }; /* size of a cache line in bytes */
 
-/* Characters to decode until the output reaches the next 64-byte line. A group is 3 bytes, and 3 * 43 = 1
- * modulo 64. */
+/* Returns how many characters must be decoded until the output reaches the next 64-byte line. A group is 3 bytes, and 3
+ * * 43 = 1 modulo 64. */
 static inline size_t base64_chars_to_line(const uint8_t *out)
 {
     return (BASE64_LINE - (uintptr_t)out % BASE64_LINE) * 43 % BASE64_LINE * 4;

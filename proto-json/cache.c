@@ -1,4 +1,4 @@
-/* cache.c: small bodies, with a table for each: a new cache and a length (/v1/caches), and KServe's index. */
+/* cache.c: reads small bodies, with a table for each: a new cache, a length (/v1/caches), and KServe's index. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -18,9 +18,11 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    size_t offset; /* of the member in the struct that is read; for TYPE_SCALES, of a float * with an int behind it */
+    /* The member's offset in the struct that is filled. For TYPE_SCALES it is that of a float *, with an int behind
+     * it. */
+    size_t offset;
     int64_t minimum, maximum;
-    const char *rule; /* the rule in words; NULL: the limits make it */
+    const char *rule; /* the rule in words; NULL: it follows from the limits */
 };
 
 #define AT(field) offsetof(proto_cache, field)
@@ -47,8 +49,8 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    const char *place;  /* of suggestions; "": none */
-    const char *listed; /* its members, in words */
+    const char *place;  /* place in the tables of suggestions; "": none */
+    const char *listed; /* the members, in words */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
                                        SUGGESTION_CACHE,
@@ -72,7 +74,7 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
-/* Reads numbers or a single number, whose count is 0 until the number of heads is known. */
+/* Reads an array of numbers, or a single number, for which *count stays 0 until the number of heads is known. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;
@@ -164,7 +166,7 @@ static attn_status read_object(const struct body *body, const cJSON *root, char 
     return ATTN_OK;
 }
 
-/* Reads the members of a small body. An empty one is {}. */
+/* Reads the members of a small body. An empty body is read as {}. */
 static attn_status read_body(const struct body *body, const void *text, size_t bytes, void *into, attn_error *err)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
@@ -199,7 +201,8 @@ static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_
     return ATTN_OK;
 }
 
-/* Where a key's number is also a value's, both have one scale, because kernels multiply by each of the two. */
+/* If a number of a key is also one of a value, both must have one scale, because kernels multiply by each of the
+ * two. */
 static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
 {
 #define AS_KEYS ": values of a latent cache are the first numbers of its keys"

@@ -1,18 +1,18 @@
-/* encode.c: answers, written while they are sent, in any format.
+/* encode.c: writes answers in any format, while they are sent.
  *
- * An answer is a list of pieces, made (and measured, which for arrays of numbers takes as long as writing them) before
- * the first byte leaves, so that its length is known:
+ * An answer is a list of pieces. The list is made and measured before the first byte leaves, so that the length is
+ * known. Measuring arrays of numbers takes as long as writing them.
  *
  *   {"out":{"shape":[1,64,4,64],"dtype":"float16","data":" |  base64 of out  | "},"lse":{ ... |  base64 of lse  | ... }
  *     text                                                    tensor            text             tensor            text
  *
- * Text pieces lie in one small buffer. Tensor pieces are only pointers: reading turns their bytes into base64 (or
- * numbers, or copies them) straight in the caller's buffer, so that no answer exists twice.
+ * Text pieces lie in one small buffer. Tensor pieces are only pointers. A read turns their bytes into base64 or
+ * numbers, or copies them, directly in the caller's buffer. So no answer exists twice.
  *
  * Invariants:
  *   1. The bytes depend on the answer alone, not on the sizes in which it is read.
- *   2. Exactly proto_encoder_length() bytes come.
- *   3. Memory is the text pieces and the list; it does not grow with the tensors. */
+ *   2. Reading gives exactly proto_encoder_length() bytes.
+ *   3. Memory is needed only for the text pieces and the list. It does not grow with the tensors. */
 #include "proto.h"
 
 #include <assert.h>
@@ -36,18 +36,19 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* NULL: text */
-    encode_as as;              /* of a tensor */
-    size_t offset;             /* of text: in the encoder's buffer */
-    uint64_t length;           /* bytes */
+    const attn_tensor *tensor; /* NULL: the piece is text */
+    encode_as as;              /* how the tensor is written */
+    size_t offset;             /* the text's offset in the encoder's buffer */
+    uint64_t length;           /* length of the piece in bytes */
 };
 
 enum {
-    TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX, /* the longest token, as in "]],[[-1.5": brackets
-                                                             * and one number */
-    /* Bytes of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has
-     * at most 168 bytes). */
-    ITEM_BYTES = ENCODE_PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
+    /* The longest token, such as "]],[[-1.5": brackets and one number. */
+    TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX,
+    /* Bytes of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most
+     * 168 bytes). */
+    TENSOR_BYTES = 256,
+    ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
     REPORT_BYTES = 64 << 10, /* of a check's answer to one problem, with escapes */
 };
 
@@ -59,21 +60,21 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* how much of it */
+    size_t text_in_pieces; /* number of bytes of the text that are in pieces */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* Measuring the answer's length; arrays are formatted once for that alone. */
-    uint64_t length;          /* of what is measured */
-    size_t measured;          /* pieces */
-    int64_t measured_element; /* next element of the next array */
+    /* The state of measuring. For arrays the numbers are formatted once only to learn their length. */
+    uint64_t length;          /* length of the measured pieces */
+    size_t measured;          /* number of measured pieces */
+    int64_t measured_element; /* next element to measure of the array that is being measured */
 
-    /* Where reading stands. */
+    /* The position of the next read. */
     size_t piece;
     uint64_t taken;  /* characters of that piece that were read */
     uint64_t read;   /* characters of the whole answer that were read */
-    int64_t element; /* next element of an array */
+    int64_t element; /* next element of the array that is being read */
     struct token token;
 };
 
@@ -94,7 +95,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Turns the text since the last piece into a piece. */
+/* Makes a piece of the text that was written since the last piece. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -124,8 +125,8 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
         add_piece(e, piece); /* proto_encoder_measure() finds the length of arrays */
 }
 
-/* Writes a short text of our own in quotes: a name of a device or a context. Characters that need an escape
- * are left out. */
+/* Writes a short text of this program in quotes: the name of a device or a context. Characters that need an escape are
+ * left out. */
 static void put_plain(struct text *t, const char *text)
 {
     text_put_char(t, '"');
@@ -144,10 +145,27 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* Writes the sizes that the server has read from the shapes; they reveal a wrong layout. Packed queries have
- * no B and no Sq, packed keys no Sk. For caches, Sk is that of the longest. */
+/* put_sizes() of a merge. */
+static void put_merge_sizes(struct text *t, const proto_item *item)
+{
+    const attn_tensor *const out = &item->parts->at[0].out;
+    const int heads = out->rank == 4 && item->problem.layout == ATTN_BHSD ? 1 : out->rank - 2;
+    put_size(t, "{\"parts\":", item->parts->count);
+    if (out->rank == 4) put_size(t, ",\"B\":", out->shape[0]);
+    put_size(t, out->rank == 4 ? ",\"Sq\":" : ",\"total_q\":", out->shape[2 * out->rank - 5 - heads]);
+    put_size(t, ",\"H\":", out->shape[heads]);
+    put_size(t, ",\"Dv\":", out->shape[out->rank - 1]);
+    text_put_char(t, '}');
+}
+
+/* Writes the sizes that the server has read from the shapes; they reveal a wrong layout. Packed queries have no B and
+ * no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
+    if (item->parts) {
+        put_merge_sizes(t, item);
+        return;
+    }
     const attn_dims d = attn_dims_of(&item->problem);
     const bool pages = item->problem.page_table.rank > 0, by_rows = d.packed && !pages && item->problem.k.rank == 4;
     int64_t Sk = d.Sk;
@@ -159,8 +177,41 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);
-    put_size(t, ",\"Dv\":", d.Dv);
+    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe has no v */
     text_put_char(t, '}');
+}
+
+/* Writes an integer that a double holds, of any size. */
+static void put_count(struct text *t, double count)
+{
+    if (count < 0x1p63) text_put_number(t, (uint64_t)count);
+    else text_printf(t, "%.17g", count);
+}
+
+static void put_tiles(struct text *t, const proto_item *item, const attn_counts *counts)
+{
+    put_size(t, "{\"size\":[", item->tile_size[0]);
+    put_size(t, ",", item->tile_size[1]);
+    text_put_string(t, "],\"skipped\":");
+    put_count(t, counts->skipped);
+    text_put_string(t, ",\"whole\":");
+    put_count(t, counts->whole);
+    text_put_string(t, ",\"partial\":");
+    put_count(t, counts->partial);
+    text_put_char(t, '}');
+}
+
+/* Writes a number that an observe was asked for. */
+static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
+{
+    const attn_dims d = attn_dims_of(&item->problem);
+    const double D = (double)d.D, Dv = item->head_dim_v > 0 ? (double)item->head_dim_v : D;
+    switch (which) {
+    case PROTO_COUNT_pairs: put_count(t, counts->pairs); break;
+    case PROTO_COUNT_flops_forward: put_count(t, 2 * counts->pairs * (D + Dv)); break;
+    case PROTO_COUNT_flops_backward: put_count(t, 2 * counts->pairs * (3 * D + 2 * Dv)); break;
+    default: put_tiles(t, item, counts); break;
+    }
 }
 
 int encode_facts(const proto_item *item, const proto_result *result, struct encode_fact facts[ENCODE_FACTS])
@@ -170,11 +221,16 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     struct text t;
     int count = 0;
 #define FACT(which) facts[count].name = which, t = text_in(facts[count].value, ENCODE_FACT_BYTES), count++
+    for (int n = 0; n < PROTO_COUNTS; n++) {
+        if (!(item->counts >> n & 1)) continue;
+        FACT(proto_counts[n]);
+        put_counted(&t, (proto_count_id)n, item, &result->counts);
+    }
     for (int i = 0; i < REPORT_MEMBERS && result->report; i++) {
         FACT(report_members[i].name);
         report_members[i].put(&t, result->report);
     }
-    if (item->problem.dropout_p > 0 && !result->report) {
+    if (item->problem.dropout_p > 0 && item->problem.op != ATTN_OP_OBSERVE && !result->report) {
         FACT("seed");
         text_put_number(&t, item->problem.seed);
     }
@@ -200,7 +256,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         }
         text_put_char(&t, ']');
     }
-    if (item->problem.q.rank > 0) { /* an append has no queries */
+    if (item->problem.q.rank > 0 || item->parts) { /* an append has no queries */
         FACT("sizes");
         put_sizes(&t, item, result);
     }
@@ -240,8 +296,11 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     }
     e = calloc(1, sizeof *e);
     if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
-    e->text = text_growing(((size_t)call->count + 1) *
-                           (ITEM_BYTES + (proto_operations[call->op].judges ? REPORT_BYTES : 0)));
+    const size_t each = ITEM_BYTES + (proto_operations[call->op].judges ? REPORT_BYTES : 0);
+    size_t most = ((size_t)call->count + 1) * each;
+    for (int i = 0; i < call->count; i++)
+        if (call->items[i].parts) most += 2 * TENSOR_BYTES * (size_t)call->items[i].parts->count;
+    e->text = text_growing(most);
     call->answer->write(e, call, results, request_id);
     end_text(e);
     if (e->short_of_memory || e->text.failure != TEXT_FINE) {
@@ -298,8 +357,8 @@ void proto_encoder_free(proto_encoder *encoder)
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* Writes element `element` of an array, with the brackets and the comma before it; for the index past the
- * last, the closing brackets. An array without elements is [], because its nesting could be endless. After
+/* Writes element `element` of an array, with the brackets and the comma before it. For the index behind the last
+ * element it writes the closing brackets. An array without elements is [], because its nesting could be endless. After
  * the end it returns false and an empty token. */
 static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
@@ -307,7 +366,7 @@ static bool next_token(const struct piece *piece, int64_t element, struct token 
     const size_t bytes = attn_dtype_bytes(t->dtype);
     const int rank = piece->as == ENCODE_LIST ? 1 : t->rank;
     int64_t elements = 0, row = 1;
-    int levels = 0; /* that begin, or end, here */
+    int levels = 0; /* number of levels that begin, or end, here */
     char *p = token->text;
     token->length = token->taken = 0;
     attn_shape_elements(t->rank, t->shape, &elements);
@@ -379,8 +438,8 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    (void)proto_encoder_length(e); /* the end of an array is known once it is measured; a measured array is
-                                    * not measured again */
+    /* An array's end is known only after it is measured. A measured array is not measured again. */
+    (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];
         size_t room = capacity - done, count = 0;
@@ -404,6 +463,6 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    assert(e->piece < e->piece_count || e->read == e->length); /* invariant 2 */
+    assert(e->piece < e->piece_count || e->read == e->length); /* invariant 2 of this file */
     return done;
 }

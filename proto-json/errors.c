@@ -1,11 +1,12 @@
-/* errors.c: from a status to what a client reads.
+/* errors.c: turns a status into the error that a client reads.
  *
- * PROTO_ERROR_MAP in proto.h is the whole list: HTTP status, slug, title. The sentence (`detail`) comes from where
- * the fault was found and goes out as it is, so it may hold anything a client sent. Two invariants:
- *   1. What proto_error_write() writes is always one valid JSON object, whatever the strings hold and however small the
- *      buffer: control characters are escaped, bytes that are no UTF-8 become '?',
- *      and texts are cut between characters.
- *   2. When the buffer is short, `detail` and `error` are shortened first; then pointer and request_id are left out. */
+ * PROTO_ERROR_MAP in proto.h lists all errors: HTTP status, code, title. The sentence (`detail`) is made where the
+ * error is found and sent unchanged, so it may contain anything that a client sent. Two invariants:
+ *   1. proto_error_write() always writes one valid JSON object, whatever the strings contain and however small the
+ *      buffer is. Control characters are escaped, bytes that are not UTF-8 become '?', and texts are cut between
+ *      characters.
+ *   2. If the buffer is too small, `detail` and `error` are shortened first. Then pointer and request_id are left
+ *      out. */
 #include "proto.h"
 
 #include "text/text.h"
@@ -24,15 +25,16 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* the client is gone and will not read it */
+    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* the client has left, so it will not read this error */
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE; /* another process can do it, or this one after a restart */
-    case ATTN_OK:                                      /* ATTN_OK is no error: a call with it is a bug of the
-                                                        * caller */
+    /* another process can do the work, or this one after a restart */
+    case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
+    /* ATTN_OK is no error: a call with it is a mistake in the caller's code. */
+    case ATTN_OK:
     case ATTN_DEVICE:
     case ATTN_INTERNAL:
     case ATTN_STATUS_COUNT: break;
@@ -40,7 +42,7 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* The value is `value` with `before` in front of it; each takes at most `room` bytes. */
+/* Writes a member whose value is `before` followed by `value`. Each takes at most `room` bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
     text_put_string(t, ",\"");
@@ -51,7 +53,7 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* Largest size of the escaped `detail`, halved until the document fits. attn_error.text is shorter unless it
+/* Largest size of the escaped `detail`, which is halved until the document fits. attn_error.text is shorter unless it
  * is full of control characters. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
@@ -76,7 +78,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
         if (t.failure == TEXT_FINE) return t.used;
         if (room == 0) break;
     }
-    /* Not even the fixed members fit. */
+    /* The buffer is too small even for the fixed members. */
     struct text t = text_in(buffer, capacity);
     text_put_string(&t, "{}");
     return t.used;

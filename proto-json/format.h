@@ -1,12 +1,12 @@
-/* format.h: the functions of one body format, which read and write bodies. proto.h names the formats
- * (proto_json, proto_safetensors, proto_kserve). decode.c and encode.c call their functions and do what all
- * formats have in common. A new format is a file with a `const proto_format` in it.
+/* format.h: the functions of one body format, which read and write bodies. proto.h names the formats (proto_json,
+ * proto_safetensors, proto_kserve). parse.c and encode.c call these functions and do what all formats have in common. A
+ * new format is a file with a `const proto_format` in it.
  *
  *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and extracted values -> parse.c: every check
  *     results, tensors            -> write(): pieces of text and of tensors (encode.h)         -> encode.c: in blocks
  *
- * A reader turns names, shapes and options into what a JSON body would have said. It reports only faults of
- * its own format. */
+ * A reader turns names, shapes and options into the members of a JSON body. It reports only errors of its own
+ * format. */
 #ifndef FORMAT_H
 #define FORMAT_H
 
@@ -15,10 +15,10 @@
 #include "proto.h"
 #include "scan.h"
 
-/* What a body has become. */
+/* The results of reading a body. */
 struct format_body {
     const cJSON *root;            /* the tree of a rest (tree.h), owned by the reader; NULL: out of memory */
-    const scan_extract *extracts; /* the reader's */
+    const scan_extract *extracts; /* the extracted values, owned by the reader */
     int extract_count;
     uint8_t *memory; /* the caller's memory, in which the extracted values lie */
     size_t memory_bytes;
@@ -27,36 +27,38 @@ struct format_body {
     const proto_model *model;
     const char *id;
     proto_sequence sequence;
-    uint64_t binary, shared;
-    const proto_input *inputs; /* ATTN_TENSOR_COUNT of them; NULL: none */
+    uint64_t binary, shared, binary_parts[2];
+    int gradients;             /* number of parts up to the last one whose gradient the body names as an output */
+    const proto_input *inputs; /* an array of PROTO_TENSORS; NULL: none */
 };
 
 struct proto_format {
     /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error
      * every further feed() returns that error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
-    void (*close)(void *reader);                                               /* NULL is fine */
-    void (*begin)(void *reader, const proto_model *model, int64_t json_bytes); /* proto_parser_kserve(); or NULL */
+    void (*close)(void *reader); /* does nothing for NULL */
+    /* proto_parser_kserve(); NULL: the format needs no such call */
+    void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
     const proto_sequence *(*sequence)(const void *reader); /* proto_parser_sequence(); NULL: this format has
                                                             * no sequences */
-    /* proto_parser_shared(), proto_parser_shared_room(). NULL: a body of this format has no tensors in
-     * shared memory. */
+    /* proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has no tensors in shared
+     * memory. */
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*rest_bytes)(const void *reader);
     size_t (*held_bytes)(const void *reader); /* proto_parser_held_bytes(); NULL: the reader holds one header of at most
                               * PROTO_HEADER_BYTES */
     size_t (*memory_for)(uint64_t body_bytes); /* bytes of tensors in a body of this length, before alignment */
-    /* Turns err->member of a fault in the tree, or of a later one, into a pointer into the body. NULL: it is
-     * one already. */
+    /* Turns err->member, a pointer into the tree of problems, into a pointer into the body. NULL: the two are the
+     * same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* Answers. */
+    /* The functions and properties of answers. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
-    const char *media; /* content type */
-    bool one_problem;  /* an answer has room for one problem only */
+    const char *media; /* content type of the answer */
+    bool one_problem;  /* an answer has room for only one problem */
     bool text;         /* tensors are text, in the form that `encoding` names */
 };
 

@@ -23,7 +23,8 @@ static int64_t elements_of(const attn_tensor *t)
     return t->rank > 0 && attn_shape_elements(t->rank, t->shape, &elements) ? elements : 0;
 }
 
-/* Is every number 0 or 1, and at least one of them 1? It compares bits, by the dtype. */
+/* Is every number of the tensor 0 or 1, and at least one of them 1? The numbers are compared as bits, by their
+ * dtype. */
 static bool is_of_bits(const attn_tensor *t)
 {
     const int64_t elements = elements_of(t);
@@ -45,7 +46,7 @@ static bool is_zero(const attn_tensor *mask)
     return elements > 0 && memchr(mask->data, 1, (size_t)elements) == NULL;
 }
 
-/* Is each matrix of [.., .., S, S] 1 above its diagonal, and 0 elsewhere? */
+/* Is each matrix of a tensor [.., .., S, S] 1 above its diagonal, and 0 elsewhere? */
 static bool is_upper_triangle(const attn_tensor *mask)
 {
     const int64_t S = mask->shape[3], elements = elements_of(mask);
@@ -63,7 +64,7 @@ unsigned hints_of(const proto_item *item)
 {
     const attn_problem *const p = &item->problem;
     const attn_dims d = attn_dims_of(p);
-    const bool pages = p->page_table.rank > 0; /* or caches */
+    const bool pages = p->page_table.rank > 0; /* true for pages, and for keys and values in caches */
     unsigned hints = 0;
 #define SAY(hint) hints |= 1U << (hint)
     if (p->has_scale && p->scale == 0) SAY(SCALE_ZERO);

@@ -1,12 +1,12 @@
-/* hints.h: a request can be valid and most likely not what was meant. It is computed as it is written, and `hints` of
- * its answer, a list of sentences, says what looks wrong. The table is PROTO_HINT_MAP. */
+/* hints.h: hints for a request that is valid, but probably not what its client meant. The request is computed as it is
+ * written, and `hints` of its answer, a list of sentences, says what looks wrong. The table is PROTO_HINT_MAP. */
 #ifndef HINTS_H
 #define HINTS_H
 
 #include "proto.h"
 #include "text/text.h"
 
-/* Each hint is rare in right requests, and its check costs nothing where the member is not given. The check of a tensor
+/* Each hint is rare in correct requests, and its check costs nothing if the member is not given. The check of a tensor
  * ends at the first number that rules the hint out. */
 #define PROTO_HINT_MAP(X)                                                                                              \
     X(SCALE_ZERO, "scale is 0, and every key weighs the same; leave scale out for 1/sqrt(D)")                          \
@@ -18,7 +18,7 @@
     X(FEW_QUERIES, "there are more heads than queries and keys; layout is bhsd if the tensors are [B, H, S, D]; this " \
                    "hint is not given where layout is named")
 
-/* The hints of a problem that has passed attn_check(), as bits. */
+/* Returns the hints of a problem that has passed attn_check(), as bits. */
 unsigned hints_of(const proto_item *item);
 
 /* Writes the hints as a JSON array of strings. */

@@ -18,8 +18,8 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* of these, what has come */
-    attn_error error;   /* set where the first bytes are not JSON; every call then returns it */
+    size_t first_bytes; /* number of bytes in `first` */
+    attn_error error;   /* set if the first bytes are not JSON; every later call returns it */
 };
 
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
@@ -99,7 +99,7 @@ static size_t held_bytes(const void *reader)
     return scan_held_bytes(((const struct reader *)reader)->scan);
 }
 
-/* For base64 text; arrays of numbers may need more. */
+/* Exact for base64 text; arrays of numbers may need more. */
 static size_t memory_for(uint64_t body_bytes)
 {
     return (size_t)(body_bytes / 4 * 3);
@@ -107,6 +107,7 @@ static size_t memory_for(uint64_t body_bytes)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
+/* Adds a member. */
 static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)
 {
     struct text *const t = encode_text(e);
@@ -122,10 +123,27 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *te
     text_put_string(t, attn_dtype_name(tensor->dtype));
     text_put_string(t, array ? "\",\"data\":" : "\",\"data\":\"");
     encode_tensor(e, tensor, array ? ENCODE_ARRAY : ENCODE_BASE64);
-    text_put_string(t, array ? "}," : "\"},");
+    text_put_string(t, array ? "}" : "\"}");
 }
 
-/* The members of one answer. */
+/* Adds the gradients of the parts of a merge. */
+static void add_gradients(proto_encoder *e, const proto_item *item)
+{
+    struct text *const t = encode_text(e);
+    const proto_parts *const parts = item->parts;
+    text_put_string(t, "\"parts\":[");
+    for (int p = 0; p < parts->count; p++) {
+        const attn_result *const gradient = &parts->at[parts->count + p];
+        text_put_string(t, p ? ",{" : "{");
+        add_tensor(e, attn_tensors[ATTN_T_dout].name, &gradient->out, item->encoding);
+        text_put_char(t, ',');
+        add_tensor(e, attn_tensors[ATTN_T_dlse].name, &gradient->lse, item->encoding);
+        text_put_char(t, '}');
+    }
+    text_put_string(t, "],");
+}
+
+/* Adds the members of one answer. */
 static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
 {
     struct text *const t = encode_text(e);
@@ -133,7 +151,11 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     const int count = encode_facts(item, result, facts);
     text_put_char(t, '{');
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (item->outputs >> id & 1) add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
+        if (item->outputs >> id & 1) {
+            add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
+            text_put_char(t, ',');
+        }
+    if (item->parts && item->parts->has_back) add_gradients(e, item);
     for (int i = 0; i < count; i++) {
         text_put_string(t, i ? ",\"" : "\"");
         text_put_string(t, facts[i].name);
@@ -143,7 +165,7 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     text_put_char(t, '}');
 }
 
-/* A problem of several that has no result. */
+/* Adds the error of one problem of several. */
 static void add_fault(proto_encoder *e, int index, const attn_error *fault, const char *request_id)
 {
     struct text *const t = encode_text(e);

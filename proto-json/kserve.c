@@ -5,20 +5,23 @@
  *   |  "parameters": {"causal": true}, "outputs": [{"name": "out"}]}                                 |           |
  *   | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                | bytes     |
  *
- * The JSON goes through a scanner, which takes arrays of numbers out of it as it arrives. Once it is complete its tree
- * becomes that of a JSON body (kserve_json.c): an input becomes the member of its name, a parameter the option of its
- * name, and the names of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the
- * end of the body; but the sizes of binary inputs are held against their shapes at once, so that none of them makes the
- * bytes of another look wrong. What follows the JSON goes straight to the caller's memory, each tensor to a boundary of
- * 64. An input in shared memory has its place there too, behind the others: the parser's caller fills it
- * once the body is complete. An input in a GPU's memory stays where it is.
+ * A scanner reads the JSON and extracts arrays of numbers as they arrive. When the JSON is complete, its tree is turned
+ * into that of a JSON body (kserve_json.c). An input becomes the member of its name, a parameter becomes the option of
+ * its name, and the names of outputs become `outputs`. parse.c checks all names, shapes and options at the end of the
+ * body. Only the sizes of binary inputs are compared with their shapes at once. Otherwise one wrong size would make the
+ * bytes of the next input look wrong.
+ *
+ * The bytes behind the JSON go directly to the caller's memory, each tensor to a multiple of 64 bytes. An input in
+ * shared memory gets its place there too, behind the others; the parser's caller fills it when the body is complete. An
+ * input in a GPU's memory stays where it is.
  *
  * Invariants:
- *   1. The state between two bytes is in struct kserve_reader alone; a body gives the same result however it is split.
+ *   1. Between two bytes, the whole state is in struct kserve_reader. A body gives the same result however it is
+ *      split.
  *   2. Binary tensors follow each other in the order of the inputs, from the end of the JSON to the end of the body.
- *   3. Memory grows with the bytes that have arrived, not with what binary_data_size announces. For what lies in shared
- *      memory it grows after the end of the body, when it was looked at.
- *   4. In the tree that decode.c gets, every member is an input's, an option's or one that was made here. */
+ *   3. Memory grows with the bytes that have arrived, and not with binary_data_size. For tensors in shared memory it
+ *      grows after the end of the body, when their sizes have been checked.
+ *   4. In the tree that parse.c gets, every member is an input, an option, or a member that this format has made. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -71,7 +74,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    r->model = proto_operations[ATTN_OP_FORWARD].models; /* until begin() */
+    r->model = proto_operations[ATTN_OP_FORWARD].models; /* until begin() names the model */
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
     if (r->json) return r;
@@ -117,7 +120,7 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
     return r->error.status;
 }
 
-/* The error for a body that ends too early. */
+/* Returns the error for a body that ends too early. */
 static attn_status cut_off(struct kserve_reader *r)
 {
     if (r->json_bytes != JSON_BYTES_UNKNOWN && !r->root)
@@ -153,8 +156,9 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
     const attn_status status = end_body(r, err);
     *list = r->shared;
     *count = status == ATTN_OK ? r->shared_count : 0;
-    const bool kernels_only = *count > 0 && !proto_operations[r->model->op].takes_caches &&
-                              !proto_operations[r->model->op].judges && !cJSON_HasObjectItem(r->root, "save") &&
+    const proto_operation *const operation = &proto_operations[r->model->op];
+    const bool kernels_only = *count > 0 && !operation->takes_caches && !operation->merges && !operation->judges &&
+                              !cJSON_HasObjectItem(r->root, "caches") && !cJSON_HasObjectItem(r->root, "save") &&
                               !cJSON_HasObjectItem(r->root, "verify");
     for (int i = 0; i < *count; i++)
         r->shared[i].kernels_only = kernels_only && (r->shared[i].output || proto_may_lie_on_device(r->shared[i].id));
@@ -205,12 +209,14 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     body->model = r->model;
     body->id = r->id;
     body->binary = r->binary;
+    memcpy(body->binary_parts, r->binary_parts, sizeof body->binary_parts);
+    body->gradients = r->gradients;
     body->sequence = r->sequence;
     for (int i = 0; i < r->shared_count; i++)
         if (r->shared[i].output) body->shared |= UINT64_C(1) << r->shared[i].id;
     for (int i = 0; i < r->input_count; i++)
-        r->places[kserve_tensor_named(r->inputs[i].name)] = (proto_input){ i + 1, r->inputs[i].binary,
-                                                                           r->inputs[i].shared };
+        r->places[proto_tensor_named(r->inputs[i].name, false)] = (proto_input){ i + 1, r->inputs[i].binary,
+                                                                                 r->inputs[i].shared };
     body->inputs = r->places;
     return ATTN_OK;
 }
@@ -238,7 +244,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Turns a pointer into the tree made here into one into the body: /q/shape/1 becomes /inputs/0/shape/1. */
+/* Turns a pointer into the tree of problems into a pointer into the body: /q/shape/1 becomes /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
     char first[TREE_NAME_BYTES], pointer[sizeof(tree_member) + 64];
@@ -250,16 +256,17 @@ static void locate(const proto_call *call, attn_error *err)
     first[length] = '\0';
     if (kserve_option_named(first) && strcmp(first, "outputs")) {
         snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
-    } else if (kserve_tensor_named(first) < ATTN_TENSOR_COUNT) {
-        const int id = kserve_tensor_named(first);
-        const proto_input *const input = &call->inputs[id];
+    } else if (proto_tensor_named(first, false) < PROTO_TENSORS) {
+        const int number = proto_tensor_named(first, false);
+        const proto_input *const input = &call->inputs[number];
         if (input->binary && !strcmp(rest, "/data")) rest = "/parameters/" BINARY_SIZE;
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        else if (proto_may_be_number((attn_tensor_id)id)) /* none of these is ever missing: it is a parameter */
+        /* a tensor that may be a number is never missing: it is a parameter */
+        else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
-        else snprintf(pointer, sizeof pointer, "/inputs"); /* one that is missing */
+        else snprintf(pointer, sizeof pointer, "/inputs"); /* the input is missing */
     } else {
         return;
     }
@@ -270,7 +277,7 @@ enum { REPORT_BYTES = 64 << 10 }; /* at most, without escapes */
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts as parameters. A value other than a string, number or bool becomes a string of JSON, as in a
+/* Writes facts as parameters. A value that is not a string, number or bool becomes a string of JSON, as in a
  * request. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
@@ -307,15 +314,16 @@ static void put_report(struct text *t, const judge_result *report)
     text_free(&json);
 }
 
-/* Writes an output as bytes, as numbers, or by name only. One in shared memory has no parameters, because
+/* Writes an output as bytes, as numbers, or by name only. An output in shared memory has no parameters, because
  * Triton's C++ client requires that. */
-static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *tensor, bool binary, bool in_region)
+static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, bool binary, bool in_region)
 {
+    char name[PROTO_NAME_BYTES];
     struct text *const t = encode_text(e);
     int64_t bytes = 0;
     attn_shape_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes);
     text_put_string(t, "{\"name\":\"");
-    text_put_string(t, attn_tensors[id].name);
+    text_put_string(t, proto_tensor_name(number, true, name));
     text_put_string(t, "\",\"datatype\":\"");
     text_put_string(t, proto_datatype(tensor->dtype));
     text_put_string(t, "\",\"shape\":[");
@@ -336,16 +344,22 @@ static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *t
     }
 }
 
+static bool is_binary(const proto_call *call, int number)
+{
+    const int of_part = number - ATTN_TENSOR_COUNT; /* dout and dlse of each part, in turn */
+    return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
+}
+
 static void answer(proto_encoder *e, const proto_call *call, const proto_result *results, const char *request_id)
 {
-    const proto_item *const item = &call->items[0];
+    proto_item *const item = &call->items[0];
     struct text *const t = encode_text(e);
     bool first = true;
-    (void)request_id; /* only problem documents of several problems have it */
+    (void)request_id; /* only problem documents within an envelope contain the id */
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        text_put_json(t, call->id, 6 * ID_BYTES); /* the largest size with escapes */
+        text_put_json(t, call->id, 6 * ID_BYTES); /* the id may become six times as long by escapes */
         text_put_string(t, "\",");
     }
     text_put_string(t, "\"model_name\":\"");
@@ -353,16 +367,18 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_string(t, "\",\"model_version\":\"1\",");
     put_parameters(t, item, results);
     text_put_string(t, ",\"outputs\":[");
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (!(item->outputs >> id & 1)) continue;
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        const attn_tensor *const tensor = proto_item_result(item, n);
+        if (!tensor) continue;
         if (!first) text_put_char(t, ',');
         first = false;
-        put_output(e, (attn_tensor_id)id, &item->problem.tensor[id], call->binary >> id & 1, call->shared >> id & 1);
+        put_output(e, n, tensor, is_binary(call, n), n < ATTN_TENSOR_COUNT && call->shared >> n & 1);
     }
     if (results->report) put_report(t, results->report);
     text_put_string(t, "]}");
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (item->outputs & call->binary & UINT64_C(1) << id) encode_tensor(e, &item->problem.tensor[id], ENCODE_BYTES);
+    for (int n = 0; n < PROTO_TENSORS; n++)
+        if (proto_item_result(item, n) && is_binary(call, n))
+            encode_tensor(e, proto_item_result(item, n), ENCODE_BYTES);
 }
 
 const proto_format proto_kserve = {
@@ -379,7 +395,8 @@ const proto_format proto_kserve = {
     .memory_for = memory_for,
     .locate = locate,
     .write = answer,
-    .media = "application/json", /* application/octet-stream where bytes follow it: proto_encoder_head_bytes() */
+    /* If bytes follow the JSON, the content type is application/octet-stream (proto_encoder_head_bytes()). */
+    .media = "application/json",
     .one_problem = true,
     .text = true,
 };

@@ -1,5 +1,5 @@
-/* kserve_json.c: the JSON of a KServe request. It turns the request's tree into that of a JSON body, and
- * gives each tensor its place. See kserve.c. */
+/* kserve_json.c: reads the JSON of a KServe request. It turns the request's tree into that of a JSON body, and assigns
+ * a place in memory to each tensor. See kserve.c. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -19,8 +19,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Write "/inputs/2/datatype" and "q: datatype", for errors about them. (printf() for these took longer than
- * all other work on a request.) */
+/* Write pointers such as "/inputs/2/datatype" and names such as "q: datatype", for errors. printf() took longer for
+ * these than all other work on a request. */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -49,7 +49,7 @@ static void name_output(char where[WHERE_BYTES], int index, const char *colon, c
     text_put_string(&t, part);
 }
 
-/* " (there are a, b and c)" */
+/* Writes a list of names: " (there are a, b and c)". */
 enum { LISTED_BYTES = 240 };
 static const char *list_names(const char *const *names, char listed[LISTED_BYTES])
 {
@@ -62,8 +62,8 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
     return listed;
 }
 
-/* The error for an unknown member, which other servers may have. `where` is NULL at the top; `place` is as in
- * suggestions.h. */
+/* Makes the error for an unknown member, which other servers may have. `where` is NULL at the top of the body. `place`
+ * is a place as in suggestions.h. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -103,7 +103,7 @@ const char *proto_datatype(attn_dtype dtype)
     return datatypes[dtype];
 }
 
-/* "FP32, FP16, BF16 or UINT8 with the parameter fp8: true" */
+/* Writes the datatypes of a tensor: "FP32, FP16, BF16 or UINT8 with the parameter fp8: true". */
 enum { DATATYPES_BYTES = 96 };
 static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
 {
@@ -140,15 +140,23 @@ static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
         text_put_string(&t, attn_tensors[id].name);
         before = ", ";
     }
+    if (proto_operations[op].merges) text_put_string(&t, ", and parts.0.out, parts.0.lse, parts.1.out and so on");
     text_put_char(&t, ')');
     return listed;
 }
 
-int kserve_tensor_named(const char *name)
+/* The tensor of a problem that has this name; ATTN_TENSOR_COUNT: there is none. */
+static int named(const char *name)
 {
-    int id = 0;
-    while (id < ATTN_TENSOR_COUNT && strcmp(attn_tensors[id].name, name)) id++;
-    return id;
+    const int number = proto_tensor_named(name, false);
+    return number < ATTN_TENSOR_COUNT ? number : ATTN_TENSOR_COUNT;
+}
+
+/* Does an operation take the tensor of this number as an input? */
+static bool takes_input(proto_op op, int number)
+{
+    if (number < ATTN_TENSOR_COUNT) return proto_takes_tensor(op, (attn_tensor_id)number);
+    return number < PROTO_TENSORS && proto_operations[op].merges;
 }
 
 const proto_option *kserve_option_named(const char *name)
@@ -158,7 +166,8 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one of the parameters that give a tensor's place in shared memory. *place was {.bytes = -1} at first. */
+/* Reads one of the parameters that give a tensor's place in shared memory. Before the first of them, *place is {.bytes
+ * = -1}. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
 {
@@ -179,7 +188,7 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Are these parameters complete? `said`: at least one of them was given. */
+/* Checks that the parameters of a place in shared memory are complete. `said`: at least one of them was given. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -196,8 +205,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* Reads the parameters of an input. *size: the size of its binary data; -1: it has none. place->bytes: that
- * in shared memory. */
+/* Reads the parameters of an input. *size is the size of its binary data, or -1 if it has none. place->bytes is its
+ * size in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -230,17 +239,18 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Turns a dtype by KServe's name into the name that decode.c knows. */
-static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJSON *input, bool fp8, proto_dtype *dtype)
+/* Turns a dtype with KServe's name into the dtype's name in a JSON body. */
+static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
+                                 proto_dtype *dtype)
 {
     cJSON *const value = cJSON_DetachItemFromObjectCaseSensitive(input, "datatype");
-    const char *const name = attn_tensors[id].name, *const word = value ? tree_string(value) : NULL;
+    const char *const word = value ? tree_string(value) : NULL;
     char quote[TREE_QUOTE_BYTES], list[DATATYPES_BYTES];
     tree_member pointer;
     attn_status status = ATTN_OK;
     point_to(pointer, "/inputs/", index, "/datatype");
     bool takes = word && proto_dtype_parse(word, dtype);
-    if (takes && fp8 && !strcmp(dtype->name, attn_dtype_name(ATTN_U8))) /* BOOL is not */
+    if (takes && fp8 && !strcmp(dtype->name, attn_dtype_name(ATTN_U8))) /* UINT8 may be float8, BOOL may not */
         (void)proto_dtype_parse(attn_dtype_name(ATTN_F8E4M3), dtype);
     else if (takes && fp8)
         status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: " FP8 " is true, which goes with UINT8, not with %s",
@@ -285,7 +295,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "inputs[%d]: name is %s, must be that of a tensor, such as q", index,
                          name_value ? tree_describe(name_value, quote) : "missing");
-    const int id = kserve_tensor_named(name), length = (int)text_cut(name, TREE_NAME_BYTES);
+    const int number = proto_tensor_named(name, false), length = (int)text_cut(name, TREE_NAME_BYTES);
     for (int i = 0; i < index; i++)
         if (!strcmp(r->inputs[i].name, name))
             return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: '%.*s' is given twice", index, length,
@@ -293,7 +303,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (kserve_option_named(name))
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "inputs[%d]: '%s' is no tensor, it goes into the request's parameters", index, name);
-    if (id == ATTN_TENSOR_COUNT || !proto_takes_tensor(r->model->op, (attn_tensor_id)id)) {
+    if (!takes_input(r->model->op, number)) {
         struct text_nearest best = { name, NULL, 3 };
         char suggestion[TREE_SUGGESTION_BYTES];
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
@@ -305,7 +315,8 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                              ? suggestion
                              : list_inputs(r->model->op, listed));
     }
-    slot->name = attn_tensors[id].name;
+    const attn_tensor_id id = proto_tensor_id(number);
+    slot->name = name;
     for (const cJSON *one = input->child; one; one = one->next) {
         if (tree_repeated(input, one)) return tree_twice(slot->name, one->string, &r->error);
         if (!is_one_of(one->string, input_members))
@@ -314,7 +325,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     cJSON *const parameters = cJSON_DetachItemFromObjectCaseSensitive(input, "parameters");
     status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8, &place);
     if (status != ATTN_OK) return status;
-    if ((status = read_datatype(r, index, id, input, fp8, &dtype)) != ATTN_OK) return status;
+    if ((status = read_datatype(r, index, id, slot->name, input, fp8, &dtype)) != ATTN_OK) return status;
 
     const cJSON *const data = cJSON_GetObjectItemCaseSensitive(input, "data");
     slot->binary = size >= 0;
@@ -327,15 +338,16 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary) {
         tree_member at;
         point_to(at, "/inputs/", index, "/parameters/" BINARY_SIZE);
-        status = parse_size((attn_tensor_id)id, cJSON_GetObjectItemCaseSensitive(input, "shape"), &dtype, BINARY_SIZE,
-                            size, at, &r->error);
+        status = parse_size(id, cJSON_GetObjectItemCaseSensitive(input, "shape"), &dtype, BINARY_SIZE, size, at,
+                            &r->error);
+        if (status != ATTN_OK) parse_parts_name(number, &r->error);
         if (status != ATTN_OK) return status;
     }
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
-        r->sizes[slot->extract] = slot->shared ? 0 : size; /* of the body */
-        place.id = (attn_tensor_id)id;
+        r->sizes[slot->extract] = slot->shared ? 0 : size; /* its size in the body */
+        place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;
         if (!cJSON_AddNumberToObject(input, "data", slot->extract)) return no_memory(r);
     } else if (!cJSON_IsNumber(data) || r->extracts[(int)data->valuedouble].kind != SCAN_ARRAY) {
@@ -344,10 +356,8 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        if (fp8 && r->extracts[slot->extract].typed)
-            r->extracts[slot->extract].dtype = dtype.as; /* an array of numbers
-                                                                                       * of UINT8: each number
-                                                                                       * is a byte */
+        if (fp8 && r->extracts[slot->extract].typed) /* In an array of UINT8, each number is a byte. */
+            r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
     return ATTN_OK;
@@ -370,12 +380,13 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Gives the extracted value its place in memory, behind all others. */
+/* Assigns a place in memory to the extracted value, behind all others. */
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
     const uint64_t end =
-        at + (uint64_t)size; /* a size is at most 2^53: a sum that exceeds 64 bits was over the limit before */
+        /* A size is at most 2^53, and a sum near 64 bits would have exceeded the limit before. */
+        at + (uint64_t)size;
     extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
         return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",
@@ -384,7 +395,7 @@ static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int
     return ATTN_OK;
 }
 
-/* Gives each binary input its place, behind the values that the scanner has extracted. */
+/* Assigns a place to each binary input, behind the values that the scanner has extracted. */
 static attn_status place(struct kserve_reader *r)
 {
     attn_status status = ATTN_OK;
@@ -415,8 +426,8 @@ attn_status kserve_place_shared(struct kserve_reader *r)
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Reads whether an output is wanted as bytes, or (place->bytes >= 0) in shared memory. *binary is the
- * request's default. */
+/* Reads whether the client wants an output as bytes, or (place->bytes >= 0) in shared memory. *binary is the request's
+ * default before the call. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -452,21 +463,44 @@ static attn_status read_output_parameters(struct kserve_reader *r, int index, co
     return check_place(r, pointer, where, said, place);
 }
 
-/* Turns the names of outputs into `outputs`; without a name the default outputs are sent. *text: some are
- * sent as numbers. */
+static bool names_already(const cJSON *names, const char *word)
+{
+    for (const cJSON *one = names->child; one; one = one->next)
+        if (tree_string(one) && !strcmp(tree_string(one), word)) return true;
+    return false;
+}
+
+/* Reads the name of a gradient of a part, which the answer has whether it is named or not. */
+static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
+                                 const proto_shared *place)
+{
+    const int number = proto_tensor_named(name, true) - ATTN_TENSOR_COUNT, part = number / 2;
+    tree_member pointer;
+    point_to(pointer, "/outputs/", index, "/parameters");
+    if (place->bytes >= 0)
+        return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: gradients of parts cannot go to shared memory", name);
+    if (binary) r->binary_parts[number % 2] |= UINT64_C(1) << part;
+    if (part >= r->gradients) r->gradients = part + 1;
+    return ATTN_OK;
+}
+
+/* Turns the names of outputs into the member `outputs`, or into the member that the operation has in its place. Without
+ * names the default outputs are sent. *text: some outputs are sent as numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
     cJSON *names;
     int index = 0;
     *text = false;
     if (!outputs || (cJSON_IsArray(outputs) && !outputs->child)) {
-        r->binary = all_binary ? UINT64_MAX : 0;
+        r->binary = r->binary_parts[0] = r->binary_parts[1] = all_binary ? UINT64_MAX : 0;
         *text = !all_binary;
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
     const bool judges = proto_operations[r->model->op].judges; /* its one output is the report, which is JSON */
-    names = judges ? NULL : cJSON_AddArrayToObject(r->root, "outputs");
+    const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
+    names = cJSON_GetObjectItemCaseSensitive(r->root, member); /* what a parameter names already */
+    if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
     for (const cJSON *one = outputs->child; one; one = one->next, index++) {
         char where[WHERE_BYTES];
@@ -481,8 +515,8 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
             if (!is_one_of(part->string, output_members))
                 return unknown(r, pointer, "", where, part->string, output_members);
         }
-        const attn_status status = read_output_parameters(r, index, cJSON_GetObjectItemCaseSensitive(one, "parameters"),
-                                                          &binary, &place);
+        attn_status status = read_output_parameters(r, index, cJSON_GetObjectItemCaseSensitive(one, "parameters"),
+                                                    &binary, &place);
         if (status != ATTN_OK) return status;
         cJSON *const name = cJSON_GetObjectItemCaseSensitive(one, "name");
         const char *const word = name ? tree_string(name) : NULL;
@@ -493,14 +527,22 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         if (judges && place.bytes >= 0)
             return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: report cannot be in shared memory", where);
         if (judges) continue;
-        const int id = kserve_tensor_named(word);
+        if (proto_operations[r->model->op].merges && proto_tensor_named(word, true) > ATTN_TENSOR_COUNT - 1 &&
+            proto_tensor_named(word, true) < PROTO_TENSORS) {
+            if ((status = read_gradient(r, index, word, binary, &place)) != ATTN_OK) return status;
+            *text |= !binary;
+            continue;
+        }
+        const int id = named(word);
         if (binary && id < ATTN_TENSOR_COUNT) r->binary |= UINT64_C(1) << id;
         place.id = (attn_tensor_id)id;
         if (place.bytes >= 0 && id < ATTN_TENSOR_COUNT) r->shared[r->shared_count++] = place;
         *text |= !binary && place.bytes < 0;
+        if (!cJSON_IsArray(names) || (asks && names_already(names, word))) continue;
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
+    if (!names->child) (void)cJSON_DetachItemViaPointer(r->root, names); /* gradients of parts alone */
     return ATTN_OK;
 }
 
@@ -508,7 +550,8 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
 
 bool proto_is_parameter(const proto_option *option)
 {
-    return option->type != PROTO_TYPE_NAMES && strcmp(option->name, "encoding") != 0;
+    return strcmp(option->name, "outputs") != 0 && option->type != PROTO_TYPE_PARTS &&
+           strcmp(option->name, "encoding") != 0;
 }
 
 static attn_status add_number(struct kserve_reader *r, const char *name, int64_t value)
@@ -518,8 +561,8 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
     return cJSON_AddRawToObject(r->root, name, digits) ? ATTN_OK : no_memory(r);
 }
 
-/* Parses a parameter such as "[-1,0]". Parameters are strings, numbers and bools, so an array comes as a
- * string of JSON. *value stays NULL where the string is not JSON, which decode.c then reports. */
+/* Parses a parameter such as "[-1,0]". Parameters can only be strings, numbers and bools, so an array comes as a string
+ * of JSON. *value stays NULL if the string is not JSON; parse.c then reports the error. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
@@ -531,8 +574,8 @@ static attn_status parse(struct kserve_reader *r, const char *text, cJSON **valu
     return ATTN_OK;
 }
 
-/* The text of a sequence_id, which is a number or a name. "" for 0, which means no sequence. NULL: neither
- * number nor name. */
+/* Returns the text of a sequence_id, which is a number or a name. "": the number 0, which means no sequence. NULL:
+ * neither a number nor a name. */
 static const char *sequence_id_of(const cJSON *one)
 {
     const char *const text = tree_string(one), *const number = tree_number(one), *const id = text ? text : number;
@@ -563,7 +606,7 @@ static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, cons
     return ATTN_OK;
 }
 
-/* A sequence_id must be given where one of the other two is true. */
+/* Checks that a sequence_id is given if sequence_start or sequence_end is true. */
 static attn_status check_sequence(struct kserve_reader *r)
 {
     const proto_sequence *const s = &r->sequence;
@@ -574,8 +617,7 @@ static attn_status check_sequence(struct kserve_reader *r)
                      "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
 }
 
-/* Finds a sequence that the request starts before anything else is read, so that a refusal can end the
- * sequence too. */
+/* Looks for the start of a sequence before anything else is read, so that a refusal can end that sequence too. */
 static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
@@ -586,7 +628,7 @@ static void look_for_start(struct kserve_reader *r)
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
-/* Reads a parameter that Triton reserves. *known is false for any other name. */
+/* Reads a parameter that Triton reserves. *known becomes false for any other name. */
 static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool *known, int64_t *timeout_us,
                                  bool *all_binary)
 {
@@ -608,20 +650,19 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     return ATTN_OK;
 }
 
-/* Makes the parameter a member of the problem, unchanged. */
+/* Makes a member of the problem from the parameter, without a change. */
 static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
-    return value && cJSON_AddItemToObject(r->root, attn_tensors[kserve_tensor_named(value->string)].name, value)
-               ? ATTN_OK
-               : no_memory(r);
+    return value && cJSON_AddItemToObject(r->root, attn_tensors[named(value->string)].name, value) ? ATTN_OK
+                                                                                                   : no_memory(r);
 }
 
-/* Makes an option a member of the problem. */
+/* Makes a member of the problem from an option. */
 static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     const proto_option *const o = kserve_option_named(one->string);
-    const int id = kserve_tensor_named(one->string), length = (int)text_cut(one->string, TREE_NAME_BYTES);
+    const int id = named(one->string), length = (int)text_cut(one->string, TREE_NAME_BYTES);
     tree_member pointer;
     tree_pointer(pointer, "parameters", one->string);
     if (id < ATTN_TENSOR_COUNT && proto_may_be_number((attn_tensor_id)id) &&
@@ -630,14 +671,18 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    if (id < ATTN_TENSOR_COUNT)
+    const bool takes = o && (o->ops >> r->model->op & 1); /* `map` is an option and an output */
+    if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);
     if (!o || !proto_is_parameter(o)) {
         struct text_nearest best = { one->string, NULL, 3 };
         char suggestion[TREE_SUGGESTION_BYTES];
         for (const proto_option *known = proto_options; known->name; known++)
             if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
-        if (o)
+        if (o && o->type == PROTO_TYPE_PARTS)
+            snprintf(suggestion, sizeof suggestion,
+                     "; parts are the inputs parts.0.out, parts.0.lse, parts.1.out, ...");
+        else if (o)
             snprintf(suggestion, sizeof suggestion,
                      "; outputs, and how they are written, are said in the request's outputs");
         else if (!*tree_suggestion(proto_operations[r->model->op].name, &best, suggestion))
@@ -646,7 +691,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
                          one->string[length] ? "..." : "", suggestion);
     }
     cJSON *value = NULL;
-    if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS) && tree_string(one)) {
+    if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS || o->type == PROTO_TYPE_NAMES) && tree_string(one)) {
         const attn_status status = parse(r, tree_string(one), &value);
         if (status != ATTN_OK) return status;
     }
@@ -669,7 +714,7 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
         if (status == ATTN_OK && !known) status = read_option(r, parameters, one);
         if (status != ATTN_OK) return status;
     }
-    if (timeout_us > 0) { /* the smaller of the two */
+    if (timeout_us > 0) { /* the smaller of the two time limits applies */
         const int64_t most_ms = (timeout_us + 999) / 1000;
         const cJSON *const given = cJSON_GetObjectItemCaseSensitive(r->root, "timeout_ms");
         if (!given || (tree_integer(given, 1, TREE_INTEGER_MAX, &timeout_ms) && most_ms < timeout_ms)) {
@@ -680,7 +725,7 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
     return ATTN_OK;
 }
 
-/* Adds the options that the model's name implies. */
+/* Adds the options that the model's name implies, such as causal. */
 static attn_status apply_model(struct kserve_reader *r)
 {
     const cJSON *const causal = cJSON_GetObjectItemCaseSensitive(r->root, "causal");
@@ -693,7 +738,7 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The JSON ---------------------------------------------------------------------------------------------------- */
 
-/* The URL names the model, and the request's JSON has no member for it. */
+/* The members of a request. There is none for the model, because the URL names it. */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -707,7 +752,8 @@ static attn_status read_id(struct kserve_reader *r, const cJSON *id)
     return ATTN_OK;
 }
 
-/* The error for a member that has no place there. For a tensor or an option the message says where it belongs. */
+/* Makes the error for a member that has no place at the top of a request. For a tensor or an option the message says
+ * where it belongs. */
 static attn_status unknown_member(struct kserve_reader *r, const char *name)
 {
     static const char *const reserved[] = { "timeout",        "binary_data_output", "sequence_id",
@@ -715,7 +761,7 @@ static attn_status unknown_member(struct kserve_reader *r, const char *name)
     const proto_option *const o = kserve_option_named(name);
     tree_member pointer;
     tree_pointer(pointer, NULL, name);
-    if (kserve_tensor_named(name) < ATTN_TENSOR_COUNT)
+    if (named(name) < ATTN_TENSOR_COUNT)
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "unknown member '%s'; a tensor goes into inputs: {\"inputs\": [{\"name\": \"%s\", ...}]}",
                          name, name);

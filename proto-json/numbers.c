@@ -1,7 +1,7 @@
 /* numbers.c: decimal text to numbers and back, exactly.
  *
- * Reading has two layers. The grammar is a machine of a dozen states, one character at a time, that knows exactly
- * what may follow what and so where an error is:
+ * Reading has two layers. The grammar is a machine of a dozen states that reads one character at a time. It knows
+ * exactly which characters may follow, and so where an error is:
  *
  *               digit 1-9  +---------+ .   +-------+ digit +----------+ e    +---+ + -  +--------+ digit  +----------+
  *     (value) ----------->| INTEGER |---->| POINT |------>| FRACTION |----->| E |----->| E_SIGN |------->| EXPONENT |
@@ -12,30 +12,29 @@
  *        +---------+---->| ZERO |--|-----. ----'                              |
  *                        +------+  `--- e ------------------------------------'
  *
- * Above it lies a quick reader that takes a whole number at once where the piece holds all of it. Whenever that one
- * is not sure (the piece ends, a character does not fit, the number is long) it takes nothing, and the machine
- * reads the same characters again. So the machine alone defines the language, and the quick reader is no more than
- * a short cut.
+ * Before the machine, a quick reader tries to take a whole number at once, if the piece contains all of it. In doubt
+ * (the piece ends, a character does not fit, the number is long) the quick reader takes nothing, and the machine reads
+ * the same characters. So the machine alone defines the language, and the quick reader only saves time.
  *
- * Values. A number is at most 19 significant digits w, times a power of ten, and perhaps further digits. No dtype
- * here has more than 24 significant bits, so a double near the truth is as good as the truth, if it lies on the
- * same side of every number that has 25 bits: those are the values of the dtypes and the midpoints between them
- * ("the grid"). Hence
+ * Values. A number is at most 19 significant digits w, times a power of ten, and perhaps further digits. No dtype here
+ * has more than 24 significant bits. So a double near the exact value is as good as the exact value, if both lie on the
+ * same side of every number that has 25 bits. Numbers of 25 bits ("the grid") are the values of the dtypes and the
+ * midpoints between them. Hence
  *
- *   1. x = w * 10^e in double arithmetic, wrong by less than 4 units in the last of its 53 places.
- *   2. The 28 places behind the 25th say how near a grid point is.
- *      Of random numbers all but one in 10^7 are far: x does.
- *   3. Otherwise the truth is compared with that grid point, in integers (128 bits, or as many as 768 digits need), and
- *      the result is the grid point itself, or the double just above or below it.
+ *   1. x = w * 10^e in double arithmetic is wrong by less than 4 units in the last of its 53 places.
+ *   2. The 28 places behind the 25th say how near a grid point is. Of random numbers all but one in 10^7 are far
+ *      from one, and x is used.
+ *   3. Otherwise the exact value is compared with that grid point, in integers of 128 bits, or of as many as 768
+ *      digits need. The result is the grid point itself, or the double just above or below it.
  *
- * Rounding such a double to any of the dtypes gives what rounding the decimal number itself gives, ties included.
- * That is also why an array may be kept as such doubles while its dtype is not known (data before dtype), with
- * nothing lost.
+ * Rounding such a double to any of the dtypes gives the same result as rounding the decimal number itself, ties
+ * included. So an array may be kept as such doubles while its dtype is not known (data before dtype), and nothing is
+ * lost.
  *
- * Writing. The shortest decimal in the interval that rounds to the value, by Schubfach: three multiplications with
- * a 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at most four
- * candidates remain. One routine serves all formats, as they differ in the width of c and the range of q of a value
- * c * 2^q only. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
+ * Writing. Schubfach finds the shortest decimal in the interval that rounds to the value. Three multiplications with a
+ * 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at most four candidates
+ * remain. One routine serves all formats, because they differ only in the width of c and the range of q of a value c *
+ * 2^q. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
 #include "numbers.h"
 
 #include <assert.h>
@@ -50,11 +49,11 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 /* ---- The floating formats ---------------------------------------------------------------------------------------- */
 
-/* A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1); its code is sign, exponent and fraction, as in
- * IEEE 754. */
+/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is sign, exponent
+ * and fraction, as in IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent;       /* minimum exponent: that of the smallest normal number */
-    uint32_t largest, sign, infinity, nan; /* codes; infinity is 0 where the format has none */
+    int fraction_bits, min_exponent;       /* min_exponent: the exponent of the smallest normal number */
+    uint32_t largest, sign, infinity, nan; /* codes; infinity is 0 if the format has none */
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
     [ATTN_F16] = { 10, -14, 0x7BFF, 0x8000, 0x7C00, 0x7E00 },
@@ -88,9 +87,9 @@ static double bits_double(uint64_t bits)
 
 /* ---- Decimal to binary ------------------------------------------------------------------------------------------- */
 
-/* The parsed text of a number: (-1)^negative * w * 10^exponent, with more digits behind w where `longer`. */
+/* The parsed text of a number: (-1)^negative * w * 10^exponent. With `longer`, more digits follow those of w. */
 struct decimal {
-    bool negative, longer, integer; /* integer: neither point nor exponent was written */
+    bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
     uint64_t w;                     /* the first 19 significant digits, or all of them */
     int exponent;
     const char *text; /* text of the digits and the point; the character behind it is not among "0123456789." */
@@ -99,7 +98,7 @@ struct decimal {
 
 enum { W_DIGITS = 19 }; /* 10^19 < 2^64 */
 
-/* Powers of ten to 10^22 are exact, the others the nearest double. */
+/* Powers of ten. Those up to 10^22 are exact, the others are the nearest double. */
 static const double tens[] = {
     1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
     1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
@@ -107,19 +106,19 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all bits below that one */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all bits below this bit */
 
 enum {
     HUGE_EXPONENT = 38,   /* w * 10^39 >= 10^39 > 2^128: beyond every dtype */
     TINY_EXPONENT = -66,  /* w * 10^-67 < 10^-48 < 2^-150, half of the smallest float32: 0 in every dtype */
-    GRID_SHIFT = 52 - 24, /* binary places of a double behind the 25th */
+    GRID_SHIFT = 52 - 24, /* number of binary places of a double behind the 25th */
 };
-static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for every number beyond these exponents */
+static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for all numbers beyond these exponents */
 
-/* Natural numbers of any size that 768 digits and the exponents above can make: 10^768 * 2^244 < 2^2816. */
+/* Natural numbers as large as 768 digits and the exponents above can make them: below 10^768 * 2^244 < 2^2816. */
 struct big {
     int words;
-    uint32_t word[96]; /* the lowest first */
+    uint32_t word[96]; /* words of 32 bits, the lowest first */
 };
 
 static void big_multiply_add(struct big *b, uint32_t factor, uint32_t addend)
@@ -153,13 +152,13 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Sign of d - m * 2^q. The two differ by little, which bounds all numbers here. */
+/* Returns the sign of d - m * 2^q. The two numbers differ by little, which limits the size of all numbers here. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
     int exponent = d->exponent; /* exponent of the 19th significant digit, turned into that of the last one */
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* nine digits at a time */
+    uint32_t chunk = 0; /* up to nine digits, which are multiplied in at once */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -180,9 +179,10 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     return big_compare(&left, &right);
 }
 
-/* compare_big() in 128 bits where they suffice. w * 10^e <> m * 2^q becomes, without the common powers of two
- * and with every factor on the side where it is whole, w * 5^e <> m * 2^(q - e) or w <> m * 5^-e * 2^(q - e).
- * With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other is near it. */
+/* Does what compare_big() does, in 128 bits if these suffice. To compare w * 10^e with m * 2^q, the common powers of
+ * two are cancelled, and each factor goes to the side where it is whole. The comparison is then w * 5^e with m * 2^(q -
+ * e), or w with m * 5^-e * 2^(q - e). With |e| <= 27 one side is below 2^64 * 5^27 < 2^127, and the other is near
+ * it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
     static const uint64_t fives[] = { 1,
@@ -223,11 +223,11 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* A double that compares with every number of 25 bits as the exact value does, and equals the exact value
- * where that is such a number. */
+/* Returns a double that compares with every number of 25 bits as the exact value does. If the exact value has 25 bits,
+ * the double is equal to it. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* more than the error of x below, in units of its last place */
+    enum { GUARD = 8 }; /* more than the error of x below, in units of the last place of x */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -242,13 +242,14 @@ static double magnitude(const struct decimal *d)
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q)); /* one unit up or down, or the grid point */
 }
 
-/* Rounds a double from 0 to HUGE_NUMBER to the nearest code, ties to even. Returns false where the result is
- * beyond the largest. */
+/* Rounds a double from 0 to HUGE_NUMBER to the nearest code, ties to even. False: the result is beyond the largest
+ * code. */
 static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0; /* a subnormal has that many places less */
+    /* a subnormal number has so many places fewer */
+    int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* less than half of the smallest number */
         *code = 0;
@@ -257,15 +258,16 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    c += (cut > half) | ((cut == half) & c); /* the comparisons are 0 or 1; there is no branch, because it
-                                              * would be unpredictable */
-    /* Nothing overflows: 2^200 is 326 << 23. A normal c has the bit that counts as one in the exponent's field; so
-     * has a subnormal one that was rounded up to it. */
+    /* The comparisons are 0 or 1. There is no branch, because the processor could not predict it. */
+    c += (cut > half) | ((cut == half) & c);
+    /* The sum does not overflow: 2^200 is 326 << 23. The highest bit of a normal c adds one to the exponent's field,
+     * and so does a subnormal c that was rounded up to it. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
 
-/* Writes the lowest bytes of a code. It uses memcpy() because numbers_convert() writes where doubles are. */
+/* Writes the lowest bytes of a code. It uses memcpy() because numbers_convert() writes over the doubles that it
+ * reads. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -295,7 +297,7 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Writes an element of each kind. Returns NULL, or the fault of the number. */
+/* Write an element of each kind. They return NULL, or what is wrong with the number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -305,12 +307,12 @@ static const char *put_integer(numbers_type type, bool negative, uint64_t w, voi
     return NULL;
 }
 
-/* x is a double from magnitude(). */
+/* Writes a floating-point element from `x`, a double from magnitude(). */
 static const char *put_floating(numbers_type type, bool negative, double x, void *out, size_t index)
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* for these the processor rounds as narrow() does */
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);
@@ -345,7 +347,8 @@ static bool is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Eight digits, the first in the lowest byte, each 0 to 9: summed in pairs, fours and eights. */
+/* Returns the number with these eight digits, each 0 to 9 in a byte, the first in the lowest byte. Digits are summed in
+ * pairs, fours and eights. */
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
@@ -355,9 +358,8 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* Appends the digits at p to w; returns where they end. While the piece has eight more characters, they are
- * tested together, and the digits among them are shifted behind zeros. No branch depends on the number of
- * digits. */
+/* Appends the digits at p to w, and returns the text behind them. While the piece has eight more characters, eight are
+ * tested together, and the digits among them are shifted behind zeros. No branch depends on the number of digits. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -366,13 +368,13 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) &
-                          UINT64_C(0x8080808080808080); /* right up to the lowest */
+                          UINT64_C(0x8080808080808080); /* marks others than digits, correctly up to the lowest one */
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* 0 to 7 */
+        int count = __builtin_ctzll(others) / 8; /* number of leading digits, 0 to 7 */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -380,7 +382,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* The value of a number of more than 19 digits, leading zeros included. written_exponent: the number behind its e. */
+/* Sets the value of a number of more than 19 digits, leading zeros included. written_exponent is the number behind its
+ * e. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -406,8 +409,8 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Parses a whole number and returns where it ends. NULL where it does not end before `end`, is malformed, or
- * is too long: the state machine then reads it. `p` is at a digit or a minus. */
+/* Parses a whole number and returns the text behind it. NULL: the number does not end before `end`, is malformed, or is
+ * too long. The state machine then reads it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
     enum { SATURATED = 100000 }; /* an exponent that the digits of NUMBERS_CHARS characters cannot offset */
@@ -456,7 +459,8 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED]; /* no dtype has larger numbers */
+    /* no dtype has larger numbers than float32 */
+    if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
         r->fraction_element = element;
@@ -475,23 +479,24 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    EXPONENT, /* inside a number, behind what the name says */
+    EXPONENT, /* states inside a number, behind the character that the name tells */
     NUMBER_STATES,
     START = NUMBER_STATES, /* before the outermost '[' */
     FIRST,                 /* behind '[': a value or ']' */
     NEXT,                  /* behind ',': a value */
     AFTER,                 /* behind a value: ',' or ']' */
     WORD,                  /* inside a string */
-    BARE_WORD,             /* inside such a word that has no quotes */
+    BARE_WORD,             /* inside a word that has no quotes */
     DONE,
     COMPLETE,
-    WRONG /* results that are not states: the number ended before this character; the character cannot stand here */
+    /* These two results are not states: the number ended before this character, or the character cannot stand here. */
+    WRONG
 };
 
 enum character { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CHARACTERS };
 
 static const uint8_t next_state[NUMBER_STATES][CHARACTERS] = {
-    /*              0         1-9       .         e E       -         +         other */
+    /* columns:  0         1-9       .         e E       -         +         other */
     [MINUS] = { ZERO, INTEGER, WRONG, WRONG, WRONG, WRONG, WRONG },
     [ZERO] = { WRONG, WRONG, POINT, E, COMPLETE, COMPLETE, COMPLETE },
     [INTEGER] = { INTEGER, INTEGER, POINT, E, COMPLETE, COMPLETE, COMPLETE },
@@ -533,11 +538,11 @@ static const struct {
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 
-/* Those of bare_words. */
+/* The words of bare_words. */
 static const struct {
     const char *text;
     double value;
-    bool truth; /* for uint8 alone */
+    bool truth; /* true and false, which only uint8 accepts */
 } bare_words[] = {
     { "NaN", NAN, false }, { "Infinity", INFINITY, false }, { "-Infinity", -INFINITY, false }, { "true", 1, true },
     { "false", 0, true },
@@ -553,12 +558,12 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1; /* unknown until an array of that depth is closed */
 }
 
-/* May a value (with `opens`, an array) stand at the reader's position? Returns NULL, or the fault. */
+/* May a value (with `opens`, an array) stand at the reader's position? Returns NULL, or what is wrong. */
 static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost */
+    if (d == 0) return NULL; /* the outermost array */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -573,14 +578,14 @@ static void open_array(numbers_reader *r)
     r->state = FIRST;
 }
 
-/* NULL, or what is wrong. */
+/* Ends the innermost array. Returns NULL, or what is wrong. */
 static const char *close_array(numbers_reader *r)
 {
     int d = r->depth;
     int64_t count = r->count[d - 1];
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
-    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty one */
+    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -598,8 +603,9 @@ static void count_element(numbers_reader *r)
     r->state = AFTER;
 }
 
-/* Reads numbers separated by commas from p on. check_place() has accepted the first one, and there is room
- * for it. Nearly all numbers take this way. Returns where it stopped. *error: the fault of the number there. */
+/* Reads numbers separated by commas from p on. check_place() has accepted the first number, and there is room for it.
+ * Nearly all numbers are read here. Returns the text behind the last one. *error: what is wrong with the number
+ * there. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -641,15 +647,15 @@ static const char *value_expected(const numbers_reader *r, char c)
     return "a number or an array is expected";
 }
 
-/* One call of numbers_read(). */
+/* The state of one call of numbers_read(). */
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
-    const uint64_t base, elements; /* offset of text[0] in the whole text; number of elements before it */
+    const uint64_t base, elements; /* offset of text[0] in the whole text; number of elements before this call */
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* the error is at the start of the token, not at p */
+    bool at_token; /* the error is at the start of the token, and not at p */
     bool full;     /* there is no room for the next element */
 };
 
@@ -663,7 +669,7 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* The bare word that has this beginning; BARE_WORDS: none that may stand here. */
+/* Returns the bare word with this beginning, or BARE_WORDS if none may stand here. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
     int w = 0;
@@ -814,7 +820,7 @@ static inline void in_number(struct feed *f, char c)
         f->full = true;
     } else {
         r->text[r->held] = ',';
-        quick(r->text, r->text + r->held + 1, &d); /* cannot fail: the machine has checked it */
+        quick(r->text, r->text + r->held + 1, &d); /* cannot fail, because the state machine has checked the text */
         if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
         else count_element(r);
     }
@@ -886,7 +892,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 
 /* ---- Binary to decimal ------------------------------------------------------------------------------------------- */
 
-/* floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), in integers: right for all q and k that occur here. */
+/* Return floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They are right for all q and k
+ * that occur here. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -902,51 +909,51 @@ static int log2_pow10(int k)
 
 enum { POWER_MIN = -36, POWER_MAX = 45 };
 
-/* 10^k, scaled by a power of two to 64 bits with the top one set, and rounded up. */
+/* 10^k, multiplied by a power of two so that it has 64 bits with the top bit set, and rounded up. */
 static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
-    0xAA242499697392D3, 0xD4AD2DBFC3D07788, 0x84EC3C97DA624AB5, 0xA6274BBDD0FADD62, 0xCFB11EAD453994BB, /* -36 */
-    0x81CEB32C4B43FCF5, 0xA2425FF75E14FC32, 0xCAD2F7F5359A3B3F, 0xFD87B5F28300CA0E, 0x9E74D1B791E07E49, /* -31 */
-    0xC612062576589DDB, 0xF79687AED3EEC552, 0x9ABE14CD44753B53, 0xC16D9A0095928A28, 0xF1C90080BAF72CB2, /* -26 */
-    0x971DA05074DA7BEF, 0xBCE5086492111AEB, 0xEC1E4A7DB69561A6, 0x9392EE8E921D5D08, 0xB877AA3236A4B44A, /* -21 */
-    0xE69594BEC44DE15C, 0x901D7CF73AB0ACDA, 0xB424DC35095CD810, 0xE12E13424BB40E14, 0x8CBCCC096F5088CC, /* -16 */
-    0xAFEBFF0BCB24AAFF, 0xDBE6FECEBDEDD5BF, 0x89705F4136B4A598, 0xABCC77118461CEFD, 0xD6BF94D5E57A42BD, /* -11 */
-    0x8637BD05AF6C69B6, 0xA7C5AC471B478424, 0xD1B71758E219652C, 0x83126E978D4FDF3C, 0xA3D70A3D70A3D70B, /* -6 */
-    0xCCCCCCCCCCCCCCCD, 0x8000000000000000, 0xA000000000000000, 0xC800000000000000, 0xFA00000000000000, /* -1 */
-    0x9C40000000000000, 0xC350000000000000, 0xF424000000000000, 0x9896800000000000, 0xBEBC200000000000, /* 4 */
-    0xEE6B280000000000, 0x9502F90000000000, 0xBA43B74000000000, 0xE8D4A51000000000, 0x9184E72A00000000, /* 9 */
-    0xB5E620F480000000, 0xE35FA931A0000000, 0x8E1BC9BF04000000, 0xB1A2BC2EC5000000, 0xDE0B6B3A76400000, /* 14 */
-    0x8AC7230489E80000, 0xAD78EBC5AC620000, 0xD8D726B7177A8000, 0x878678326EAC9000, 0xA968163F0A57B400, /* 19 */
-    0xD3C21BCECCEDA100, 0x84595161401484A0, 0xA56FA5B99019A5C8, 0xCECB8F27F4200F3A, 0x813F3978F8940985, /* 24 */
-    0xA18F07D736B90BE6, 0xC9F2C9CD04674EDF, 0xFC6F7C4045812297, 0x9DC5ADA82B70B59E, 0xC5371912364CE306, /* 29 */
-    0xF684DF56C3E01BC7, 0x9A130B963A6C115D, 0xC097CE7BC90715B4, 0xF0BDC21ABB48DB21, 0x96769950B50D88F5, /* 34 */
-    0xBC143FA4E250EB32, 0xEB194F8E1AE525FE, 0x92EFD1B8D0CF37BF, 0xB7ABC627050305AE, 0xE596B7B0C643C71A, /* 39 */
-    0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* 44 */
+    0xAA242499697392D3, 0xD4AD2DBFC3D07788, 0x84EC3C97DA624AB5, 0xA6274BBDD0FADD62, 0xCFB11EAD453994BB, /* from 1e-36 */
+    0x81CEB32C4B43FCF5, 0xA2425FF75E14FC32, 0xCAD2F7F5359A3B3F, 0xFD87B5F28300CA0E, 0x9E74D1B791E07E49, /* from 1e-31 */
+    0xC612062576589DDB, 0xF79687AED3EEC552, 0x9ABE14CD44753B53, 0xC16D9A0095928A28, 0xF1C90080BAF72CB2, /* from 1e-26 */
+    0x971DA05074DA7BEF, 0xBCE5086492111AEB, 0xEC1E4A7DB69561A6, 0x9392EE8E921D5D08, 0xB877AA3236A4B44A, /* from 1e-21 */
+    0xE69594BEC44DE15C, 0x901D7CF73AB0ACDA, 0xB424DC35095CD810, 0xE12E13424BB40E14, 0x8CBCCC096F5088CC, /* from 1e-16 */
+    0xAFEBFF0BCB24AAFF, 0xDBE6FECEBDEDD5BF, 0x89705F4136B4A598, 0xABCC77118461CEFD, 0xD6BF94D5E57A42BD, /* from 1e-11 */
+    0x8637BD05AF6C69B6, 0xA7C5AC471B478424, 0xD1B71758E219652C, 0x83126E978D4FDF3C, 0xA3D70A3D70A3D70B, /* from 1e-6 */
+    0xCCCCCCCCCCCCCCCD, 0x8000000000000000, 0xA000000000000000, 0xC800000000000000, 0xFA00000000000000, /* from 1e-1 */
+    0x9C40000000000000, 0xC350000000000000, 0xF424000000000000, 0x9896800000000000, 0xBEBC200000000000, /* from 1e4 */
+    0xEE6B280000000000, 0x9502F90000000000, 0xBA43B74000000000, 0xE8D4A51000000000, 0x9184E72A00000000, /* from 1e9 */
+    0xB5E620F480000000, 0xE35FA931A0000000, 0x8E1BC9BF04000000, 0xB1A2BC2EC5000000, 0xDE0B6B3A76400000, /* from 1e14 */
+    0x8AC7230489E80000, 0xAD78EBC5AC620000, 0xD8D726B7177A8000, 0x878678326EAC9000, 0xA968163F0A57B400, /* from 1e19 */
+    0xD3C21BCECCEDA100, 0x84595161401484A0, 0xA56FA5B99019A5C8, 0xCECB8F27F4200F3A, 0x813F3978F8940985, /* from 1e24 */
+    0xA18F07D736B90BE6, 0xC9F2C9CD04674EDF, 0xFC6F7C4045812297, 0x9DC5ADA82B70B59E, 0xC5371912364CE306, /* from 1e29 */
+    0xF684DF56C3E01BC7, 0x9A130B963A6C115D, 0xC097CE7BC90715B4, 0xF0BDC21ABB48DB21, 0x96769950B50D88F5, /* from 1e34 */
+    0xBC143FA4E250EB32, 0xEB194F8E1AE525FE, 0x92EFD1B8D0CF37BF, 0xB7ABC627050305AE, 0xE596B7B0C643C71A, /* from 1e39 */
+    0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* from 1e44 */
 };
 
-/* power * c / 2^64, rounded to odd: the lowest bit also says whether a nonzero rest was cut off. A rest below
- * 2^-31 of a unit counts as the rounding up of `power`. */
+/* Returns power * c / 2^64, rounded to odd: the lowest bit also says whether a remainder was cut off. A remainder below
+ * 2^-31 of a unit counts as zero, because it may come from the rounding of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
     u128 product = (u128)power * c;
     return (uint32_t)(product >> 64) | ((uint32_t)((uint64_t)product >> 32) > 1);
 }
 
-/* The decimal s * 10^k with the fewest digits among those that round to c * 2^q; the nearest of them, ties to even.
- * `narrow_below`: the next value below is only half as far away, as c is a power of two. */
+/* Returns s of the shortest decimal s * 10^k that rounds to c * 2^q. Of several with equally few digits it is the
+ * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    bool even = (c & 1) == 0; /* then the boundaries themselves round to c */
+    bool even = (c & 1) == 0; /* then the boundaries themselves also round to c */
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* a shift by 1 to 4 bits */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* Four times the value and its boundaries, in units of 10^k. */
+    /* The value and its boundaries, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* Can one digit less do? At most one multiple of 10^(k + 1) is inside; for s < 10 that could only be 0 or
-     * 10, which is no shorter. The case is unpredictable: both are computed, and the compiler may choose
-     * without a branch. */
+    /* Is a decimal with one digit less also inside? At most one multiple of 10^(k + 1) is inside. For s < 10 that could
+     * only be 0 or 10, which is no shorter. The processor could not predict a branch here, so both cases are
+     * computed. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -958,7 +965,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     return shorter ? with_tenth : without;
 }
 
-/* Writes eight characters, of which some may not count. NUMBERS_TEXT_MAX has room for the others. */
+/* Writes eight characters, of which the last may not count. NUMBERS_TEXT_MAX has room for them. */
 static void put_eight(char *text, uint64_t eight)
 {
     memcpy(text, &eight, 8);
@@ -971,20 +978,22 @@ static size_t put_text(char *text, const char *from)
     return count;
 }
 
-/* n < 10^8 as eight characters, the first in the lowest byte: split in fours, twos and ones, all lanes at once. */
+/* Returns the digits of n < 10^8 as eight bytes, the first in the lowest byte. n is split in fours, twos and ones, all
+ * lanes at once. */
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
     uint64_t hundreds = (v * 5243 >> 19) &
-                        UINT64_C(0x0000007F0000007F); /* 5243 / 2^19 is 1 / 100 for numbers below 10^4 */
+                        UINT64_C(0x0000007F0000007F); /* for numbers below 10^4, x * 5243 >> 19 is x / 100 */
     v = hundreds | (v - hundreds * 100) << 16;
-    uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F); /* 103 / 2^10 is 1 / 10 for numbers below 100 */
+    /* for numbers below 100, x * 103 >> 10 is x / 10 */
+    uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F);
     return (tenths | (v - tenths * 10) << 8) + UINT64_C(0x3030303030303030);
 }
 
 static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000 };
 
-/* Digits of n; of 0, one. */
+/* Returns the number of digits of n; of 0, one. */
 static int count_digits(uint32_t n)
 {
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12; /* log10(2) is 1233 / 2^12: right, or one too few */
@@ -1001,7 +1010,7 @@ static size_t write_integer(uint32_t n, char *text)
     return (size_t)count;
 }
 
-/* s * 10^k, 0 < s < 10^9 */
+/* Writes s * 10^k with 0 < s < 10^9. */
 static size_t write_decimal(uint32_t s, int k, char *text)
 {
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 }; /* 0.0001 to 999999999 are written without an exponent */
@@ -1009,11 +1018,11 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     s *= integer_tens[9 - count];                       /* nine digits, padded with trailing zeros */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8; /* the number of digits without
-                                                                            * trailing zeros */
+    /* The number of digits without trailing zeros. */
+    count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* 1.2345e-7 */
+    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* written as 1.2345e-7 */
         t[0] = first;
         t[1] = '.';
         put_eight(t + 2, others);
@@ -1022,7 +1031,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* 0.00012345 */
+    } else if (point <= 0) { /* written as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1031,9 +1040,9 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     } else {
         t[0] = first;
         put_eight(t + 1, others);
-        if (point >= count) return (size_t)point; /* 123000: the zeros are there */
+        if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        put_eight(t + point + 1, others >> 8 * (point - 1)); /* 12.345 */
+        put_eight(t + point + 1, others >> 8 * (point - 1)); /* written as 12.345 */
         t += count + 1;
     }
     return (size_t)(t - text);
@@ -1055,7 +1064,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     *text = '-';
     text += negative;
     if (q <= 0 && q >= -f->fraction_bits &&
-        (c & ((1u << -q) - 1)) == 0) /* an integer, and its neighbours are not further */
+        (c & ((1u << -q) - 1)) == 0) /* the value is an integer, and its neighbours are as far away as above */
         return negative + write_decimal(c >> -q, 0, text);
     int k;
     uint32_t s = shortest(c, q, fraction == 0 && exponent > 1, &k);
@@ -1065,7 +1074,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
 size_t numbers_format(attn_dtype dtype, const void *value, char *text)
 {
     uint32_t code = 0;
-    switch (element_bytes[dtype]) { /* it may lie anywhere */
+    switch (element_bytes[dtype]) { /* `value` may have any alignment */
     case 4: memcpy(&code, value, 4); break;
     case 2: memcpy(&code, value, 2); break;
     default: memcpy(&code, value, 1); break;

@@ -5,16 +5,18 @@
 
 #include "kernels/judge/judge.h"
 
-/* Tensors by their role in ATTN_TENSOR_MAP: a new row there is in these sets too. */
-#define BIT(name)                    ATTN_TENSOR_BIT(name)
-#define IF_IN(name, role, ...)       | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
-#define IF_OUT(name, role, ...)      | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
-#define IF_IN_BACK(name, role, ...)  | (ATTN_ROLE_##role == ATTN_ROLE_IN_BACK ? BIT(name) : 0)
-#define IF_OUT_BACK(name, role, ...) | (ATTN_ROLE_##role == ATTN_ROLE_OUT_BACK ? BIT(name) : 0)
-#define INPUTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_IN))
-#define OUTPUTS                      (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT))
-#define INPUTS_OF_BACKWARD           (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
-#define GRADIENTS                    (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
+/* Sets of tensors by their role in ATTN_TENSOR_MAP, so that a new row there is in these sets too. */
+#define BIT(name)                       ATTN_TENSOR_BIT(name)
+#define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
+#define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
+#define IF_IN_BACK(name, role, ...)     | (ATTN_ROLE_##role == ATTN_ROLE_IN_BACK ? BIT(name) : 0)
+#define IF_OUT_BACK(name, role, ...)    | (ATTN_ROLE_##role == ATTN_ROLE_OUT_BACK ? BIT(name) : 0)
+#define INPUTS                          (UINT64_C(0) ATTN_TENSOR_MAP(IF_IN))
+#define OUTPUTS                         (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT))
+#define IF_OUT_OBSERVE(name, role, ...) | (ATTN_ROLE_##role == ATTN_ROLE_OUT_OBSERVE ? BIT(name) : 0)
+#define OBSERVED                        (BIT(lse) ATTN_TENSOR_MAP(IF_OUT_OBSERVE))
+#define INPUTS_OF_BACKWARD              (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
+#define GRADIENTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
 
 /* The models of an operation; see PROTO_MODELS. */
 #define OF_DTYPE(name, op, fixed, dtype)       \
@@ -22,12 +24,14 @@
     {                                          \
         name "_causal", op, true, fixed, dtype \
     }
-#define MODELS(name, op)                                                                            \
-    (const proto_model[PROTO_MODELS])                                                               \
-    {                                                                                               \
-        OF_DTYPE(name, op, false, ATTN_F32), OF_DTYPE(name "_fp32", op, true, ATTN_F32),            \
-            OF_DTYPE(name "_fp16", op, true, ATTN_F16), OF_DTYPE(name "_bf16", op, true, ATTN_BF16) \
-    }
+#define MODELS(name, op)                             \
+    (const proto_model[PROTO_MODELS]){               \
+        OF_DTYPE(name, op, false, ATTN_F32),         \
+        OF_DTYPE(name "_fp32", op, true, ATTN_F32),  \
+        OF_DTYPE(name "_fp16", op, true, ATTN_F16),  \
+        OF_DTYPE(name "_bf16", op, true, ATTN_BF16), \
+    },                                               \
+        .model_count = PROTO_MODELS
 
 /* clang-format off */
 static const proto_tensor_doc of_decode[] = {
@@ -37,6 +41,14 @@ static const proto_tensor_doc of_decode[] = {
     { ATTN_T_v, "[B, S, Hk, Dv]; the caches' dtype: their values; not of latent caches" },
     { ATTN_T_keep_mask, "[1 or B, 1 or H, 1 or Sq, n]; uint8 or bool: of the last n keys of each row, the new ones "
                         "too; 1: may attend; 0: hidden; those before are kept" },
+    { 0, NULL },
+};
+
+static const proto_tensor_doc of_observe[] = {
+    { ATTN_T_q, "[B, Sq, H, D]: queries; beside caches a row for each, in the caches' dtype, of float8_e4m3fn also "
+                "float32, float16 or bfloat16" },
+    { ATTN_T_lse, "float32 [B, H, Sq]: the natural logarithm of the softmax denominator; as an input the one to use, "
+                  "where it is not given it is computed; -inf for a query that sees no key" },
     { 0, NULL },
 };
 
@@ -55,6 +67,17 @@ static const proto_tensor_doc of_check[] = {
     { ATTN_T_dsinks, "sinks' shape; any float dtype: your result" },
     { ATTN_T_dbias, "bias's shape; any float dtype: your result" },
     { ATTN_T_dalibi_slopes, "alibi_slopes' shape; any float dtype: your result" },
+    { 0, NULL },
+};
+
+static const proto_tensor_doc of_merge[] = {
+    { ATTN_T_sinks, "[H]; float32: one more part for each head, with this lse and without a value; merged once" },
+    { ATTN_T_dout, "the shape of out of a part; float32, float16 or bfloat16: gradient with respect to out; the answer then "
+                   "has parts" },
+    { ATTN_T_dlse, "the shape of lse of a part; float32: gradient with respect to lse; zeros where not given; needs dout" },
+    { ATTN_T_out, "the shape of out of a part; out_dtype, or the dtype of the parts: the whole; 0 where all parts are empty" },
+    { ATTN_T_lse, "the shape of lse of a part; float32: natural logarithm; -inf where all parts are empty" },
+    { ATTN_T_dsinks, "[H]; float32: gradient with respect to sinks; needs dout" },
     { 0, NULL },
 };
 
@@ -83,6 +106,20 @@ const proto_operation proto_operations[PROTO_OP_COUNT] = {
             "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient "
             "with respect to out. Send forward's inputs again, or the context that a forward with save left here.",
         .answer = "The gradients",
+    },
+    [ATTN_OP_OBSERVE] = {
+        "observe", "/v1/attention/observe", ATTN_OP_OBSERVE,
+        .computes = true, .envelope = true, .may_take_caches = true,
+        .takes = (INPUTS & ~(BIT(v) | BIT(v_scale))) | BIT(lse), .needs = BIT(q) | BIT(k),
+        .beside_caches = BIT(q) | BIT(alibi_slopes) | BIT(keep_mask) | BIT(sinks) | BIT(lse),
+        .gives = OBSERVED, .asks = "observe",
+        .models = MODELS("attention_observe", ATTN_OP_OBSERVE),
+        .members = "q, k and observe", .title = "Observe", .summary = "What attention looks at",
+        .description =
+            "Maxima, entropies and sums of the probabilities that a forward with these members would use: observe names "
+            "what is wanted. v is not sent, nothing of size Sq x Sk is made, and dropout is ignored. With caches and q it "
+            "says what a decode step would see, and changes nothing.",
+        .answer = "What was asked for", .tensors = of_observe,
     },
     [PROTO_OP_DECODE] = {
         "decode", "/v1/attention/decode", ATTN_OP_FORWARD,
@@ -115,6 +152,20 @@ const proto_operation proto_operations[PROTO_OP_COUNT] = {
             "The members of forward or backward, and your own results: out, lse or gradients. They are held against "
             "float64. Where they are wrong, the answer says where, and which mistakes explain it.",
         .answer = "The verdict", .tensors = of_check,
+    },
+    [PROTO_OP_MERGE] = {
+        "merge", "/v1/attention/merge", ATTN_OP_FORWARD,
+        .merges = true, .envelope = true,
+        .takes = BIT(sinks) | BIT(dout) | BIT(dlse), .gives = BIT(out) | BIT(lse) | BIT(dsinks),
+        .usual = BIT(out) | BIT(lse),
+        .models = (const proto_model[]){ { "attention_merge", PROTO_OP_MERGE, false, false, ATTN_F32 } }, .model_count = 1,
+        .members = "parts", .title = "Merge", .summary = "Results over parts of the keys become one",
+        .description =
+            "Each part is the out and lse of the same queries over a part of the keys. The answer is the result over "
+            "all keys: lse = log(sum of exp(lse_p)), out = sum of exp(lse_p - lse) out_p, in float32 and in the order "
+            "given. With dout it also has the gradients of each part: a backward of each part that is given them "
+            "yields the gradients of the whole.",
+        .answer = "The whole, and the gradients of its parts", .tensors = of_merge,
     },
 };
 /* clang-format on */

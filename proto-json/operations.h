@@ -1,8 +1,8 @@
-/* operations.h: what a body of tensors can ask for. Each row of proto_operations[] describes one operation.
+/* operations.h: the operations that a body of tensors can request. Each row of proto_operations[] describes one.
  *
- * The parser, the server and the OpenAPI document read in the row what an operation takes, gives and does. No reader
- * compares the number of an operation with another number. A new operation is a number here, a row in operations.c, and
- * a route; server/README.md has the recipe. The table is constant, and any thread may read it. */
+ * The row says what an operation takes, returns and does. The parser, the server and the OpenAPI document read it; none
+ * of them compares the number of an operation with another number. A new operation is a number here, a row in
+ * operations.c, and a route; server/README.md has the recipe. The table is constant, and any thread may read it. */
 #ifndef OPERATIONS_H
 #define OPERATIONS_H
 
@@ -11,26 +11,27 @@
 /* The number of an operation. The first numbers are those of attn_op. */
 typedef int proto_op;
 enum {
-    PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward over keys and values that lie in caches */
-    PROTO_OP_APPEND,                        /* adds keys and values to one cache, and computes nothing */
-    PROTO_OP_CHECK,                         /* says what is wrong with the caller's own results */
+    PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward over keys and values that lie in caches */
+    PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
+    PROTO_OP_CHECK,                  /* says what is wrong with the caller's own results */
+    PROTO_OP_MERGE,                  /* results of the same queries over parts of the keys become one */
     PROTO_OP_COUNT
 };
 
-/* A model of KServe: a name for an operation and for options that some clients cannot send. */
+/* A model of KServe: a name for an operation together with options that some clients cannot send. */
 typedef struct proto_model {
     const char *name;
     proto_op op;
-    bool causal; /* causal is true */
-    bool fixed;  /* q has this dtype, and no other: */
+    bool causal; /* true: the model sets the option causal */
+    bool fixed;  /* q has the dtype in the next member and no other */
     attn_dtype dtype;
 } proto_model;
 
-/* The models of one operation: one for any dtype, one each for float32, float16 and bfloat16, and each of these four
- * with and without causal. */
+/* The largest number of models of one operation: one for any dtype, one each for float32, float16 and bfloat16, and
+ * each of these four with and without causal. */
 enum { PROTO_MODELS = 8 };
 
-/* What the OpenAPI document says of a tensor in one operation, where that differs from attn_tensors[]. */
+/* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
     const char *says; /* NULL ends a list */
@@ -39,31 +40,37 @@ typedef struct proto_tensor_doc {
 /* Sets of tensors are bits of attn_tensor_id. All texts are constants. */
 typedef struct proto_operation {
     const char *name; /* "decode": in messages, in metrics and in /v1/info */
-    const char *path; /* "/v1/attention/decode" */
+    const char *path; /* path of the route, such as "/v1/attention/decode" */
     attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
 
-    bool computes;      /* a device computes the problem */
-    bool takes_caches;  /* keys and values lie in caches of the server, and the request is a cache transaction */
-    bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
-    bool envelope;      /* one body may hold several problems: {"requests": [...]} */
+    bool computes;        /* a device computes the problem */
+    bool merges;          /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
+    bool takes_caches;    /* keys and values are in caches of the server, and the request is a cache transaction */
+    bool may_take_caches; /* the same where the member `caches` is given: proto_uses_caches() */
+    bool cache_in_path;   /* the path names the one cache; otherwise the member `caches` names all caches */
+    bool envelope;        /* one body may hold several problems: {"requests": [...]} */
 
     bool judges; /* the processor computes the problem in float64 and judges results (kernels/judge/judge.h) */
 
     uint64_t takes;   /* inputs that a problem may have */
     uint64_t needs;   /* inputs that a problem must have; with the member `context` only those with role IN_BACK */
-    uint64_t appends; /* inputs that are added to the ends of the caches */
+    uint64_t appends; /* inputs that are appended to the caches */
     uint64_t gives;   /* outputs that the member `outputs` may name */
     uint64_t judged;  /* of `takes`, the results that are judged; a problem needs at least one */
     uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
+    const char *asks; /* NULL: `outputs`; else the member that stands in its place, and must be there. It may also name
+                       * numbers of PROTO_COUNT_MAP */
+    uint64_t beside_caches; /* inputs that a problem may have beside `caches` */
 
-    const proto_model *models; /* PROTO_MODELS of them; NULL: KServe has none */
+    const proto_model *models; /* an array of model_count */
+    int model_count;           /* 0: KServe does not offer the operation */
 
-    /* For messages and the OpenAPI document. */
-    const char *members;               /* "q and caches": what the body must hold, for a message */
+    /* Texts for messages and the OpenAPI document. */
+    const char *members;               /* "q and caches": the required members, for a message */
     const char *title;                 /* "Decode": how names of its schemas begin */
-    const char *summary, *description; /* of its route */
-    const char *answer;                /* what the answer 200 holds */
-    const proto_tensor_doc *tensors;   /* NULL: attn_tensors[] says it all */
+    const char *summary, *description; /* texts of the operation's route */
+    const char *answer;                /* what a 200 answer contains */
+    const proto_tensor_doc *tensors;   /* NULL: attn_tensors[] describes all tensors */
 } proto_operation;
 
 extern const proto_operation proto_operations[PROTO_OP_COUNT];
@@ -80,10 +87,10 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
     return proto_operations[op].gives >> id & 1;
 }
 
-/* Is there work after the checks? Otherwise the route's handler answers as soon as the body has passed all checks. */
+/* Is there work after the checks? If not, the route's handler answers as soon as the body has passed all checks. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
-    return operation->computes || operation->takes_caches || operation->judges;
+    return operation->computes || operation->merges || operation->takes_caches || operation->judges;
 }
 
 #endif

@@ -1,21 +1,22 @@
-/* decode.c: from a tree of members to problems that have passed attn_check().
+/* parse.c: turns a tree of members into problems that have passed attn_check().
  *
- * The format's reader (format.h) has taken the tensor values out of the body and made a tree of what is left, which is
- * small. Here names get their meaning, whatever the format was. Three tables say it all: attn_tensors[]
- * (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the rest, and
- * proto_operations[] (operations.h) for what an operation takes of both. A member that an operation does not take is
- * refused by name.
+ * The format's reader (format.h) has extracted the tensor values from the body and made a tree of the rest, which is
+ * small. This file interprets the names in the tree, in the same way for all formats. It uses three tables:
+ * attn_tensors[] (kernels/attention.h) for the members that are tensors, proto_options[] (parse_options.c) for the
+ * other members, and proto_operations[] (operations.h) for the members that an operation takes. A member that an
+ * operation does not take is refused by name.
  *
  *     body -> reader -> tree -> object() -> parse_tensor(), parse_option() -> attn_check() -> proto_call
  *                 \---> memory -------------^
  *
  * Invariants:
- *   1. Every member is looked at exactly once, in the order of the body; the first fault is the one reported, with its
+ *   1. Every member is examined exactly once, in the order of the body. The first error is reported, with its
  *      pointer.
- *   2. A number is its text until its type is known: integers are never read through a double.
- *   3. A problem without error in a proto_call has passed attn_check() and its outputs have shapes; only one with a
- *      `context` has not, for its tensors are elsewhere.
- *   4. In an envelope the fault of one problem is its own; broken JSON, limits and lack of memory fail the whole. */
+ *   2. A number stays text until its type is known, so integers are never read through a double.
+ *   3. A problem without an error in a proto_call has passed attn_check(), and its outputs have shapes. Exceptions
+ *      are problems with a `context` or with caches, whose tensors are elsewhere.
+ *   4. In an envelope, the error of one problem concerns that problem alone. Malformed JSON, exceeded limits and
+ *      lack of memory fail the whole body. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -47,7 +48,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* The first operation that takes a member of this name, other than as a result; PROTO_OP_COUNT: none does. */
+/* Returns the first operation that takes a member of this name, other than as a result, or PROTO_OP_COUNT if none
+ * does. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -60,8 +62,8 @@ static proto_op op_of(const char *name)
     return op;
 }
 
-/* The error for a name that this operation does not take: a member of another operation, an output, or an
- * unknown name. */
+/* Makes the error for a name that this operation does not take: a member of another operation, an output, or an unknown
+ * name. */
 static attn_status foreign(proto_op op, const char *name, attn_error *err)
 {
     const int id = tensor_named(name);
@@ -82,7 +84,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         "requests: must be the only member of the body"); /* reached inside an item */
+                         /* only a problem within `requests` gets here */
+                         "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
@@ -91,7 +94,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* With `context` the problem comes from the saved forward. Only members that a backward adds may stand beside it. */
+/* Checks the members beside `context`. The problem comes from the saved forward, so only members that a backward adds
+ * may be given. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -110,11 +114,12 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    const bool one = operation->cache_in_path; /* no axis of caches */
+    const bool one = operation->cache_in_path; /* k and v have no axis for several caches */
     const int rank = one ? 3 : 4;
     tree_member member;
+    const uint64_t needs = operation->may_take_caches ? operation->needs & operation->beside_caches : operation->needs;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if ((operation->needs >> id & 1) && p->tensor[id].rank == 0)
+        if ((needs >> id & 1) && p->tensor[id].rank == 0)
             return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, attn_tensors[id].name), "%s: is missing",
                              attn_tensors[id].name);
     if (!one && item->caches && r->sequence)
@@ -158,6 +163,51 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
+/* Checks which members of an observe stand together, as far as the caches need not be read. */
+static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
+{
+    const proto_operation *const operation = &proto_operations[r->op];
+    const uint64_t region = ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(map);
+    const unsigned tiles = 1U << PROTO_COUNT_tiles;
+    const struct {
+        const char *member;
+        uint64_t outputs;
+        unsigned counts;
+        const char *of;
+    } options[] = {
+        { "top", ATTN_TENSOR_BIT(top_keys) | ATTN_TENSOR_BIT(top_weights), 0, "top_keys" },
+        { "map", ATTN_TENSOR_BIT(map), 0, "map" },
+        { "rows", region, 0, "weights and map" },
+        { "keys", region, 0, "weights and map" },
+        { "key_mass_rows", ATTN_TENSOR_BIT(key_mass), 0, "key_mass" },
+        { "tile_size", 0, tiles, "tiles" },
+        { "head_dim_v", 0, 1U << PROTO_COUNT_flops_forward | 1U << PROTO_COUNT_flops_backward,
+          "flops_forward and flops_backward" },
+    };
+    tree_member member;
+    if (!item->outputs && !item->counts)
+        return attn_fail(err, ATTN_INVALID, "/observe",
+                         "observe: is missing, must name what is wanted, such as [\"entropy\", \"key_mass\"]");
+    for (size_t n = 0; n < sizeof options / sizeof *options; n++)
+        if (cJSON_HasObjectItem(value, options[n].member) && !(item->outputs & options[n].outputs) &&
+            !(item->counts & options[n].counts))
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, options[n].member),
+                             "%s: belongs to %s, which observe does not name", options[n].member, options[n].of);
+    if ((item->counts & tiles) && item->tile_size[0] == 0)
+        return attn_fail(err, ATTN_INVALID, "/tile_size",
+                         "tile_size: is missing, must be [queries, keys] of a tile with tiles");
+    item->problem.observe.given_lse = item->problem.lse.rank > 0;
+    if (item->problem.observe.given_lse && (item->outputs & ATTN_TENSOR_BIT(lse)))
+        return attn_fail(err, ATTN_INVALID, "/lse", "lse: is given, and cannot be asked for beside that");
+    for (const cJSON *one = value->child; one && item->caches; one = one->next) {
+        const int id = tensor_named(one->string);
+        if (option_named(one->string) || id == ATTN_TENSOR_COUNT || (operation->beside_caches >> id & 1)) continue;
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, one->string),
+                         "%s: cannot stand beside caches, whose keys and lengths are looked at", one->string);
+    }
+    return ATTN_OK;
+}
+
 static attn_status object(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -175,13 +225,17 @@ static attn_status object(const struct parse_reader *r, const cJSON *value, prot
             status = judged(r, (attn_tensor_id)id, member, item, err);
         else if (id < ATTN_TENSOR_COUNT && proto_takes_tensor(r->op, (attn_tensor_id)id))
             status = parse_tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
+        else if (proto_operations[r->op].merges && parse_parts_has(member->string))
+            status = parse_parts_named(r, value, member, item, err);
         else status = foreign(r->op, member->string, err);
         if (status != ATTN_OK) return status;
     }
     if (!item->outputs) item->outputs = proto_operations[r->op].usual;
     if (*item->context) return beside_context(value, err);
-    if (proto_operations[r->op].takes_caches) return of_caches(r, item, err);
-    decode_starts_of_keys(r, &item->problem);
+    if (proto_operations[r->op].asks && (status = of_observe(r, value, item, err)) != ATTN_OK) return status;
+    if (proto_uses_caches(r->op, item)) return of_caches(r, item, err);
+    if (proto_operations[r->op].merges) return parse_parts_done(r, item, err);
+    parse_starts_of_keys(r, &item->problem);
     if (proto_operations[r->op].judges && (status = to_judge(item, err)) != ATTN_OK) return status;
     attn_status prepared = proto_item_prepare(item, err);
     if (prepared == ATTN_OK && item->results) prepared = judge_check(&item->problem, item->results, err);
@@ -199,15 +253,16 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
     attn_problem *const p = &item->problem;
     attn_tensor unused;
     if (!item->has_result_dtype) item->result_dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
-    /* An impossible dtype is refused even where no output has it. */
-    attn_status status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused,
-                                     err);
+    /* A dtype that no output can have is refused even if no output uses it. */
+    attn_status status = ATTN_OK;
+    if (p->op == ATTN_OP_OBSERVE) attn_observe_region(p);
+    else status = attn_output(p, p->op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq, item->result_dtype, &unused, err);
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* A gradient of a tensor that was not given is a fault of the request (400). NOT_FOUND is for lost
-     * contexts and caches. */
+    /* A gradient of a tensor that was not given is an error of the request (400). NOT_FOUND is for missing contexts and
+     * caches. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -236,8 +291,9 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
+    if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS; /* a member for each tensor of a part */
     d->format = format;
-    d->reader = format->open(limits, memory);
+    d->reader = format->open(&d->limits, memory);
     if (!d->reader) {
         free(d);
         return NULL;
@@ -290,7 +346,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* attn_check() reads the values of all other tensors. For these it checks only their sizes. */
+/* For the tensors of this list attn_check() checks only sizes. It reads the values of all other tensors. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -349,10 +405,17 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     call->count = count;
     one = requests->child;
     for (int i = 0; i < count; i++, one = one->next) {
+        proto_item *const item = &call->items[i];
         attn_error fault;
-        if (object(r, one, &call->items[i], &fault) == ATTN_OK) continue;
-        free(call->items[i].results);
-        call->items[i] = (proto_item){ .error = fault };
+        attn_status status = object(r, one, item, &fault);
+        if (status == ATTN_OK && item->caches)
+            status = attn_fail(&fault, ATTN_INVALID, "/caches",
+                               "caches: cannot stand in requests; send a problem on caches by itself");
+        if (status == ATTN_OK) continue;
+        free(item->caches);
+        free(item->parts);
+        free(item->results);
+        *item = (proto_item){ .error = fault };
     }
     return ATTN_OK;
 }
@@ -402,6 +465,8 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     made->sequence = body.sequence;
     r.sequence = *body.sequence.id != '\0';
     made->binary = body.binary;
+    memcpy(made->binary_parts, body.binary_parts, sizeof made->binary_parts);
+    r.gradients = body.gradients;
     made->shared = body.shared;
     if (body.id && *body.id && !(made->id = strdup(body.id))) {
         status = no_memory(err);
@@ -431,7 +496,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller's now */
+        made = NULL; /* the caller owns the call now */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);
@@ -467,7 +532,11 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item)
 void proto_call_free(proto_call *call)
 {
     if (!call) return;
-    for (int i = 0; i < call->count && call->items; i++) free(call->items[i].caches), free(call->items[i].results);
+    for (int i = 0; i < call->count && call->items; i++) {
+        free(call->items[i].caches);
+        free(call->items[i].parts);
+        free(call->items[i].results);
+    }
     free(call->items);
     free(call->id);
     free(call);

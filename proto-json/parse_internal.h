@@ -1,9 +1,10 @@
-/* parse_internal.h: what the three files that turn a body's tree into problems share. The public part is
- * proto.h.
+/* parse_internal.h: types and functions that the four files which turn a body's tree into problems share. The public
+ * part is proto.h.
  *
- *   decode.c           problems, and the body: a single problem or an envelope of several
+ *   parse.c           problems, and the body: a single problem or an envelope of several
  *   parse_options.c   the table of options, and how a value of each type is read
- *   parse_tensors.c   a member that is a tensor: its shape, dtype and where its numbers lie; hints for wrong values
+ *   parse_parts.c     parts of a merge: a list, or a member for each tensor
+ *   parse_tensors.c   a member that is a tensor: its shape, its dtype, the place of its numbers; hints for wrong values
  *
  * Each file may call those below it in this list. */
 #ifndef PARSE_INTERNAL_H
@@ -17,19 +18,20 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* The unused end of the caller's memory, behind the extracted values. Tensors that the parser makes go there. */
+/* The unused end of the caller's memory, behind the extracted values. The parser makes its own tensors there. */
 struct parse_room {
     uint8_t *at;
     size_t left;
 };
 
-/* What all functions that read one body share. */
+/* The state that all functions reading one body share. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
-    bool sequence; /* `sequence_id` of KServe stands in the place of `caches` */
+    bool sequence; /* `sequence_id` of KServe replaces `caches` */
+    int gradients; /* number of parts up to the last one whose gradient KServe names as an output */
     struct parse_room *room;
 };
 
@@ -39,31 +41,50 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* Upper bound on the bytes of parse_room that a problem's members need, in a body with `bytes` bytes of tensors. */
+/* Returns an upper bound on the bytes of parse_room that a problem's members need, in a body with `bytes` bytes of
+ * tensors. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
-void decode_starts_of_keys(const struct parse_reader *r, attn_problem *p);
+void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Does the size that a body gives for a tensor's bytes match its shape and dtype? A format's reader calls
- * this before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here;
+/* Checks that the size that a body gives for a tensor's bytes matches its shape and dtype. A format's reader calls this
+ * before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here, because
  * parse_tensor() refuses it. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* A hint for a value that should be a number, true or false, or an array; "" where there is none. */
+/* Returns a hint for a value that should be a number, true or false, or an array; "" if there is none. */
 const char *parse_value_suggestion(const cJSON *value);
 
-/* A hint for a value that should be an integer and must be given; "" where there is none. */
+/* Returns a hint for a value that should be an integer and must be given; "" if there is none. */
 const char *parse_integer_suggestion(const cJSON *value);
 
-/* A hint for a dtype that the tensor cannot have: what to write instead. It offers no conversion for an output. */
+/* Returns a hint for a dtype that the tensor cannot have: what to write instead. It offers no conversion for an
+ * output. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 
+/* ---- parse_parts.c ---------------------------------------------------------------------------------------------- */
+
+/* Reads the member `parts`, a list, into the item. */
+attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
+
+/* Is it the name of a tensor of a part? */
+bool parse_parts_has(const char *name);
+/* Reads a member of such a name, which `object` has. */
+attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
+                              attn_error *err);
+
+/* Checks a merge whose members are read, converts its lse, and prepares its outputs. */
+attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
+
+/* Writes "parts.3." before the text of an error about a tensor of part 3. */
+void parse_parts_name(int number, attn_error *err);
+
 /* ---- parse_options.c -------------------------------------------------------------------------------------------- */
 
-/* Reads the member that the row names into its place in the item. */
+/* Reads the value of the option `o` into the option's place in the item. */
 attn_status parse_option(const struct parse_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
                          attn_error *err);
 

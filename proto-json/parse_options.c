@@ -1,4 +1,4 @@
-/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See decode.c. */
+/* parse_options.c: the members that are not tensors; proto_options[] has a row for each. See parse.c. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -16,51 +16,91 @@
 
 enum {
     BOTH = PROTO_FORWARD | PROTO_BACKWARD,
-    SCORES = BOTH | PROTO_DECODE,
-    BOTH_OR_CHECK = BOTH | PROTO_CHECK,
+    LOOKS = BOTH | PROTO_OBSERVE,
+    OUTPUTS = BOTH | PROTO_DECODE | PROTO_MERGE,
+    SCORES = BOTH | PROTO_DECODE | PROTO_OBSERVE,
+    ANSWERS = SCORES | PROTO_MERGE,
+    LOOKS_OR_CHECK = LOOKS | PROTO_CHECK,
     SCORES_OR_CHECK = SCORES | PROTO_CHECK
 };
+enum { MOST_TILE = 1 << 30 };
 
 static const char *const layouts[] = { "bshd", "bhsd", NULL };
 static const char *const alignments[] = { "bottom_right", "top_left", NULL };
 static const char *const operations[] = { "forward", "backward", NULL };
 static const char *const encodings[] = { "base64", "array", NULL };
+#define UNBOUNDED ", where -1 is unbounded"
+static const char *const window_form[] = { "[left, right]" UNBOUNDED, NULL };
+static const char *const region_form[] = { "[first, end]", NULL };
+static const char *const map_form[] = { "[cells of queries, cells of keys]", NULL };
+static const char *const tile_form[] = { "[queries, keys]", NULL };
+static const char *const bases[] = { "e", "2", NULL };
+static const char *const empties[] = { "-inf", "+inf", NULL };
 
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
-    /* name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
-    { "layout", PROTO_TYPE_CHOICE, BOTH_OR_CHECK, false, AT(problem.layout), AT(has_layout), 0, 0, layouts, "\"bshd\"",
-      "order of the axes of q, k, v, out and their gradients" },
+    /* columns: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
+    { "parts", PROTO_TYPE_PARTS, PROTO_MERGE, false, AT(parts), 0, 0, 0, NULL, NULL,
+      "what to merge: out and lse of the same queries over each part of the keys, 1 to 64 of equal shapes and dtypes. "
+      "out is [B, Sq, H, Dv] in float32, float16 or bfloat16, or packed [total_q, H, Dv]; lse is float32 [B, H, Sq], "
+      "or "
+      "packed [H, total_q]. Each tensor may also be a member, parts.0.out, parts.0.lse, ..." },
+    { "lse_base", PROTO_TYPE_CHOICE, PROTO_MERGE, false, AT(lse_base), 0, 0, 0, bases, "\"e\"",
+      "base of the logarithm in lse of the parts; that of the answer is natural" },
+    { "empty_lse", PROTO_TYPE_CHOICE, PROTO_MERGE, false, AT(empty_lse), 0, 0, 0, empties, "\"-inf\"",
+      "what lse of an empty part is; with +inf, -inf is empty too. That of the answer is -inf" },
+    { "layout", PROTO_TYPE_CHOICE, LOOKS_OR_CHECK | PROTO_MERGE, false, AT(problem.layout), AT(has_layout), 0, 0,
+      layouts, "\"bshd\"", "order of the axes of q, k, v, out and their gradients" },
     { "scale", PROTO_TYPE_NUMBER, SCORES_OR_CHECK, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
       "multiplies q . k; 1/sqrt(D) where it is not given" },
     { "causal", PROTO_TYPE_BOOL, SCORES_OR_CHECK, false, AT(problem.causal), 0, 0, 0, NULL, "false",
       "query i sees keys j <= i', where alignment says what i' is" },
-    { "window", PROTO_TYPE_PAIR, SCORES_OR_CHECK, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, NULL,
+    { "window", PROTO_TYPE_PAIR, SCORES_OR_CHECK, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, window_form,
       "[-1,-1]", "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
     { "alignment", PROTO_TYPE_CHOICE, SCORES_OR_CHECK, false, AT(problem.alignment), 0, 0, 0, alignments,
       "\"bottom_right\"", "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
-    { "keep_mask_at_end", PROTO_TYPE_BOOL, BOTH_OR_CHECK, false, AT(problem.keep_mask_at_end), 0, 0, 0, NULL, "false",
+    { "keep_mask_at_end", PROTO_TYPE_BOOL, LOOKS_OR_CHECK, false, AT(problem.keep_mask_at_end), 0, 0, 0, NULL, "false",
       "keep_mask is of the last keys of each row, as many as its last axis has; those before are kept" },
 #define X(name, id, least, most, rule, meaning) \
     { #name, PROTO_TYPE_NUMBER, SCORES_OR_CHECK, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-        { "dropout_p", PROTO_TYPE_NUMBER, BOTH_OR_CHECK, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
+        { "dropout_p", PROTO_TYPE_NUMBER, LOOKS_OR_CHECK, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
           "from 0 to below 1: the probability with which each probability is dropped" },
-    { "seed", PROTO_TYPE_SEED, BOTH_OR_CHECK, false, AT(problem.seed), AT(has_seed), 0, 0, NULL, NULL,
+    { "seed", PROTO_TYPE_SEED, LOOKS_OR_CHECK, false, AT(problem.seed), AT(has_seed), 0, 0, NULL, NULL,
       "of dropout: the same seed drops the same elements, on every backend. A forward without one draws it, and "
       "answers "
       "it; a backward with dropout_p wants the forward's" },
     { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",
       "the same bits on every run" },
-    { "out_dtype", PROTO_TYPE_DTYPE, PROTO_FORWARD | PROTO_DECODE, false, AT(result_dtype), AT(has_result_dtype), 0, 0,
-      NULL, NULL, "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn" },
+    { "out_dtype", PROTO_TYPE_DTYPE, PROTO_FORWARD | PROTO_DECODE | PROTO_MERGE, false, AT(result_dtype),
+      AT(has_result_dtype), 0, 0, NULL, NULL,
+      "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn; of a merge that of the parts" },
     { "grad_dtype", PROTO_TYPE_DTYPE, PROTO_BACKWARD, true, AT(result_dtype), AT(has_result_dtype), 0, 0, NULL, NULL,
       "dtype of dq, dk and dv: float32, or q's, which it is where it is not given" },
-    { "outputs", PROTO_TYPE_NAMES, SCORES, true, AT(outputs), 0, 0, 0, NULL, NULL,
+    { "observe", PROTO_TYPE_NAMES, PROTO_OBSERVE, false, AT(outputs), 0, 0, 0, NULL, NULL,
+      "what is wanted: names of tensors and numbers of the answer; top_keys brings top_weights" },
+    { "rows", PROTO_TYPE_PAIR, PROTO_OBSERVE, false, AT(problem.observe.rows), 0, 0, TREE_INTEGER_MAX, region_form,
+      NULL, "[first, end] of the queries in weights and map; all where it is not given" },
+    { "keys", PROTO_TYPE_PAIR, PROTO_OBSERVE, false, AT(problem.observe.keys), 0, 0, TREE_INTEGER_MAX, region_form,
+      NULL, "[first, end] of the keys in weights and map; all where it is not given" },
+    { "map", PROTO_TYPE_PAIR, PROTO_OBSERVE, false, AT(problem.observe.map), 0, 1, ATTN_MAX_MAP, map_form, NULL,
+      "cells of map: [of queries, of keys]; query r of rows [a, b] is in cell floor((r - a) m / (b - a))" },
+    { "top", PROTO_TYPE_INTEGER, PROTO_OBSERVE, false, AT(problem.observe.top), 0, 1, ATTN_MAX_TOP, NULL, NULL,
+      "how many keys of each query top_keys names" },
+    { "key_mass_rows", PROTO_TYPE_INTEGER, PROTO_OBSERVE, false, AT(problem.observe.key_mass_rows), 0, 1,
+      TREE_INTEGER_MAX, NULL, NULL,
+      "key_mass is a sum over that many of the last queries; over all where it is not given" },
+    { "sequence", PROTO_TYPE_INTEGER, PROTO_OBSERVE, false, AT(problem.observe.sequence), 0, 0, TREE_INTEGER_MAX, NULL,
+      NULL, "packed: the sequence that weights, map, rows and keys are of" },
+    { "tile_size", PROTO_TYPE_PAIR, PROTO_OBSERVE, false, AT(tile_size), 0, 1, MOST_TILE, tile_form, NULL,
+      "queries and keys of a tile of tiles" },
+    { "head_dim_v", PROTO_TYPE_INTEGER, PROTO_OBSERVE, false, AT(head_dim_v), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
+      "Dv of flops_forward and flops_backward; D where it is not given" },
+    { "outputs", PROTO_TYPE_NAMES, OUTPUTS, true, AT(outputs), 0, 0, 0, NULL, NULL,
       "the tensors to send back: forward out and lse; backward dq, dk and dv, and where asked for dsinks, dbias, "
-      "dalibi_slopes" },
-    { "encoding", PROTO_TYPE_CHOICE, SCORES, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
+      "dalibi_slopes; merge out and lse, and where asked for dsinks" },
+    { "encoding", PROTO_TYPE_CHOICE, ANSWERS, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
       "how tensors are written in the answer" },
     { "verify", PROTO_TYPE_ROWS, PROTO_FORWARD, false, AT(verify_rows), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "recompute that many rows, or \"all\", in float64 and report the error" },
@@ -68,13 +108,14 @@ const proto_option proto_options[] = {
       "keep q, k, v, out and lse on the server for one backward; the answer then has context" },
     { "context", PROTO_TYPE_ID, PROTO_BACKWARD, true, AT(context), 0, 0, 0, NULL, NULL,
       "what a forward with save answered: q, k, v, out, lse and the options come from there" },
-    { "caches", PROTO_TYPE_IDS, PROTO_DECODE, false, AT(caches), 0, 0, 0, NULL, NULL,
+    { "caches", PROTO_TYPE_IDS, PROTO_DECODE | PROTO_OBSERVE, false, AT(caches), 0, 0, 0, NULL, NULL,
       "ids of POST /v1/caches, one for each row of q: its keys and values are what the row attends to" },
     { "operation", PROTO_TYPE_CHOICE, PROTO_CHECK, false, AT(asked), 0, 0, 0, operations, NULL,
       "whose results they are; backward where dout or a gradient is given" },
-    { "timeout_ms", PROTO_TYPE_INTEGER, SCORES_OR_CHECK | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX,
-      NULL, NULL, "milliseconds until the answer is of no use; the server's limit where it is not given" },
-    { "priority", PROTO_TYPE_INTEGER, SCORES_OR_CHECK, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
+    { "timeout_ms", PROTO_TYPE_INTEGER, ANSWERS | PROTO_CHECK | PROTO_APPEND, true, AT(timeout_ms), 0, 1,
+      TREE_INTEGER_MAX, NULL, NULL,
+      "milliseconds until the answer is of no use; the server's limit where it is not given" },
+    { "priority", PROTO_TYPE_INTEGER, ANSWERS | PROTO_CHECK, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "of the requests of one token that wait for a device, 1 leaves before 2; 0 is as 128. Steps on caches keep their "
       "order" },
     { .name = NULL },
@@ -83,6 +124,12 @@ const proto_option proto_options[] = {
 
 _Static_assert(offsetof(attn_problem, window_right) == offsetof(attn_problem, window_left) + sizeof(int64_t),
                "PROTO_TYPE_PAIR writes two integers");
+
+const char *const proto_counts[PROTO_COUNTS] = {
+#define X(name, meaning) #name,
+    PROTO_COUNT_MAP(X)
+#undef X
+};
 _Static_assert(offsetof(proto_item, cache_count) == offsetof(proto_item, caches) + sizeof(void *),
                "PROTO_TYPE_IDS writes a pointer and a count");
 _Static_assert(sizeof(attn_layout) == sizeof(int) && sizeof(attn_alignment) == sizeof(int) &&
@@ -92,7 +139,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-/* The error "NAME: is VALUE, must be RULE", with a hint. */
+/* Makes the error "NAME: is VALUE, must be RULE", with a hint. */
 static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
                               const char *suggestion, attn_error *err)
 {
@@ -105,13 +152,13 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, suggestion);
 }
 
-/* wrong_word() for a value that is not a word. */
+/* Makes the error for a value that is not a word. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
 }
 
-/* wrong_word() for a value that should be true or false. */
+/* Makes the error for a value that should be true or false. */
 static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *err)
 {
     const char *const text = tree_number(value) ? tree_number(value) : tree_string(value);
@@ -121,12 +168,12 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* wrong_word() for a value that should be an integer. A number of a pair cannot be left out. */
+/* Makes the error for a value that should be an integer. A number of a pair (`step`) cannot be left out. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
     const char *const text = tree_number(value);
-    if (!step && text && text_is_among("0 -1", text)) /* other programs write these for "none" */
+    if (!step && text && text_is_among("0 -1", text)) /* other programs write 0 or -1 for "none" */
         return wrong_word(name, step, value, rule, "; leave it out where it is not wanted", err);
     return wrong_word(name, step, value, rule,
                       step || text ? parse_integer_suggestion(value) : parse_value_suggestion(value), err);
@@ -150,6 +197,13 @@ static void list_add(struct text *list, const char *name, bool last)
     text_put_string(list, name);
 }
 
+static bool is_choice(const proto_option *o, const char *text)
+{
+    int i = 0;
+    while (o->choices[i] && strcmp(text, o->choices[i])) i++;
+    return o->choices[i] != NULL;
+}
+
 static attn_status choice(const proto_option *o, const cJSON *value, int *to, attn_error *err)
 {
     const char *text = tree_string(value);
@@ -167,52 +221,68 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
         text_consider(&best, o->choices[i]);
     }
     if (cJSON_IsArray(value)) return wrong_word(o->name, NULL, value, rule, "; write it as one string", err);
+    if (tree_number(value) && is_choice(o, tree_number(value)))
+        return wrong_word(o->name, NULL, value, rule, ", in quotes", err);
     if (!text || !*text) return wrong(o->name, NULL, value, rule, err);
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Reads `outputs`: each name must be an output of the operation, and may occur once. */
-static attn_status output_names(const proto_option *o, proto_op op, const cJSON *value, uint64_t *to, attn_error *err)
+/* Names that `outputs`, or the member in its place, may have: outputs by attn_tensor_id, then numbers. */
+enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
+static const char *name_at(proto_op op, int n)
 {
-    char rule[128], step[16], suggestion[TREE_SUGGESTION_BYTES];
+    if (n < ATTN_TENSOR_COUNT) return proto_gives_tensor(op, (attn_tensor_id)n) ? attn_tensors[n].name : NULL;
+    return proto_operations[op].asks ? proto_counts[n - ATTN_TENSOR_COUNT] : NULL;
+}
+
+/* Reads `outputs`: each name must be an output of the operation, and may occur once. */
+static attn_status output_names(const proto_option *o, proto_op op, const cJSON *value, proto_item *item,
+                                attn_error *err)
+{
+    char rule[256], step[16], suggestion[TREE_SUGGESTION_BYTES];
     struct text list = text_in(rule, sizeof rule);
     tree_member member;
     uint64_t mask = 0;
     int last = 0, i = 0;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (proto_gives_tensor(op, (attn_tensor_id)id)) last = id;
-    for (int id = 0; id <= last; id++)
-        if (proto_gives_tensor(op, (attn_tensor_id)id)) list_add(&list, attn_tensors[id].name, id == last);
-    if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of names, such as [\"out\"]", err);
+    for (int n = 0; n < NAMES; n++)
+        if (name_at(op, n)) last = n;
+    for (int n = 0; n <= last; n++)
+        if (name_at(op, n)) list_add(&list, name_at(op, n), n == last);
+    const bool observe = proto_operations[op].asks != NULL;
+    if (!cJSON_IsArray(value))
+        return wrong(o->name, NULL, value,
+                     observe ? "an array of names, such as [\"entropy\"]" : "an array of names, such as [\"out\"]",
+                     err);
     for (const cJSON *element = value->child; element; element = element->next, i++) {
         const char *text = tree_string(element);
-        int id = 0;
+        int n = 0;
         snprintf(step, sizeof step, "%d", i);
-        while (id < ATTN_TENSOR_COUNT &&
-               !(text && proto_gives_tensor(op, (attn_tensor_id)id) && !strcmp(text, attn_tensors[id].name)))
-            id++;
-        if (id == ATTN_TENSOR_COUNT) {
+        while (n < NAMES && !(text && name_at(op, n) && !strcmp(text, name_at(op, n)))) n++;
+        if (n == NAMES) {
             struct text_nearest best = { text ? text : "", NULL, 3 };
-            for (id = 0; id <= last; id++)
-                if (proto_gives_tensor(op, (attn_tensor_id)id)) text_consider(&best, attn_tensors[id].name);
+            for (n = 0; n <= last; n++)
+                if (name_at(op, n)) text_consider(&best, name_at(op, n));
             return wrong_word(o->name, step, element, rule, text ? tree_suggestion(o->name, &best, suggestion) : "",
                               err);
         }
-        if (mask >> id & 1)
+        if (mask >> n & 1)
             return attn_fail(err, ATTN_INVALID, tree_pointer(member, o->name, step),
                              "%s: [%d] names '%s' a second time", o->name, i, text);
-        mask |= UINT64_C(1) << id;
+        mask |= UINT64_C(1) << n;
     }
     if (!mask)
-        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name),
-                         "%s: is empty, must name %s; leave it out for the default", o->name, rule);
-    *to = mask;
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name), "%s: is empty, must name %s%s",
+                         o->name, rule, observe ? "" : "; leave it out for the default");
+    item->outputs = mask & ((UINT64_C(1) << ATTN_TENSOR_COUNT) - 1);
+    item->counts = (unsigned)(mask >> ATTN_TENSOR_COUNT);
+    if (item->outputs & ATTN_TENSOR_BIT(top_keys)) item->outputs |= ATTN_TENSOR_BIT(top_weights);
     return ATTN_OK;
 }
 
-_Static_assert(ATTN_TENSOR_COUNT <= 64, "outputs is a mask of 64 bits");
+_Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Could the text be an id? Copies it. (strspn() would build its table again for each of a thousand ids.) */
+/* Copies the text if it is an id. It does not use strspn(), which would build its table again for each of a thousand
+ * ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {
@@ -254,9 +324,23 @@ static attn_status identifiers(const proto_option *o, const cJSON *value, proto_
     return ATTN_OK;
 }
 
-#define UNBOUNDED ", where -1 is unbounded"
+static attn_status pair(const proto_option *o, const cJSON *value, int64_t to[2], attn_error *err)
+{
+    const bool window = o->minimum < 0;
+    tree_member member;
+    if (tree_number(value) && window)
+        return wrong_word(o->name, NULL, value, o->choices[0], "; W keys up to that of the query are [W - 1, 0]", err);
+    if (tree_number(value)) return wrong_word(o->name, NULL, value, o->choices[0], "", err);
+    if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, o->choices[0], err);
+    if (cJSON_GetArraySize(value) != 2)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name),
+                         "%s: has %d element%s, must have 2: %s", o->name, cJSON_GetArraySize(value),
+                         cJSON_GetArraySize(value) == 1 ? "" : "s", o->choices[0]);
+    const attn_status status = integer(o, "0", value->child, to, window ? UNBOUNDED : "", err);
+    return status == ATTN_OK ? integer(o, "1", value->child->next, to + 1, window ? UNBOUNDED : "", err) : status;
+}
 
-/* The unit at the end of a name, in which its number is counted. */
+/* Returns the unit at the end of an option's name, such as ms. */
 static const char *unit_of(const char *name)
 {
     const size_t length = strlen(name);
@@ -276,7 +360,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_NUMBER: {
         const char *text = tree_number(value);
-        const double x = text ? strtod(text, NULL) : 0; /* the program never leaves the C locale */
+        const double x = text ? strtod(text, NULL) : 0; /* the program always runs in the C locale */
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);
         *(double *)to = x;
@@ -288,23 +372,10 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
             return wrong_integer(o->name, NULL, value, "an integer from 0 to 2^64 - 1", err);
         break;
     case PROTO_TYPE_CHOICE: status = choice(o, value, to, err); break;
-    case PROTO_TYPE_PAIR:
-        if (tree_number(value))
-            return wrong_word(o->name, NULL, value, "[left, right]" UNBOUNDED,
-                              "; W keys up to that of the query are [W - 1, 0]", err);
-        if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "[left, right]" UNBOUNDED, err);
-        if (cJSON_GetArraySize(value) != 2) {
-            tree_member member;
-            return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name),
-                             "%s: has %d element%s, must have 2: [left, right]" UNBOUNDED, o->name,
-                             cJSON_GetArraySize(value), cJSON_GetArraySize(value) == 1 ? "" : "s");
-        }
-        status = integer(o, "0", value->child, to, UNBOUNDED, err);
-        if (status == ATTN_OK) status = integer(o, "1", value->child->next, (int64_t *)to + 1, UNBOUNDED, err);
-        break;
+    case PROTO_TYPE_PAIR: status = pair(o, value, to, err); break;
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
-        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* and of a gradient */
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes */
         char list[ATTN_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))
@@ -313,7 +384,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         *(attn_dtype *)to = dtype;
         break;
     }
-    case PROTO_TYPE_NAMES: status = output_names(o, r->op, value, to, err); break;
+    case PROTO_TYPE_NAMES: status = output_names(o, r->op, value, item, err); break;
     case PROTO_TYPE_ROWS: {
         const char *text = tree_string(value);
         if (text && !strcmp(text, "all")) *(int64_t *)to = PROTO_VERIFY_ALL;
@@ -324,6 +395,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     }
     case PROTO_TYPE_IDS: status = identifiers(o, value, item, err); break;
+    case PROTO_TYPE_PARTS: status = parse_parts(r, value, item, err); break;
     case PROTO_TYPE_ID: status = identifier(o, value, to, err); break;
     }
     if (status == ATTN_OK && o->given) *(bool *)((char *)item + o->given) = true;

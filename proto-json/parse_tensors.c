@@ -1,4 +1,4 @@
-/* parse_tensors.c: members that are tensors, and hints for wrong values. See decode.c. */
+/* parse_tensors.c: members that are tensors, and hints for wrong values. See parse.c. */
 #include "parse_internal.h"
 
 #include <assert.h>
@@ -15,7 +15,7 @@
 
 /* ---- Values of the tree ------------------------------------------------------------------------------------------ */
 
-#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* "5s", "10%" */
+#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* the letters of values such as "5s" and "10%" */
 
 const char *parse_value_suggestion(const cJSON *value)
 {
@@ -29,7 +29,7 @@ const char *parse_value_suggestion(const cJSON *value)
     if (!*text) return "; leave it out where it is not wanted";
     if (text_is_among("auto default none null random", text)) return "; leave it out for the default";
     if (!strchr("-0123456789", *text)) return "";
-    (void)strtod(text, &end); /* the program never leaves the C locale */
+    (void)strtod(text, &end); /* the program always runs in the C locale */
     if (end != text && *end == '/') return "; JSON has no fractions, 1/8 is 0.125";
     if (end == text || strspn(end, UNITS) != strlen(end)) return "";
     return *end == '\0' ? ", without quotes" : ", without quotes and unit";
@@ -44,7 +44,7 @@ const char *parse_integer_suggestion(const cJSON *value)
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* "[2, 3]" */
+/* Writes a shape such as "[2, 3]". */
 enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
 static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BYTES])
 {
@@ -55,7 +55,7 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-/* A hint for a size that is not an integer. */
+/* Returns a hint for a size that is not an integer. */
 static const char *size_suggestion(const cJSON *size)
 {
     const char *const text = tree_number(size);
@@ -96,14 +96,14 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* the number of elements is checked elsewhere */
+        return true; /* other code checks the number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
     return true;
 }
 
-/* A hint where the brackets of `data` do not agree with the shape. */
+/* Returns a hint for `data` whose brackets do not agree with the shape. */
 static const char *nesting_suggestion(const scan_extract *extract, const attn_tensor *t)
 {
     const bool four = extract->rank == 4 && t->rank == 4;
@@ -113,7 +113,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* The dtype for which this number of bytes would be right; NULL: none. */
+/* Returns the dtype for which this number of bytes would be right, or NULL. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -132,7 +132,7 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* A hint that names this dtype; "" for none. Returns `suggestion`. */
+/* Writes a hint that names this dtype, or "" if there is none. Returns `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
@@ -148,7 +148,7 @@ static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype,
     return suggestion;
 }
 
-/* A hint for a wrong number of bytes. */
+/* Returns a hint for a wrong number of bytes. */
 static const char *length_suggestion(attn_tensor_id id, const scan_extract *extract, const uint8_t *bytes,
                                      const proto_dtype *dtype, uint64_t elements,
                                      char suggestion[TREE_SUGGESTION_BYTES])
@@ -166,7 +166,7 @@ static const char *length_suggestion(attn_tensor_id id, const scan_extract *extr
     return suggestion;
 }
 
-/* Turns int64 into int32 in place: element i is written where element i / 2 was read. */
+/* Converts int64 to int32 in place. Element i is written where element i / 2 has been read before. */
 static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
 {
     const int64_t *const from = t->data;
@@ -200,7 +200,7 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    if (!cJSON_IsNumber(value)) /* numbers in a rest are always indices of extracted values */
+    if (!cJSON_IsNumber(value)) /* in this tree, only the index of an extracted value is a number */
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
                          tree_describe(value, quote), cJSON_IsObject(value) || cJSON_IsNull(value) ? "; " : "",
@@ -272,8 +272,8 @@ attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dty
                      bytes_suggestion(id, dtype, (uint64_t)size, (uint64_t)elements, suggestion));
 }
 
-/* Names of dtypes that exist but are not taken. Their numbers have fewer than 8 bits, or share scales, and no
- * simple conversion helps. */
+/* Names of dtypes that exist but are not accepted. Their numbers have fewer than 8 bits, or share scales, so no simple
+ * conversion helps. */
 static const char *const packed_dtypes[] = { "nvfp", "mxfp", "fp4",  "fp6_", "float4", "float6_", "f6_",
                                              "e2m1", "e2m3", "e3m2", "int4", "uint4",  "nf4" };
 static const char *const other_dtypes[] = { "float", "int",  "uint", "bool", "complex", "bfloat", "fp",  "bf8", "f8_",
@@ -286,7 +286,7 @@ static bool begins_like(const char *name, const char *const *begins, size_t coun
     return false;
 }
 
-/* The wire name of the first dtype that a tensor may have. */
+/* Returns the wire name of the first dtype that a tensor may have. */
 static const char *first_dtype(attn_tensor_id id)
 {
     return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
@@ -298,7 +298,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     const char *const word = tree_string(value);
     char name[SUGGESTION_DTYPE_BYTES];
     proto_dtype dtype;
-    const bool four_bits = word && !strcmp(word, "F4"); /* safetensors' F4; NumPy's f4 has four bytes */
+    const bool four_bits = word && !strcmp(word, "F4"); /* safetensors' F4 has four bits, NumPy's f4 four bytes */
     const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
     const bool known = word && proto_dtype_parse(suggestion_dtype(word, name), &dtype) && !four_bits;
     const char *const found = word ? suggestion_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
@@ -320,7 +320,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     return suggestion;
 }
 
-/* The error for a missing member of a tensor. */
+/* Makes the error for a missing member of a tensor. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -344,8 +344,8 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Bytes of the cu_seqlens_k that goes with this cu_seqlens_q, which is equally long. 0 where they exceed a
- * body of `most` bytes. A cu_seqlens_q with fewer numbers than its shape says is refused later. */
+/* Returns the bytes of the cu_seqlens_k for this cu_seqlens_q; both have the same length. 0: they exceed a body of
+ * `most` bytes. A cu_seqlens_q with fewer numbers than its shape says is refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
@@ -367,7 +367,7 @@ size_t parse_room_of(const cJSON *problem, size_t most)
     return bytes;
 }
 
-/* Takes zeroed memory, which parse_room_of() has counted. */
+/* Takes zeroed memory from the room that parse_room_of() has counted. */
 static void *take(const struct parse_reader *r, size_t bytes)
 {
     uint8_t *const at = r->room->at;
@@ -378,22 +378,22 @@ static void *take(const struct parse_reader *r, size_t bytes)
     return memset(at, 0, whole);
 }
 
-void decode_starts_of_keys(const struct parse_reader *r, attn_problem *p)
+void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report this fault */
+    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report this error */
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
     p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });
 }
 
-/* One number for all heads: makes a tensor [1]. */
+/* Makes a tensor [1] from a single number, which applies to all heads. */
 static attn_status number(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
-    const float x = strtof(tree_number(value), NULL); /* the program never leaves the C locale */
+    const float x = strtof(tree_number(value), NULL); /* the program always runs in the C locale */
     char quote[TREE_QUOTE_BYTES];
     tree_member member;
     if (!isfinite(x))

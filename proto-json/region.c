@@ -1,5 +1,5 @@
-/* region.c: the bodies with which Triton's clients register regions of shared memory: of the system, and of a GPU. Each
- * is an object with a few members, which are a table. */
+/* region.c: the bodies with which Triton's clients register regions of shared memory, of the system and of a GPU. Each
+ * body is an object with a few members, which a table describes. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,10 +22,10 @@ struct member {
     enum member_kind kind;
     int64_t minimum;
     bool required;
-    size_t offset; /* in what it becomes */
+    size_t offset; /* the member's offset in the struct that is filled */
 };
 
-/* A body of one kind. */
+/* The members of a body of one kind. */
 struct form {
     const char *example;
     struct member members[3];
@@ -51,7 +51,7 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule);
 }
 
-/* Reads {"b64": "..."}. No message quotes the handle, because others could open the memory with it. */
+/* Reads {"b64": "..."}. No message quotes the handle, because other programs could open the memory with it. */
 static attn_status read_handle(const cJSON *value, uint8_t handle[ATTN_HANDLE_BYTES], attn_error *err)
 {
     const cJSON *const b64 = cJSON_IsObject(value) ? value->child : NULL;

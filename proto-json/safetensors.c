@@ -4,17 +4,17 @@
  *     | little-endian                 | {"q": {"dtype": "F16", "shape": [...], "data_offsets": [0, 64]}, | q | k | v |
  *     |                               |  "__metadata__": {"causal": "true"}}                             |          |
  *
- * The header is small; it goes through a scanner as it arrives, so that it is JSON to the letter and within the limits.
- * Once it is complete, its tree becomes that of a JSON body: data_offsets become `data`, the index of an extract,
- * and what the strings of __metadata__ hold become options. All checks of names, shapes, dtypes and options are
- * decode.c's then, at the end of the body. Checked here is what says where data are, for they come next: they go
- * straight to the caller's memory, each tensor to a boundary of 64, wherever it was in the file.
+ * The header is small. A scanner reads it as it arrives, so the header is strictly JSON and within the limits. When the
+ * header is complete, its tree becomes that of a JSON body. data_offsets become `data`, the index of an extracted
+ * value, and the strings of __metadata__ become options. parse.c checks all names, shapes, dtypes and options at the
+ * end of the body. This file checks only data_offsets, because the data come next. The data go directly to the caller's
+ * memory, each tensor to a multiple of 64 bytes, wherever it is in the file.
  *
  * Invariants:
- *   1. The state between two bytes is in struct reader alone; a body gives the same result however it is split.
+ *   1. Between two bytes, the whole state is in struct reader. A body gives the same result however it is split.
  *   2. Tensors follow each other in the file from the first byte of data to the last byte of the body.
- *   3. Memory grows with the data that have arrived, not with what the header announces.
- *   4. An extracted value's index is in the tree only where it was put here: the scanner extracts nothing. */
+ *   3. Memory grows with the data that have arrived, and not with the sizes in the header.
+ *   4. Only this file puts indices of extracted values into the tree, because its scanner extracts nothing. */
 #include <assert.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -29,35 +29,35 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* {} */, HEADER_ALIGNMENT = 8 };
+enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* the length of {}, the shortest header */, HEADER_ALIGNMENT = 8 };
 
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
 
 /* One tensor of the file. */
 struct slot {
-    const char *name; /* the tree's */
+    const char *name; /* owned by the tree */
     int64_t begin, end;
-    int index; /* order in the header, for tensors without bytes */
+    int index; /* position in the header, which orders tensors without bytes */
 };
 
 struct reader {
     proto_limits limits;
     attn_error error; /* once set, every call returns it */
-    uint64_t offset;  /* bytes of the body so far */
+    uint64_t offset;  /* number of bytes of the body so far */
 
-    /* The header. */
+    /* The state of reading the header. */
     uint8_t length[LENGTH_BYTES];
-    uint64_t header_bytes; /* known after LENGTH_BYTES */
-    scan *header;          /* NULL: not begun */
+    uint64_t header_bytes; /* known after LENGTH_BYTES bytes of the body */
+    scan *header;          /* NULL: the header has not begun */
     int values;            /* values in the header, with those inside strings of __metadata__ */
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
 
-    /* The data, in the order of the file. */
+    /* The tensors, in the order of the file. */
     struct slot *slots;
-    scan_extract *extracts; /* .bytes: the bytes that have arrived */
-    int count, now;         /* number of tensors; the first that is not complete */
+    scan_extract *extracts; /* their .bytes counts the bytes that have arrived */
+    int count, now;         /* number of tensors; index of the first that is not complete */
     struct scan_room room;
 };
 
@@ -101,7 +101,7 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* Reads where a tensor's data are. decode.c checks the rest of its description. */
+/* Reads the data_offsets of a tensor. parse.c checks the rest of its description. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };
@@ -112,7 +112,7 @@ static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *
     tree_pointer(member, NULL, tensor->string);
     slot->name = tensor->string;
     for (const proto_option *o = proto_options; o->name; o++)
-        if (!strcmp(o->name, tensor->string))
+        if (o->type != PROTO_TYPE_PARTS && !strcmp(o->name, tensor->string))
             return attn_fail(&r->error, ATTN_INVALID, member,
                              "%s: is an option, which stands in " METADATA " as a string: {\"" METADATA
                              "\": {\"%s\": \"...\"}}",
@@ -151,7 +151,7 @@ static int by_place(const void *a, const void *b)
     return one->index - other->index;
 }
 
-/* Checks invariant 2, and gives each tensor its place in memory. */
+/* Checks invariant 2, and assigns a place in memory to each tensor. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -176,7 +176,7 @@ static attn_status place(struct reader *r)
         }
         used = SCAN_ALIGNED(used);
         r->extracts[i] = (scan_extract){ .kind = SCAN_BYTES, .offset = used };
-        used += (size_t)(slot->end - slot->begin); /* at most TREE_INTEGER_MAX together */
+        used += (size_t)(slot->end - slot->begin); /* all sizes together are at most TREE_INTEGER_MAX */
     }
     if (used > (uint64_t)r->limits.tensor_bytes)
         return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %zu bytes, at most %lld are taken", used,
@@ -186,14 +186,14 @@ static attn_status place(struct reader *r)
 
 /* ---- Options of the header --------------------------------------------------------------------------------------- */
 
-/* Is a value of this type a string in JSON? If so, it may stand in the string of __metadata__ without quotes
- * of its own. */
+/* Is a value of this type a string in JSON? If so, a string of __metadata__ may contain it without quotes of its
+ * own. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
 }
 
-/* Parses the value in `text`. *value stays NULL where the text is not JSON. */
+/* Parses the JSON value in `text`. *value stays NULL if the text is not JSON. */
 static attn_status parse(struct reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
@@ -204,13 +204,13 @@ static attn_status parse(struct reader *r, const char *text, cJSON **value)
     return ATTN_OK;
 }
 
-/* Python's str(True) is True. */
+/* Returns JSON's word for a bool that Python's str() has written as True or False. */
 static const char *json_of_bool(const char *text)
 {
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* The error for a scale that is neither a number in __metadata__ nor a tensor of the file. */
+/* Makes the error for a scale that is neither a number in __metadata__ nor a tensor of the file. */
 static attn_status no_number(struct reader *r, const char *name, const cJSON *value)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -220,15 +220,15 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* The value of a string of __metadata__: the JSON in it, or else the string itself, which decode.c then
- * refuses with a reason. */
+/* Makes the value of a string of __metadata__: the JSON in it, or else the string itself, which parse.c then refuses
+ * with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
     cJSON *value = NULL;
     bool number = false;
     while (o->name && strcmp(o->name, name)) o++;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) number |= !strcmp(attn_tensors[id].name, name);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) number |= !o->name && !strcmp(attn_tensors[id].name, name);
     if (number) {
         const attn_status status = parse(r, text, &value);
         if (status != ATTN_OK) return status;
@@ -242,18 +242,19 @@ static attn_status option(struct reader *r, const char *name, const char *text)
     return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
-/* Members of __metadata__ with which programs describe their files. They do not concern attention and are
- * ignored. None of them is a member of ours, or a likely misspelling of one. A name that ends with '*' stands
+/* Members of __metadata__ with which other programs describe their files. They do not concern attention and are
+ * ignored. None of them is a member that attnd takes, or a likely misspelling of one. A name that ends with '*' stands
  * for all names with that beginning. */
 /* clang-format off */
 static const char *const foreign[] = {
-    "format", "framework", "library_name", "library_version", /* PyTorch, transformers, mlx: {"format": "pt"} */
+    "format", "framework", "library_name", "library_version", /* of PyTorch, transformers, mlx: {"format": "pt"} */
     "total_size", "total_parameters", "total_shards",         /* the index of a file in several parts */
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
-    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* torch.distributed.checkpoint */
-    "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version", /* trainers, quantizers */
-    "prompt", "workflow", "software", "training_info",        /* programs that make images */
+    "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
+    /* of programs that train or quantize models */
+    "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
+    "prompt", "workflow", "software", "training_info",        /* of programs that make images */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */
@@ -266,6 +267,13 @@ static bool is_foreign(const char *name)
             return true;
     }
     return false;
+}
+
+static bool is_option(const char *name)
+{
+    const proto_option *o = proto_options;
+    while (o->name && strcmp(o->name, name)) o++;
+    return o->name != NULL;
 }
 
 /* Turns the strings of __metadata__ into members of the problem. */
@@ -287,7 +295,8 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id))
+            if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
+                !is_option(one->string)) /* `map` is an option and an output */
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
                                  one->string);
         if (is_foreign(one->string)) continue;
@@ -394,7 +403,7 @@ static void pass(struct reader *r)
     while (r->now < r->count && r->extracts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
 }
 
-/* Where the body must end, known once the header is complete. */
+/* Returns the length that the body must have. It is known when the header is complete. */
 static uint64_t body_end(const struct reader *r)
 {
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
@@ -463,7 +472,7 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
     return r->error.status;
 }
 
-/* The error for a body that ends too early. */
+/* Returns the error for a body that ends too early. */
 static attn_status cut_off(struct reader *r)
 {
     if (r->offset == 0)
@@ -525,22 +534,24 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 
 /* Writes the outputs in the order of the file: larger elements first, so that each tensor is aligned to its
  * elements. */
-static int in_order(const proto_item *item, attn_tensor_id order[ATTN_TENSOR_COUNT])
+static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     int count = 0;
     for (size_t bytes = 8; bytes > 0; bytes /= 2)
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            if ((item->outputs >> id & 1) && attn_dtype_bytes(item->problem.tensor[id].dtype) == bytes)
-                order[count++] = (attn_tensor_id)id;
+        for (int n = 0; n < PROTO_TENSORS; n++) {
+            const attn_tensor *const t = proto_item_result(item, n);
+            if (t && attn_dtype_bytes(t->dtype) == bytes) order[count++] = n;
+        }
     return count;
 }
 
-static void put_tensor(struct text *t, attn_tensor_id id, const attn_tensor *tensor, int64_t *at)
+static void put_tensor(struct text *t, int number, const attn_tensor *tensor, int64_t *at)
 {
+    char name[PROTO_NAME_BYTES];
     int64_t bytes = 0;
     attn_shape_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes);
     text_put_string(t, ",\"");
-    text_put_string(t, attn_tensors[id].name);
+    text_put_string(t, proto_tensor_name(number, true, name));
     text_put_string(t, "\":{\"dtype\":\"");
     text_put_string(t, dtypes[tensor->dtype]);
     text_put_string(t, "\",\"shape\":[");
@@ -555,7 +566,7 @@ static void put_tensor(struct text *t, attn_tensor_id id, const attn_tensor *ten
     text_put_string(t, "]}");
 }
 
-/* Facts are strings that hold JSON, as options are in a body. */
+/* Writes the facts of an answer as strings that contain JSON, as options are in a body. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -574,23 +585,23 @@ static void put_metadata(struct text *t, const proto_item *item, const proto_res
 static void answer(proto_encoder *e, const proto_call *call, const proto_result *results, const char *request_id)
 {
     static const char unknown[LENGTH_BYTES];
-    const proto_item *const item = &call->items[0];
+    proto_item *const item = &call->items[0];
     struct text *const t = encode_text(e);
-    attn_tensor_id order[ATTN_TENSOR_COUNT];
+    int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    (void)request_id; /* only problem documents of several problems have it */
+    (void)request_id; /* only problem documents within an envelope contain the id */
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);
     text_put_char(t, '{');
     put_metadata(t, item, results);
-    for (int i = 0; i < count; i++) put_tensor(t, order[i], &item->problem.tensor[order[i]], &at);
+    for (int i = 0; i < count; i++) put_tensor(t, order[i], proto_item_result(item, order[i]), &at);
     text_put_char(t, '}');
     while (t->used % HEADER_ALIGNMENT && t->failure == TEXT_FINE) text_put_char(t, ' ');
     if (t->failure != TEXT_FINE) return;
     const uint64_t length = t->used - LENGTH_BYTES;
     for (int i = 0; i < LENGTH_BYTES; i++) t->at[i] = (char)(length >> 8 * i);
-    for (int i = 0; i < count; i++) encode_tensor(e, &item->problem.tensor[order[i]], ENCODE_BYTES);
+    for (int i = 0; i < count; i++) encode_tensor(e, proto_item_result(item, order[i]), ENCODE_BYTES);
 }
 
 const proto_format proto_safetensors = {

@@ -1,25 +1,25 @@
 /* scan.c: one pass over the body as it arrives.
  *
- * Problem: a body of hundreds of megabytes is three long strings and a little JSON around them. Parsing it as a
- * document would hold it twice and read it three times. So a state machine walks it byte by byte, keeping only what
- * the grammar needs (the state and a stack of frames), and hands the long strings in bulk to base64_decode_until(),
- * which stops by itself at the quote.
+ * The problem: a body of hundreds of megabytes consists of three long strings and a little JSON around them. A parser
+ * of whole documents would hold the body twice and read it three times. So a state machine reads the body byte by byte
+ * and keeps only what the grammar needs: the state and a stack of frames. It passes the long strings in large parts to
+ * base64_decode_until(), which stops by itself at the quote.
  *
  *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
- *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied as it passes
- *     -> memory: [q ....][k ....][v ....]              each extracted value begins on a boundary of 64
+ *     ->{"q":{"shape":["n2","n3"],"data":0}}           the rest, copied while it is read
+ *     -> memory: [q ....][k ....][v ....]              each extracted value begins at a multiple of 64
  *
- * Where bytes go, the sink, is decided where a value begins:
- *     REST      copied, and its first bytes kept in `word` when they may matter (names, dtypes)
- *     EXTRACTED a base64 string, or the numbers and words of an array
- *     NOWHERE   checked and forgotten: what follows a fault in an extracted value, to its end
+ * At the start of a value the state machine decides where its bytes go, the sink:
+ *     REST      copied, and its first bytes kept in `word` if they may matter (names, dtypes)
+ *     EXTRACTED decoded: a base64 string, or the numbers and words of an array
+ *     NOWHERE   checked and dropped: the remainder of an extracted value after an error in it
  *
  * Invariants:
- *   1. The state between two bytes is in struct scan alone; a body gives the same result however it is split.
- *   2. At most one value is being extracted, and it is the last thing in the caller's memory: it grows at the end.
- *   3. Every stored thing has a limit: frames (depth), rest (rest_bytes), cJSON's nodes (values), memory
+ *   1. Between two bytes, the whole state is in struct scan. A body gives the same result however it is split.
+ *   2. At most one value is being extracted. It is the last one in the caller's memory, so it can grow there.
+ *   3. Everything that is stored has a limit: frames (depth), rest (rest_bytes), cJSON's nodes (values), memory
  *      (tensor_bytes).
- *   4. What reaches the rest is JSON by RFC 8259, with no number but the index of an extracted value. */
+ *   4. The rest is always JSON by RFC 8259, and its only numbers are indices of extracted values. */
 #include "scan.h"
 
 #include <assert.h>
@@ -41,9 +41,9 @@ enum state {
     STRING,
     ESCAPE,    /* after '\' */
     HEX,       /* the digits of \u */
-    LOW_SLASH, /* after a high surrogate: '\' ... */
-    LOW_U,     /* ... and 'u' */
-    MINUS,     /* numbers, by what was read last */
+    LOW_SLASH, /* after a high surrogate: the '\' of the low one */
+    LOW_U,     /* after that '\': the 'u' */
+    MINUS,     /* in a number: the states are named after the character read last */
     ZERO,
     DIGITS,
     POINT,
@@ -51,35 +51,35 @@ enum state {
     EXPONENT,
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
-    LITERAL, /* inside true, false, null */
-    ARRAY,   /* inside an array that is being extracted: numbers.c knows where */
-    DONE,    /* after the value */
+    LITERAL, /* inside true, false or null */
+    ARRAY,   /* inside an array that is being extracted; the reader in numbers.c has the state */
+    DONE,    /* behind the body's value */
 };
 
 enum sink { REST, EXTRACTED, NOWHERE };
 
-/* What the name that was just read means for its value. */
+/* The meaning that the name which was just read has for the member's value. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
 enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
 
 struct frame {
     bool object;
-    int members; /* of an object */
-    int extract; /* object: index of the extracted value of its member `data` */
-    int dtype;   /* object: value of its member `dtype`, where that is a dtype */
+    int members; /* for an object: the number of its members */
+    int extract; /* for an object: index of the extracted value of its member `data` */
+    int dtype;   /* for an object: the dtype in its member `dtype` */
 };
 
 struct scan {
     proto_limits limits;
-    bool plain;       /* nothing is extracted */
-    bool kserve;      /* JSON as KServe's clients write it */
+    bool plain;       /* the scanner extracts nothing */
+    bool kserve;      /* the body is JSON as KServe's clients write it */
     attn_error error; /* once set, every call returns it */
     uint64_t offset;  /* bytes of the body in earlier pieces */
 
-    /* The grammar. */
+    /* The state of the grammar: see invariant 1. */
     enum state state;
-    int depth; /* frames in use */
+    int depth; /* number of frames in use */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* the rest of true, false or null that must follow */
@@ -90,23 +90,23 @@ struct scan {
     int utf8_left;       /* continuation bytes that must still follow; the next is from utf8_low to utf8_high */
     unsigned char utf8_low, utf8_high;
 
-    /* Where bytes go. */
+    /* The state of the sinks: see the comment at the top of this file. */
     enum sink sink;
-    int mute_depth;        /* not 0: frames from this one on go NOWHERE */
-    char word[WORD_BYTES]; /* the string so far, decoded; NUL-ended */
+    int mute_depth;        /* if not 0: the bytes of this frame and of inner ones go NOWHERE */
+    char word[WORD_BYTES]; /* the beginning of the string, decoded, with a NUL */
     int word_length;       /* WORD_BYTES: the string is longer than every word that matters, or not ASCII */
 
     struct text rest;
 
     /* The caller's memory, and the values extracted into it. */
     struct scan_room room;
-    size_t used; /* bytes */
+    size_t used; /* number of bytes in use */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
     int numbers_extract;    /* the extract whose numbers `reader` reads, or NO_EXTRACT */
-    uint64_t numbers_begin; /* where its '[' was */
+    uint64_t numbers_begin; /* position of the array's '[' */
 };
 
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */
@@ -119,7 +119,7 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 #define BYTES_BEHIND \
     " (bytes of tensors? The header Inference-Header-Content-Length says how many bytes of the body are JSON)"
 
-/* The error for text that is not JSON: `expected` names what may stand at `at`, where `c` stands. */
+/* Makes the error for text that is not JSON. `expected` says what may stand at `at`, where the body has `c`. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
     const suggestion_place place = s->state == VALUE || s->state == FIRST_ELEMENT ? SUGGESTION_VALUE
@@ -162,7 +162,7 @@ static scan_extract *extract_of(scan *s)
     return &s->extracts[s->extract_count - 1];
 }
 
-/* Notes that the extracted value cannot be decoded. Its problem is refused later; the rest of the value is only
+/* Records that the extracted value cannot be decoded. Its problem is refused later. The remainder of the value is only
  * checked to be JSON. */
 static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
@@ -248,7 +248,7 @@ static attn_status extracted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* Begins an extracted value; the rest gets its index instead. */
+/* Begins an extracted value. The rest gets the value's index instead. */
 static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;
@@ -277,7 +277,7 @@ static void extract_end(scan *s)
 
 /* ---- Strings ----------------------------------------------------------------------------------------------------- */
 
-/* Remembers the decoded text of a string, as long as it is short ASCII. */
+/* Keeps the decoded text of a string, if it is short and ASCII. */
 static void word_add(scan *s, const unsigned char *text, size_t count)
 {
     if (count >= (size_t)(WORD_BYTES - s->word_length)) {
@@ -294,7 +294,7 @@ static bool word_is(const scan *s, const char *word)
     return (size_t)s->word_length == length && !memcmp(s->word, word, length);
 }
 
-/* Why the base64 decoder stopped at `found`: a hint from suggestions.c, or the decoder's own reason. */
+/* Returns why the base64 decoder stopped at `found`: a hint from suggestions.c, or the decoder's own reason. */
 static const char *base64_fault(scan *s, char found)
 {
     const scan_extract *extract = extract_of(s);
@@ -304,7 +304,8 @@ static const char *base64_fault(scan *s, char found)
     return suggestion ? suggestion : base64_reason(&s->base64, found);
 }
 
-/* The reason where base64 text ended inside a group. Hexadecimal text may end there too, and gets its hint. */
+/* Returns why base64 text that ends inside a group is wrong. Hexadecimal text may end there too, and gets its own
+ * hint. */
 static const char *base64_end_fault(scan *s)
 {
     const scan_extract *extract = extract_of(s);
@@ -314,16 +315,16 @@ static const char *base64_end_fault(scan *s)
     return "'=' at the end fills it to a multiple of four";
 }
 
-/* Reads base64 text up to the end of the piece, or to a quote, an escape or a fault, which string() handles.
- * One escape is handled here because it is common: some libraries write every slash as "\\/", on average 64
- * characters apart. */
+/* Reads base64 text up to the end of the piece, or to a quote, an escape or an error, which string() handles. One
+ * escape is handled here because it is common: some libraries write every slash as "\\/", on average 64 characters
+ * apart. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text;
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* Groups that an earlier piece began may give three bytes more than this piece's characters alone. */
+    /* Groups that began in an earlier piece may add three bytes to those of this piece's characters. */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -343,7 +344,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Takes the code point that an escape in a string has given. */
+/* Takes the code point that an escape stands for. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -359,7 +360,7 @@ static attn_status code_point(scan *s, uint32_t code, uint64_t at)
     return ATTN_OK;
 }
 
-/* The closing quote. */
+/* Handles the closing quote of a string. */
 static attn_status string_end(scan *s, uint64_t at)
 {
     attn_status status = emit_char(s, '"');
@@ -408,7 +409,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* a string that holds JSON has many escaped quotes */
+        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* a string that contains JSON has many escaped quotes */
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
             p += 2 + run;
@@ -440,7 +441,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-    } else { /* a fault in base64 stopped here: the next round reads the rest as plain text */
+    } else { /* an error in base64 stopped here: the next round reads the remainder as plain text */
         return ATTN_OK;
     }
     if (status == ATTN_OK) *text = p + 1;
@@ -475,7 +476,7 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
         return ATTN_OK;
     default: break;
     }
-    /* HEX */
+    /* In the state HEX, `c` is a digit of \u. */
     digit = text_hex_digit(c);
     if (digit < 0) return unexpected(s, at, expected_in(s), c);
     s->code = s->code * 16 + (uint32_t)digit;
@@ -507,12 +508,13 @@ static attn_status push(scan *s, bool object, uint64_t at)
         return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
                          depth);
     s->frames[s->depth++] = (struct frame){ .object = object, .extract = NO_EXTRACT, .dtype = NO_DTYPE };
-    s->name = NAME_OTHER; /* elements have none */
+    s->name = NAME_OTHER; /* elements of an array have no names */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
     return ATTN_OK;
 }
 
-/* Ends a container. An array that stood before its dtype is converted now, while it is the last value in memory. */
+/* Ends a container. An array that was before its dtype in the body is converted now, while it is the last value in
+ * memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -546,7 +548,8 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-enum { ARRAY_BLOCK = 1 << 15 }; /* characters given to numbers_read() at once: bounds what is reserved ahead */
+/* The most characters that numbers_read() gets at once, which limits the memory that is reserved ahead. */
+enum { ARRAY_BLOCK = 1 << 15 };
 
 static attn_status array_begin(scan *s, uint64_t at)
 {
@@ -566,9 +569,9 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* The array holds something other than numbers, but may still be JSON. The state machine is put at the
- * beginning of the bad token, as if it had read the array itself. It reads the part of that token that was
- * taken, and then checks the rest without storing it. `at`: the first byte that was not taken. */
+/* Handles an array that contains something other than numbers, which may still be JSON. The state machine is set to the
+ * beginning of the bad token, as if it had read the array itself. It reads the part of that token that was taken, and
+ * then checks the remainder of the array without storing it. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];
@@ -602,7 +605,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     if ((status = extracted(s, written * bytes)) != ATTN_OK) return status;
     *text = begin + taken;
     switch (result) {
-    case NUMBERS_FULL: /* impossible: there is room for all elements that the text can hold */
+    case NUMBERS_FULL: /* impossible, because there is room for all elements that the text can hold */
     case NUMBERS_MORE: return ATTN_OK;
     case NUMBERS_DONE:
         extract->elements = (int64_t)s->numbers.elements;
@@ -648,8 +651,8 @@ static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
     return emit_char(s, (char)c);
 }
 
-/* Reads one character inside a number. *more: the number goes on; otherwise the character stands behind the
- * number and must still be read. */
+/* Reads one character inside a number. *more: the number continues. Otherwise the character is behind the number and
+ * must still be read. */
 static attn_status number(scan *s, unsigned char c, uint64_t at, bool *more)
 {
     const bool digit = c >= '0' && c <= '9', exponent = c == 'e' || c == 'E';
@@ -678,7 +681,7 @@ static bool is_number(enum state state)
     return state >= MINUS && state <= EXPONENT_DIGITS;
 }
 
-/* Reads [text, end), of which the first byte is byte `at` of the body. */
+/* Reads [text, end). The first of these bytes is byte `at` of the body. */
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *p = text;
@@ -760,7 +763,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        if (s->state != ARRAY) p++; /* the array's reader takes its '[' itself */
+        if (s->state != ARRAY) p++; /* the array's reader takes the '[' itself */
     }
     return status;
 }
@@ -813,9 +816,9 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         const unsigned char *text = bytes;
         const attn_status status = consume(s, text, text + count, s->offset);
         s->offset += count;
-        assert(status == s->error.status); /* it has it */
+        assert(status == s->error.status); /* the error is recorded */
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
-        assert(status != ATTN_OK || /* invariant 3 */
+        assert(status != ATTN_OK || /* invariant 3 of this file */
                (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
         (void)status;
     }
@@ -827,7 +830,8 @@ attn_status scan_finish(scan *s, attn_error *err)
 {
     const bool digit_read = s->state == ZERO || s->state == DIGITS || s->state == FRACTION ||
                             s->state == EXPONENT_DIGITS;
-    if (s->error.status == ATTN_OK && s->depth == 0 && digit_read) { /* a number at top level ends with the body */
+    /* the end of the body also ends a number at the top level */
+    if (s->error.status == ATTN_OK && s->depth == 0 && digit_read) {
         bool more;
         number(s, ' ', s->offset, &more);
     }

@@ -12,10 +12,10 @@
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-/* Groups of places that share a hint. A hint must not name a member that one of the places does not take. */
+/* Groups of places that share a hint. A hint must not name a member that one of its places does not take. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
-#define OPS    SCORES " append"
+#define OPS    SCORES " append observe"
 
 #define K_SHAPE    "leave it out, the shapes of k and v say it"
 #define NO_PAGES   "backward has no pages; send k and v whole, or with 'cu_seqlens_k'"
@@ -30,9 +30,9 @@
 #define NO_BIAS    "a decode takes 'keep_mask' and 'alibi_slopes', and adds nothing else to the scores"
 #define AS_A_MASK  "write 'keep_mask' (uint8 or bool, 1: may attend)"
 #define A_WINDOW   "write \"window\": [left, right]"
-#define NO_WEIGHTS "the weights are never formed; the nearest to them is lse, which a forward and a decode return"
+#define NO_WEIGHTS "the weights are never formed; POST /v1/attention/observe answers parts and sums of them"
 
-/* Words with one hint in a forward and a backward, and another in a decode. */
+/* Words that have one hint in a forward and a backward, and another in a decode. */
 #define BIASES                                                                                               \
     "attn_bias attention_bias position_bias core_attention_bias score_mod relative_bias rel_bias rel_pos "   \
     "rel_pos_bias "                                                                                          \
@@ -97,10 +97,11 @@
     "axis_order dim_order"
 
 const struct suggestion suggestions[] = {
-    /* torch.nn.functional.scaled_dot_product_attention and its relatives */
+    /* words of torch.nn.functional.scaled_dot_product_attention and similar functions */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
-    { OPS, "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
-    { OPS, "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
+    { SCORES " append", "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
+    { SCORES " append", "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
+    { "observe", "key key_states key_layer key_tensor xk", "write 'k'" },
     { SCORES, "qkv kv", "send 'q', 'k' and 'v' as three tensors" },
     { "append", "kv", "send 'k' and 'v' as two tensors" },
     { SCORES, "is_causal use_causal_mask",
@@ -151,7 +152,7 @@ const struct suggestion suggestions[] = {
       "probs",
       NO_WEIGHTS },
     { SCORES, "top_k topk", "attention here is exact; 'keep_mask' hides keys" },
-    /* flash_attn and its relatives */
+    /* words of flash_attn and similar functions */
     { SCORES,
       "window_size local_window_size window_left window_right pre_tockens next_tockens window_sizes window_size_left "
       "window_size_right left_window right_window left_window_size right_window_size",
@@ -243,7 +244,7 @@ const struct suggestion suggestions[] = {
       "leave it out, a cache is given its scales where it is made, POST /v1/caches" },
     { OPS, "eps epsilon norm qk_norm q_norm k_norm norm_q norm_k layer_norm rms_norm normalize",
       "nothing is normalised here, send q and k as they are multiplied" },
-    { OPS,
+    { SCORES " append",
       "in_proj_weight in_proj_bias out_proj out_proj_weight out_proj_bias q_proj k_proj v_proj o_proj qkv_proj c_attn "
       "c_proj wq wk wv wo w_q w_k w_v w_o w_qkv weight weights",
       "there are no weights here, send q, k and v after their projections" },
@@ -256,7 +257,7 @@ const struct suggestion suggestions[] = {
       "cuda threads num_threads workers workspace workspace_buffer split_k num_kv_splits",
       THE_SERVER },
     { OPS, "op operation task action endpoint method type function mode direction",
-      "leave it out, the path says it: POST /v1/attention/forward, backward or decode" },
+      "leave it out, the path says it: POST /v1/attention/forward, backward, observe or decode" },
     { OPS, "verbose debug log logging log_level trace profile", "leave it out, an answer has backend and timing_us" },
     { OPS, "ring cp_group cp_size context_parallel tp_size process_group",
       "leave it out; what each rank computes is merged by lse" },
@@ -266,6 +267,9 @@ const struct suggestion suggestions[] = {
     { "decode", LAYOUTS " layout", "leave it out, q is [B, Sq, H, D], k and v are [B, S, Hk, D]" },
     { SCORES, "attn_mask_type mask_type mask_mode causal_type causal_variant",
       "write \"causal\": true, and 'alignment'" },
+    { "observe", "v value values value_states value_layer value_tensor xv",
+      "leave it out, an observe needs q and k alone" },
+    { "observe", "outputs returns names wanted quantities", "write 'observe'" },
     { "backward", DOUTS, "write 'dout'" },
     { "backward", "dsoftmax_lse dlogsumexp grad_lse", "write 'dlse'" },
     { "backward", "requires_grad need_grad compute_grad with_grad return_grad",
@@ -278,7 +282,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* what the tensors say */
+    /* words for facts that the shapes of the tensors tell */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "
@@ -308,7 +312,7 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* other servers */
+    /* words of other servers */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -324,7 +328,7 @@ const struct suggestion suggestions[] = {
     { "decode", "instances problems batches items examples", "several are rows of 'q', each with one of 'caches'" },
     { OPS " " SUGGESTION_CACHE, "model messages prompt text input_ids token_ids tokens max_tokens max_new_tokens",
       "this server computes attention of tensors, it has no models" },
-    /* a cache */
+    /* words for members of a cache */
     { SUGGESTION_CACHE, "id name cache_id sequence_id session_id session request_id",
       "leave it out, the answer has the id" },
     { SUGGESTION_CACHE,
@@ -395,7 +399,7 @@ const struct suggestion suggestions[] = {
     { SUGGESTION_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f",
       "float32" },
     { SUGGESTION_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
-      "bfloat16" }, /* NumPy's name for the bfloat16 of ml_dtypes is V2 */
+      "bfloat16" }, /* NumPy calls the bfloat16 of ml_dtypes V2 */
     { SUGGESTION_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
     { SUGGESTION_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
     { SUGGESTION_DTYPE, "int int32array i4", "int32" },
@@ -427,8 +431,11 @@ const struct suggestion suggestions[] = {
       "gradients are 'dq', 'dk' and 'dv' of POST /v1/attention/backward" },
     { "outputs", "o output attn_output attn_out", "write 'out'" },
     { "outputs", "softmax_lse logsumexp", "write 'lse'" },
-    { "outputs", "attn_weights attention_weights attentions attn_probs probs weights scores logits",
-      "the weights are never formed; the nearest to them is 'lse'" },
+    { "outputs", "attn_weights attention_weights attentions attn_probs probs weights scores logits", NO_WEIGHTS },
+    { "observe", "attn_weights attention_weights attentions attn_probs probs probabilities p scores",
+      "write \"observe\": [\"weights\"], with rows and keys for a part of them" },
+    { "observe", "max max_score qk_max logit_max max_qk", "write \"observe\": [\"max_logit\"]" },
+    { "observe", "attention_sum column_sum col_sum importance mass", "write \"observe\": [\"key_mass\"]" },
     { NULL, NULL, NULL },
 };
 
@@ -522,7 +529,7 @@ const struct suggestion suggestion_topics[] = {
     { NULL, NULL, NULL },
 };
 
-/* The parts of a name: mask and dtype of mask_dtype and of maskDtype. */
+/* Finds the next part of a name: mask and dtype are the parts of mask_dtype and of maskDtype. */
 static const char *next_part(const char *at, size_t *length)
 {
     while (*at && !isalnum((unsigned char)*at)) at++;
@@ -550,8 +557,8 @@ const char *suggestion_topic(const char *place, const char *word)
 
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES])
 {
-    /* torch.float16, dtype('float16'), <class 'jax.numpy.float16'>: the last word;
-     * "<f4": behind NumPy's order of bytes */
+    /* Takes the last word of torch.float16, dtype('float16') and <class 'jax.numpy.float16'>. Of "<f4" it takes what
+     * follows NumPy's sign for the order of bytes. */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;
@@ -563,7 +570,7 @@ const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]
 
 bool suggestion_big_endian(const char *dtype)
 {
-    const char *const sign = strchr(dtype, '>'); /* but not the '>' of "<class 'numpy.float32'>" */
+    const char *const sign = strchr(dtype, '>'); /* the next line excludes the '>' of "<class 'numpy.float32'>" */
     return sign && isalnum((unsigned char)sign[1]);
 }
 
@@ -578,7 +585,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    const char *begins; /* all text before it; NULL: any text */
+    const char *begins; /* the whole text before it; NULL: any text */
     char found;
     const char *suggestion;
 } texts[] = {
@@ -618,8 +625,8 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK }; /* text of this many digits is not hexadecimal by chance */
-    bool digit = false; /* base64 of zeros is all 'A', so there must also be a decimal digit */
+    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK }; /* shorter text may be hexadecimal by chance */
+    bool digit = false; /* base64 of zeros has only 'A', so a decimal digit is also required */
     if (count < LEAST || count % 3 != 0) return false; /* hexadecimal text has no padding */
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
         char text[BASE64_ENCODED(BLOCK)];
@@ -685,9 +692,9 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    suggestion_place place; /* SUGGESTION_OTHER: any */
-    int before;             /* only this near to the start of the body; 0: anywhere */
-    const char *found;      /* one of these characters was found; empty: a NUL */
+    suggestion_place place; /* SUGGESTION_OTHER: any place */
+    int before;             /* largest distance from the start of the body; 0: anywhere */
+    const char *found;      /* the character found is one of these; empty: a NUL */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },
@@ -716,7 +723,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* behind a minus sign too */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* for Infinity, also behind a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

@@ -13,18 +13,18 @@
 
 /* ---- Memory of cJSON's trees ------------------------------------------------------------------------------------- */
 
-/* cJSON allocates each node and each name separately: 57 allocations for a body of three tensors. Here they
+/* cJSON allocates each node and each name separately: 57 allocations for a body of three tensors. Here nodes and names
  * are cut from blocks, which are freed together. */
 enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
 
-/* A block of a tree_memory. */
+/* A block of memory of a tree_memory. */
 struct tree_block {
     struct tree_block *before;
     size_t size;
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-static _Thread_local struct tree_memory *entered; /* NULL: none */
+static _Thread_local struct tree_memory *entered; /* the entered memory of this thread; NULL: none */
 
 static size_t aligned(size_t bytes)
 {
@@ -82,10 +82,10 @@ void tree_forget(struct tree_memory *memory)
 
 /* ---- Skeletons --------------------------------------------------------------------------------------------------- */
 
-/* A rest is JSON without white space that a scanner has checked, and its strings carry a type letter.
- * cJSON's own parser is therefore not used; it takes ten or more instructions for a character. Each take_
- * function moves *at behind the text it reads. It returns NULL where there is no memory; the tree_memory
- * frees what was made before. */
+/* The rest is JSON without white space, which a scanner has checked, and its strings begin with a type letter. So
+ * cJSON's own parser, which takes ten or more instructions for a character, is not used. Each take_ function moves *at
+ * behind the text that it reads. It returns NULL if there is no memory; the tree_memory then frees what was made
+ * before. */
 
 static cJSON *new_value(int type)
 {
@@ -104,7 +104,7 @@ static void add_last(cJSON *to, cJSON *value)
     to->child->prev = value;
 }
 
-/* The closing quote of the string whose text begins at `inside`. */
+/* Returns the closing quote of the string whose text begins at `inside`. */
 static const char *closing_quote(const char *inside)
 {
     for (const char *p = inside;; p++) {
@@ -115,7 +115,7 @@ static const char *closing_quote(const char *inside)
     }
 }
 
-/* XXXX of \uXXXX. */
+/* Returns the number XXXX of \uXXXX. */
 static uint32_t code_at(const char *digits)
 {
     uint32_t code = 0;
@@ -143,7 +143,7 @@ static const char *take_escape(const char *from, char **to)
     }
     uint32_t code = code_at(from + 2);
     from += 6;
-    if (code >= 0xd800 && code <= 0xdbff) { /* half of a pair */
+    if (code >= 0xd800 && code <= 0xdbff) { /* the first half of a surrogate pair */
         code = 0x10000 + ((code - 0xd800) << 10) + (code_at(from + 2) - 0xdc00);
         from += 6;
     }
@@ -151,7 +151,7 @@ static const char *take_escape(const char *from, char **to)
     return from;
 }
 
-/* Reads a string in place, because an escape is longer than its character. */
+/* Reads a string in place. It never becomes longer, because an escape is longer than its character. */
 static char *take_string(const char **at)
 {
     const char *from = *at + 1, *const end = closing_quote(from);
@@ -173,17 +173,17 @@ static bool is_container(const cJSON *value)
     return cJSON_IsObject(value) || cJSON_IsArray(value);
 }
 
-/* Reads a value's string, behind the quote and the type letter. */
+/* Reads a string that is a value, behind the quote and the type letter. */
 static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips a quote, and the letter stands in its place */
+    ++*at; /* take_string() skips a quote, and the type letter is in its place */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }
 
-/* Reads a value; for a container, only its bracket. */
+/* Reads a value. If the value is an object or an array, it reads only the opening bracket. */
 static cJSON *take_value(const char **at)
 {
     const char first = **at;
@@ -212,7 +212,7 @@ static cJSON *take_member(cJSON *in, const char **at)
     if (in && cJSON_IsObject(in)) {
         name = take_string(at);
         if (name == NULL) return NULL;
-        ++*at; /* the colon */
+        ++*at; /* skips the colon */
     }
     cJSON *const value = take_value(at);
     if (value == NULL) return NULL;
@@ -224,7 +224,7 @@ static cJSON *take_member(cJSON *in, const char **at)
 cJSON *tree_parse(const char *rest, size_t bytes)
 {
     assert(entered);
-    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* containers, the innermost last */
+    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* open containers, the innermost last */
     int depth = 0;
     const char *at = rest;
     do {
@@ -232,12 +232,12 @@ cJSON *tree_parse(const char *rest, size_t bytes)
         if (value == NULL) return NULL;
         if (root == NULL) root = value;
         if (is_container(value) && *at != '}' && *at != ']') {
-            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit */
+            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit on depth */
             open[depth++] = value;
             continue;
         }
         if (is_container(value)) at++;
-        for (; depth && *at != ','; depth--) at++; /* closing brackets */
+        for (; depth && *at != ','; depth--) at++; /* skips closing brackets */
         if (depth) at++;
     } while (depth);
     assert(at == rest + bytes);
@@ -252,8 +252,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Appends a quoted word of plain characters to a list. Returns the text behind it; NULL: it is not such a
- * word, or too long. */
+/* Appends a quoted word of plain characters to a list. Returns the text behind it. NULL: the text is not such a word,
+ * or the word is too long. */
 static const char *take_word(const char *text, const char *end, cJSON *list)
 {
     if (*text++ != '"') return NULL;
@@ -269,14 +269,14 @@ static const char *take_word(const char *text, const char *end, cJSON *list)
     return text + length + 1;
 }
 
-/* Reads a list of words without the scanner, such as the ids of 1 to 1024 caches in a KServe request. 32 ids
- * take 0.4 us instead of 1.6, and 1024 take 11 us instead of 78 (one core of an AMD EPYC, 2026-11-27). NULL:
- * the text is something else, or has a fault, which the scanner then reports. */
+/* Reads a list of words without the scanner, such as the ids of 1 to 1024 caches in a KServe request. 32 ids take 0.4
+ * us instead of 1.6, and 1024 take 11 us instead of 78 (one core of an AMD EPYC, 2026-11-27). NULL: the text is not
+ * such a list, or has an error, which the scanner then reports. */
 static cJSON *list_of_words(const char *text, size_t bytes, int most, int *values)
 {
     const char *const end = text + bytes;
     cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
-    int count = 1; /* the list */
+    int count = 1; /* starts at 1 for the list itself */
     const char *at = list ? text + 1 : NULL;
     while (at) {
         while (is_space(*at)) at++;
@@ -299,7 +299,7 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     const size_t length = strlen(text);
-    const size_t most = length + length / 3; /* size of its rest, where `"",` becomes `"s",` */
+    const size_t most = length + length / 3; /* size of the rest, where `"",` becomes `"s",` */
     if (most < limits->rest_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
     proto_limits left = *limits;
@@ -395,7 +395,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    const bool near = best->name && best->distance < 2; /* names that differ more may be alike by chance */
+    const bool near = best->name && best->distance < 2; /* names that differ more may be similar by chance */
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);
     if (topic)

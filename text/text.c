@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { FIRST_BYTES = 1024 }; /* first size of a growing text, which then doubles */
+enum { FIRST_BYTES = 1024 }; /* first size of a growing text; each later size is twice the one before */
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
@@ -20,7 +20,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    assert(limit < SIZE_MAX / 4); /* twice the size, and the NUL, are numbers */
+    assert(limit < SIZE_MAX / 4); /* twice the size plus the NUL must not overflow */
     return (struct text){ .limit = limit, .grows = true };
 }
 
@@ -48,7 +48,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* a text without any piece gets memory too */
+    text_put(t, "", 0); /* an empty text gets memory too */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -78,7 +78,7 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        if (room > 0) t->at[t->used] = '\0'; /* whole or not at all */
+        if (room > 0) t->at[t->used] = '\0'; /* a text is copied as a whole or not at all */
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
             return;
@@ -87,7 +87,7 @@ void text_printf(struct text *t, const char *format, ...)
     }
 }
 
-/* How many bytes at `string`, at most `room`, need no escape in a JSON string. Most bytes need none. */
+/* Returns how many bytes at `string`, at most `room`, need no escape in a JSON string. Most bytes need none. */
 static size_t plain_bytes(const char *string, size_t room)
 {
     size_t count = 0;
@@ -166,7 +166,7 @@ size_t text_character(const char *text)
     if (bytes[0] < 0x80) return bytes[0] != '\0';
     const int more = text_utf8_more(bytes[0], &low, &high);
     for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf)
-        if (bytes[i] < low || bytes[i] > high) return 0; /* the NUL too */
+        if (bytes[i] < low || bytes[i] > high) return 0; /* also stops at a NUL */
     return more > 0 ? 1 + (size_t)more : 0;
 }
 
@@ -196,15 +196,15 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips the characters that join the words of a name: cu_seqlens_q, cu-seqlens-q and "cu seqlens q" are
- * cuSeqlensQ. */
+/* Skips the characters that join the words of a name. cu_seqlens_q, cu-seqlens-q, "cu seqlens q" and cuSeqlensQ are the
+ * same name. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
     return at;
 }
 
-/* Are both the same name? Joining characters and capital letters make no difference. */
+/* Are both the same name? Joining characters and upper or lower case make no difference. */
 static bool is_same_name(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     const char *const a_end = a + a_bytes, *const b_end = b + b_bytes;
@@ -230,8 +230,9 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    int rows[3][TEXT_NAME_BYTES + 1]; /* rows of the table of distances between all beginnings of a and b: a
-                                       * row needs the two before it */
+    /* Three rows of the table of distances between all prefixes of a and all prefixes of b. A row is computed from the
+     * two rows before it. */
+    int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;
     for (size_t i = 1; i <= n; i++) {
@@ -256,7 +257,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* too short: so many mistakes would turn it into any name */
+        return; /* the name is too short: so many mistakes could turn it into any other */
     nearest->name = name;
     nearest->distance = distance;
 }

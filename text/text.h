@@ -1,13 +1,13 @@
-/* text.h: text, written and read: a builder that never writes past its end, numbers, UTF-8, likeness of
- * names.
+/* text.h: writes and reads text: a builder that never writes past its end, numbers, UTF-8, similarity of names.
  *
- * It lies below the server because requests and answers need it as much as log lines and options do. Code
- * that only one place needs stays there: the incremental reader of numbers (numbers.h), the scanner's state
- * inside a character that two pieces share (scan.c), a header's own grammar (server/http/http_head.h).
+ * This folder lies below the server, because requests and answers need it as much as log lines and options do. Code
+ * that only one place needs stays in that place: the incremental reader of numbers (numbers.h), the state of the
+ * scanner when a piece of the body ends inside a UTF-8 character (scan.c), a header's own grammar
+ * (server/http/http_head.h).
  *
- * Functions that must be fast are inline. An answer has two dozen integers and a log line five, and printf()
- * takes longer for them than base64 for a small tensor. Only text_put_double() depends on the locale, and the
- * program always runs in the C locale. */
+ * Functions that must be fast are inline. An answer has two dozen integers and a log line has five, and printf() takes
+ * longer for them than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program
+ * always runs in the C locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -20,24 +20,25 @@
 
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
-/* A text under construction, in a buffer of the caller's or in memory that grows. A piece that would make it
- * longer than `limit`, or that finds no memory, is left out whole. Nothing is added after that, so a text
- * never has a gap, and it is enough to read `failure` once at the end. at[used] is always NUL, after a
- * failure too. There are two exceptions: at is NULL in a growing text that never had a piece or never had
- * memory, and a buffer of 0 bytes has no NUL. */
+/* A text under construction, in a buffer of the caller or in memory that grows. A piece that would make the text longer
+ * than `limit`, or that finds no memory, is left out as a whole. After that nothing is added, so a text never has a
+ * gap, and one check of `failure` at the end is enough. at[used] is always NUL, also after a failure. There are two
+ * exceptions: at is NULL in a growing text that never had a piece or never had memory, and a buffer of 0 bytes has no
+ * NUL. */
 struct text {
     char *at;
-    size_t used;  /* bytes, without the NUL */
+    size_t used;  /* number of bytes, without the NUL */
     size_t size;  /* bytes of memory at `at`; after a failure it equals `used`, and the next piece fails too */
-    size_t limit; /* `used` is never more */
-    bool grows;   /* the memory is its own */
+    size_t limit; /* upper bound of `used` */
+    bool grows;   /* true: text_growing() made it, and it owns its memory */
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* capacity counts the NUL */
-struct text text_growing(size_t limit);             /* limit does not; memory from malloc() */
+struct text text_in(char *buffer, size_t capacity); /* `capacity` counts the NUL */
+struct text text_growing(size_t limit);             /* `limit` does not count the NUL; the memory is from malloc() */
 
-/* Hands the memory of a growing text to the caller, for free(). NULL after a failure; the memory is freed then. */
+/* Hands the memory of a growing text to the caller, who frees it with free(). NULL: the text has failed, and its memory
+ * is freed. */
 char *text_take(struct text *t, size_t *length);
 void text_free(struct text *t); /* frees a growing text and leaves it empty */
 
@@ -64,13 +65,13 @@ static inline void text_put_char(struct text *t, char c)
 
 void text_printf(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Appends `string` as the inside of a JSON string: quotes, backslashes and control characters escaped, bytes
- * that are not UTF-8 as '?'. It writes at most `room` bytes, and cuts only between characters and escapes. */
+/* Appends `string` as the inside of a JSON string. Quotes, backslashes and control characters are escaped, and bytes
+ * that are not UTF-8 become '?'. It writes at most `room` bytes, and cuts only between characters and escapes. */
 void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-enum { TEXT_DIGITS = 20 }; /* of 2^64 - 1 */
+enum { TEXT_DIGITS = 20 }; /* the number of digits of 2^64 - 1 */
 
 /* Writes x in decimal before `end` and returns the first digit. TEXT_DIGITS bytes must be free before `end`. */
 static inline char *text_digits_before(char *end, uint64_t x)
@@ -86,14 +87,14 @@ static inline void text_put_number(struct text *t, uint64_t x)
     text_put(t, begin, (size_t)(end - begin));
 }
 
-/* Appends x, which is below 1000, with leading zeros: 007. */
+/* Appends x, which is below 1000, with leading zeros, such as 007. */
 static inline void text_put_three(struct text *t, unsigned x)
 {
     const char digits[3] = { (char)('0' + x / 100 % 10), (char)('0' + x / 10 % 10), (char)('0' + x % 10) };
     text_put(t, digits, 3);
 }
 
-/* Appends nanoseconds as milliseconds: 12.345. `ns` is not negative. */
+/* Appends nanoseconds as milliseconds, such as 12.345. `ns` is not negative. */
 static inline void text_put_ms(struct text *t, int64_t ns)
 {
     const uint64_t us = ns > 0 ? (uint64_t)ns / 1000 : 0;
@@ -102,19 +103,19 @@ static inline void text_put_ms(struct text *t, int64_t ns)
     text_put_three(t, (unsigned)(us % 1000));
 }
 
-/* Appends a finite x (3 as 3, 0.25 as 0.25) with the fewest of 15, 16 or 17 digits that read back as the same
- * double. */
+/* Appends a finite x (3 as 3, 0.25 as 0.25) with 15, 16 or 17 digits: the fewest that read back as the same double. */
 void text_put_double(struct text *t, double x);
 
-/* Reads the decimal digits at `text`. Returns what follows them; NULL where there is no digit, or the number
- * exceeds 64 bits. */
+/* Reads the decimal digits at `text`. Returns the text behind them. NULL: there is no digit, or the number exceeds 64
+ * bits. */
 const char *text_read_number(const char *text, uint64_t *x);
 
 /* Is `text` a decimal number of at most `most`, without sign or spaces? If not, *x stays as it was. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
-/* FNV-1a of the text, but at most its first `most` bytes. A first piece begins with TEXT_HASH_BEGIN, and a next one
- * with the hash of those before it. For names that the program chooses: a client could choose names of one hash. */
+/* Returns the FNV-1a hash of the text, of at most its first `most` bytes. For the first piece of a text, `hash` is
+ * TEXT_HASH_BEGIN; for the next piece it is the result of the piece before. Use it only for names that the program
+ * chooses, because a client could choose many names with one hash. */
 #define TEXT_HASH_BEGIN 2166136261u
 static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
 {
@@ -122,16 +123,16 @@ static inline uint32_t text_hash(uint32_t hash, const char *text, size_t most)
     return hash;
 }
 
-/* The value of a hexadecimal digit, or -1. */
+/* Returns the value of a hexadecimal digit, or -1. */
 static inline int text_hex_digit(unsigned char c)
 {
     const unsigned char lower = c | 0x20;
     return c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-/* How many bytes from `p` to `end` need no escape in a JSON string: printable ASCII other than the quote and
- * the backslash. It tests eight bytes at a time; the top bit of each byte of `odd` is set where a byte needs
- * an escape. */
+/* Returns how many bytes from `p` to `end` need no escape in a JSON string: printable ASCII other than the quote and
+ * the backslash. It tests eight bytes at a time. In each byte of `odd` the top bit is set if that byte needs an
+ * escape. */
 static inline size_t text_plain_run(const char *p, const char *end)
 {
     const char *const begin = p;
@@ -141,8 +142,8 @@ static inline size_t text_plain_run(const char *p, const char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* x - 1 borrows into the top bit where x is 0. A false alarm can only stand behind a true one, and
-         * ends the fast part early. */
+        /* x - 1 borrows into the top bit if x is 0. A byte may be marked by mistake only behind one that is marked
+         * rightly. The mistake only ends the fast part early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -153,9 +154,9 @@ static inline size_t text_plain_run(const char *p, const char *end)
 
 /* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
-/* How many bytes must follow a first byte that is not ASCII (RFC 3629, section 4: no overlong forms, no
- * surrogates, nothing above U+10FFFF). The next byte is from *low to *high, and further ones from 0x80 to
- * 0xbf. 0: no character begins with it. */
+/* Returns how many bytes must follow a first byte that is not ASCII (RFC 3629, section 4: no overlong forms, no
+ * surrogates, nothing above U+10FFFF). The next byte must be from *low to *high, and further bytes from 0x80 to 0xbf.
+ * 0: no character begins with this byte. */
 static inline int text_utf8_more(unsigned char first, unsigned char *low, unsigned char *high)
 {
     *low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
@@ -163,33 +164,34 @@ static inline int text_utf8_more(unsigned char first, unsigned char *low, unsign
     return first < 0xc2 || first > 0xf4 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
 }
 
-/* Bytes of the character at `text`, which is NUL-ended. 0 at the NUL, and where the bytes are not UTF-8. */
+/* Returns the length in bytes of the character at `text`, which ends with NUL. 0: `text` is empty, or its bytes are not
+ * UTF-8. */
 size_t text_character(const char *text);
 
-/* The largest number of bytes, up to `room`, at which UTF-8 `text` can be cut without splitting a character. */
+/* Returns the largest number of bytes, up to `room`, at which the UTF-8 `text` can be cut without splitting a
+ * character. */
 size_t text_cut(const char *text, size_t room);
 
 /* ---- Unknown names ----------------------------------------------------------------------------------------------- */
 
-/* A search for the known name that is most like an unknown one. Start with .unknown set, and with .distance
- * one above the largest that still counts as alike. */
+/* A search for the known name that is most similar to an unknown one. Start with .unknown set, and with .distance one
+ * above the largest distance that still counts as similar. */
 struct text_nearest {
     const char *unknown;
-    const char *name; /* NULL: none is like it */
+    const char *name; /* the most similar name; NULL: none is similar enough */
     int distance;
 };
 
 void text_consider(struct text_nearest *nearest, const char *name);
 
-/* Is `word` one of `words`, which have single spaces between them? Capital letters count as small ones. */
+/* Is `word` one of `words`, which have single spaces between them? Upper and lower case are equal. */
 bool text_is_among(const char *words, const char *word);
 /* text_is_among(), but underscores, hyphens and spaces inside a word make no difference: cuSeqlensQ is
  * cu_seqlens_q. */
 bool text_has_word(const char *words, const char *word);
 
-/* Number of typing mistakes that turn one name into the other: a letter too many, missing, wrong, or swapped
- * with its neighbour. Capital letters count as small ones. TEXT_FAR where a name is longer than
- * TEXT_NAME_BYTES. */
+/* Returns the number of typing mistakes that turn one name into the other: a letter too many, missing, wrong, or
+ * swapped with its neighbour. Upper and lower case are equal. TEXT_FAR: a name is longer than TEXT_NAME_BYTES. */
 enum { TEXT_NAME_BYTES = 32, TEXT_FAR = 99 };
 int text_distance(const char *a, const char *b);
 

@@ -1,15 +1,15 @@
 #!/bin/sh
-# curl.sh: a request typed by hand, one with base64, and a refusal.
+# curl.sh: a request typed by hand, one with base64, what attention looks at, and a refusal.
 #
 #   sh curl.sh [http://127.0.0.1:8080]
 #
 # curl says nothing of a body's type here, or that it is a form: attnd takes it for JSON.
 set -eu
-url=${1:-http://127.0.0.1:8080}/v1/attention/forward
+url=${1:-http://127.0.0.1:8080}/v1/attention
 
 # Prints the answer; where the server refuses, its reason, and fails.
 post() {
-    answer=$(curl -sS -w '\n%{http_code}' "$url" -d "$1")
+    answer=$(curl -sS -w '\n%{http_code}' "$url/${2:-forward}" -d "$1")
     case $answer in
     *'
 200') echo "${answer%?200}" ;;
@@ -37,5 +37,12 @@ values='{"shape": [1, 2, 1, 2], "dtype": "float32", "data": "'$(base64 -w0 "$byt
 encoded=$(post '{"q": '"$identity"', "k": '"$identity"', "v": '"$values"', "causal": true, "encoding": "array"}')
 [ "${encoded%%,\"backend*}" = "${numbers%%,\"backend*}" ]
 echo "base64: the same out and lse"
+
+# How many pairs of query and key a causal mask lets through, and which key each query looks at most: without v.
+looks=$(post '{"q": '"$identity"', "k": '"$identity"', "causal": true, "observe": ["pairs", "top_keys"], "top": 1, "encoding": "array"}' observe)
+case $looks in
+'{"top_keys":{"shape":[1,1,2,1],"dtype":"int32","data":[[[[0],[1]]]]}'*'"pairs":3,'*) echo "observe: 3 pairs, the queries look at keys 0 and 1" ;;
+*) echo "not what was expected: $looks" >&2; exit 1 ;;
+esac
 
 if post '{"q": '"$identity"', "k": '"$identity"', "v": {"shape": [1, 3, 1, 2], "dtype": "float32", "data": [1, 2, 3, 4, 5, 6]}}'; then exit 1; fi

@@ -30,6 +30,11 @@ const error = Math.max(...numbers(out).map((x, i) => Math.abs(x - want[i])));
 console.log(`${backend}: out ${numbers(out).map(x => x.toFixed(4)).join(' ')}, the largest error is ${error.toExponential(1)}`);
 if (!(error < 1e-5)) throw new Error(`wanted ${want}`);
 
+const looks = await attention('observe', {q, k: q, causal: true, observe: ['entropy', 'pairs']}); // v is not sent
+const entropy = -weight * Math.log(weight) - (1 - weight) * Math.log(1 - weight); // of the second query
+if (!(Math.abs(numbers(looks.entropy)[1] - entropy) < 1e-5)) throw new Error(`wanted ${entropy}`);
+console.log(`observe: ${looks.pairs} pairs, entropy ${numbers(looks.entropy).map(x => x.toFixed(4)).join(' ')}`);
+
 try {
   await attention('forward', {q, k: q, v: tensor([1, 3, 1, 2], [1, 2, 3, 4, 5, 6])});
   process.exitCode = 1;

@@ -21,10 +21,12 @@ class Refused(Exception):
         self.code, self.pointer = problem['code'], problem.get('pointer')
 
 
+def tensor(a):
+    return {'shape': a.shape, 'dtype': str(a.dtype), 'data': base64.b64encode(np.ascontiguousarray(a).tobytes()).decode()}
+
+
 def attention(url, op, **members):
-    """op is forward or backward; arrays among the members are sent as tensors, and tensors of the answer are arrays."""
-    def tensor(a):
-        return {'shape': a.shape, 'dtype': str(a.dtype), 'data': base64.b64encode(np.ascontiguousarray(a).tobytes()).decode()}
+    """op is forward, backward, observe or merge; arrays among the members are sent as tensors, and tensors of the answer are arrays."""
     body = json.dumps({name: tensor(m) if isinstance(m, np.ndarray) else m for name, m in members.items()}).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{url}/v1/attention/{op}', body, {'Content-Type': 'application/json'})) as answer:
@@ -47,6 +49,13 @@ def main(url='http://127.0.0.1:8080'):
     error = np.abs(answer['out'] - want).max()
     print(f'{answer["backend"]}: out {answer["out"].shape}, the largest error is {error:.1e}')
     assert error < 2e-3, 'float16 has 11 bits'
+
+    looks = attention(url, 'observe', q=q, k=k, causal=True, observe=['entropy', 'key_mass', 'pairs'])  # v is not sent
+    p = weights / weights.sum(-1, keepdims=True)
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
+    assert np.allclose(looks['entropy'], entropy, atol=1e-4) and np.allclose(looks['key_mass'], p.sum(2), atol=1e-4)
+    assert looks['pairs'] == 2 * 4 * 100 * 101 // 2
+    print(f'observe: mean entropy {looks["entropy"].mean():.2f} nats, the first key has {looks["key_mass"][..., 0].mean():.1f} of 100 queries')
 
     gradients = attention(url, 'backward', q=q, k=k, v=v, dout=np.ones_like(q), causal=True)
     total = gradients['dv'].astype(float).sum((0, 1))  # of dout = 1: the weights of each query sum to 1

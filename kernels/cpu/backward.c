@@ -1,30 +1,31 @@
-/* backward.c: gradients, a chunk of keys at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 2, made
- * deterministic.
+/* backward.c: gradients, computed for a chunk of keys at a time. It is FlashAttention-2 (arXiv:2307.08691),
+ * Algorithm 2, made deterministic.
  *
- * FLASH_ROWS packs Q and dO of every row tile and finds delta = rowsum(dO O) - dlse. Then an item of FLASH_KEYS
- * owns the chunk of Bk keys of one key/value head, walks over the row tiles of the whole group that see it, and for
- * each:
+ * FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. Then each item of FLASH_KEYS
+ * owns a chunk of Bk keys of one key/value head. It walks over the row tiles of the whole group that see the chunk,
+ * and computes for each of them:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
- *     dV += (P kept)^T dO,  dK += dS^T Q             into the chunk's own sums, kept transposed
+ *     dV += (P kept)^T dO,  dK += dS^T Q          into the chunk's own sums, kept transposed
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
- * The order of the sums in dQ. Chunk c adds to a row tile only after the chunks before it have: each publishes how
- * far it has come (struct flash_progress), and the wait is one row tile long, for chunks that start together follow
- * each other through the tiles like runners. Items are taken in order, so a chunk that is waited for is always
- * running somewhere. This costs no memory and no second pass (recomputing S and dP for dQ would be 7 products
- * instead of 5), and the bits do not depend on chance.
+ * The order of the sums in dQ is fixed: chunk c adds to a row tile only after all chunks before it. Each chunk
+ * publishes how many row tiles it has finished (struct flash_progress). Chunks that start together follow each other
+ * through the tiles, so a chunk waits for the work of one row tile. Threads take items in order, so a chunk that
+ * others wait for is always running. This needs no memory and no second pass (a second pass would compute S and dP
+ * again for dQ: 7 products instead of 5), and the bits do not depend on timing.
  *
- * dbias belongs to (b, h, i, j), and columns j to one chunk: its owner adds without asking. Where bias is broadcast
- * over heads of several groups or over batch rows, all of them add to the same numbers: then one item does that
- * chunk for all of them, one after the other (a class). dalibi_slopes and dsinks are added up in FLASH_FINISH from
- * parts, in order.
+ * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. So the item that owns the chunk adds
+ * to it without waiting. Where bias is broadcast over heads of several groups or over batch rows, several items
+ * would add to the same numbers. One item then computes that chunk for all of these heads and batch rows, one after the
+ * other. Such a set of heads and batch rows is a class. FLASH_FINISH adds up dalibi_slopes and dsinks from parts, in
+ * order.
  *
- * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what
- * is not finite, so that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil
- * what they must; a visible dO is given back to dV through `nonfinite_sums`. A row whose lse is NaN spoils the pairs
- * that it sees, and those only: finite_lse(). */
+ * NaN and infinity are treated as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with 0 in place of
+ * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these
+ * make the right gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A
+ * row whose lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -34,18 +35,18 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    int64_t ld, ldt, dS_lda; /* row strides of tiles [rows][keys], and of sums [channel][keys] */
+    int64_t ld, ldt, dS_lda; /* row strides of tiles [rows][keys], of sums [channel][keys], and of dS as an A operand */
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* [rows] */
+    float *lse2; /* [rows] lse in base 2 */
     float *few;  /* [FLASH_DOT_ROWS][few_ld]: the queries of FLASH_DOTS */
     int64_t few_ld;
     struct flash_limits limits;
-    float *clean;          /* FLASH_UNIT rows in f32 */
-    char *gathered;        /* a row tile of q or dout */
-    float *nonfinite_sums; /* [Dv][keys] */
+    float *clean;          /* room for FLASH_UNIT rows in f32 */
+    char *gathered;        /* room for a row tile of q or dout */
+    float *nonfinite_sums; /* [Dv][keys] sums of the values of dO that packing replaced by 0 */
 };
 
 static struct scratch scratch_of(const struct flash *f, struct flash_arena *arena)
@@ -69,7 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.lse2 = flash_take(arena, f->BM, 4);
     scratch.few_ld = simd_ld(D, 4);
     scratch.few = flash_take(arena, FLASH_DOT_ROWS * scratch.few_ld, 4);
-    flash_take_limits(f, arena, f->BM, f->Bk, &scratch.limits);
+    flash_scores_take_limits(f, arena, f->BM, f->Bk, &scratch.limits);
     scratch.cap = f->g.softcap > 0 ? flash_take(arena, tile, 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, tile, 4) : NULL;
     scratch.clean = flash_take(arena, FLASH_UNIT, widest * 4);
@@ -109,10 +110,9 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    if (attn_is_cancelled(f->cancel))
-        return; /* a row may take long, and the results of a cancelled run are
-                                               * not used */
-    if (given == given && flash_alike(f, t->b, h, i, &found) == 0) found.lse = flash_exact_row(f, t->b, h, i, NULL);
+    if (attn_is_cancelled(f->cancel)) return; /* a row may take long, and nobody uses the results of a cancelled run */
+    if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
+        found.lse = flash_exact_row(f, t->b, h, i, NULL);
     flash_keep_lse(f, t->row0 + r, found);
 }
 
@@ -124,7 +124,7 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     if (!f->mask_heads) return true;
     const int64_t own = attn_clamp64(t->i0 + attn_align(&f->g, &t->seq->s), t->all.lo, t->all.hi - 1);
     const int64_t j0 = own / FLASH_MASK_BLOCK * FLASH_MASK_BLOCK, j1 = attn_min64(j0 + FLASH_MASK_BLOCK, t->all.hi);
-    return j1 - attn_max64(j0, t->all.lo) > 1 && visible_block_of(f, t, j0, j1, &block) && !block.masked;
+    return j1 - attn_max64(j0, t->all.lo) > 1 && flash_visible_block(f, t, j0, j1, &block) && !block.masked;
 }
 
 /* Marks the rows that see one key. Their P is 1, but exp2(score - lse) differs from 1 by the rounding of lse. */
@@ -133,7 +133,7 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     if (sees_several_keys(f, t)) return;
     for (int r = 0; r < t->rows; r++) {
         float *lse2 = &f->lse2[t->row0 + r];
-        if (!isfinite(*lse2) || !flash_sees_one_key(f, t, r)) continue;
+        if (!isfinite(*lse2) || !flash_exact_sees_one_key(f, t, r)) continue;
         f->strange[t->row0 + r] = (struct flash_strange){ .lse = { *lse2 * M_LN2, 0 }, .kind = FLASH_SINGLE };
         *lse2 = NAN;
     }
@@ -158,7 +158,7 @@ static void load_statistics(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-void flash_rows_item(const struct flash *f, char *memory, int64_t item)
+void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 {
     if (item >= f->tiles_all) {
         zero_dbias_slice(f, item - f->tiles_all);
@@ -195,8 +195,8 @@ void flash_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Waits until every chunk before `chunk` has left row tile `index`. *below: the number of chunks known to
- * have finished. */
+/* Waits until every chunk before `chunk` has finished row tile `index`. All chunks below *below are known to have
+ * finished. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -205,8 +205,7 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
             if (attn_is_cancelled(f->cancel))
-                return; /* a chunk of a cancelled run may never begin, and would
-                                                       * be waited for in vain */
+                return; /* a chunk of a cancelled run may never begin, so waiting might never end */
             pool_breathe(&spins);
         }
         if (tile == INT64_MAX && c == *below) *below = c + 1;
@@ -241,7 +240,7 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* -sum dZ |i + Sk - Sq - j| of each head of the tile, added to sums[head of the group]. */
+/* Computes -sum dZ |i + Sk - Sq - j| for each head of the tile and adds it to sums[head of the group]. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -261,15 +260,16 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* For a row that sees one key: makes its score in S 0 and returns 0 as its lse2 where lse is that score, because P is
- * then 1. Where the products of a score cancel, float32 holds too little of it, and the score is computed in double. */
+/* Prepares a row that sees one key. P is 1 there. Where lse is that key's score, the function sets the score in S to
+ * 0 and returns 0 as the row's lse2, so that P becomes exactly 1. Where products of a score cancel, float32 keeps
+ * too few of its digits, and the function computes the score in double. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* the key is in another block */
+    if (x == cols) return lse2; /* the row's key is in another block */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
@@ -279,8 +279,8 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     return 0;
 }
 
-/* Computes the scores S of a row that is marked in f->strange, and its lse2. A row whose lse is NaN would
- * make NaN of hidden pairs too. Its visible scores therefore become NaN instead, and its lse2 any number. */
+/* Computes the scores S of a row that is marked in f->strange, and its lse2. An lse2 of NaN would make hidden pairs
+ * NaN too. For a row whose lse is NaN, the visible scores therefore become NaN and lse2 becomes 0. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
                             const struct visible_block *block, float c, float *S, float *cap)
 {
@@ -300,8 +300,8 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns lse2 for gradient(): a copy in `scratch` where rows are marked. A row whose lse is in f->strange gets a new
- * lse2, and scores that fit it. j: the block's first key; c: see flash_scores(). */
+/* Returns the lse2 that gradient() takes: f->lse2, or a copy in `scratch` where rows are marked with NaN. A marked
+ * row gets a new lse2 from f->strange, and scores that fit it. j is the block's first key; for c see flash_scores(). */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -318,14 +318,14 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
     return scratch->lse2;
 }
 
-/* Up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
+/* A chunk: up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
     int64_t first;       /* first row of the chunk in k and v */
     int n;               /* number of its keys within seqlens_k */
-    bool packed;         /* some query sees these keys: they are packed, and the sums exist */
-    bool wild;           /* some keys are so large, or not finite, that products may overflow */
-    bool nonfinite_sums; /* scratch->nonfinite_sums is part of dv */
+    bool packed;         /* true: some query sees these keys, so they are packed and their sums exist */
+    bool wild;           /* some keys are so large that products may overflow, or are not finite */
+    bool nonfinite_sums; /* true: scratch->nonfinite_sums must be added to dv */
 };
 
 static void pack_chunk(const struct flash *f, struct chunk *at, const struct scratch *scratch)
@@ -348,8 +348,8 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* S = Q K^T of a row tile, summed in the same order as in the sequence's forward, because lse must fit these
- * scores. Returns true where some products may not be finite though the scores are. */
+/* Computes S = Q K^T of a row tile. It sums in the same order as the sequence's forward, because lse must fit these
+ * scores. Returns true where some products may be infinite or NaN though the scores are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -370,7 +370,7 @@ static bool multiply_scores(const struct flash *f, const struct chunk *at, const
     return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
-/* Stores dk and dv of the chunk: zeros for keys that no query sees, and past seqlens_k. */
+/* Stores dk and dv of the chunk. It stores zeros for keys that no query sees and for keys past seqlens_k. */
 static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
@@ -417,10 +417,10 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     for (int64_t index = 0; n > 0 && index < seq->tiles && !attn_is_cancelled(f->cancel); index++) {
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
-        if (!visible_block_of(f, &t, j0, j0 + n, &block)) continue;
-        if (!at.packed) pack_chunk(f, &at, &scratch); /* the first row tile that sees these keys */
-        if (f->dQ && index > published) {             /* chunks that wait for the skipped tiles need not wait for this
-                                           * tile's work */
+        if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
+        if (!at.packed) pack_chunk(f, &at, &scratch); /* this is the first row tile that sees these keys */
+        if (f->dQ && index > published) {             /* later chunks may take the skipped tiles without waiting for
+                                                       * this tile's work */
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
         }
@@ -480,11 +480,11 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     store_chunk(f, &at, &scratch);
 }
 
-void flash_keys_item(const struct flash *f, char *memory, int64_t item)
+void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
-        /* Chunk by chunk, with all heads of each: items near in time are different heads, which need not wait
-         * for each other. */
+        /* Items are ordered by chunk, and within a chunk by head. Items that run at the same time are then mostly
+         * different heads, which need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;
@@ -524,7 +524,7 @@ static double dslope_of(const struct flash *f, int64_t b, int64_t h)
     return sum;
 }
 
-void flash_finish_item(const struct flash *f, char *memory, int64_t item)
+void flash_backward_finish_item(const struct flash *f, char *memory, int64_t item)
 {
     (void)memory;
     const int64_t tiles = f->dQ ? f->tiles_all : 0;

@@ -1,14 +1,15 @@
-/* cpu.c: the backend "cpu": flash attention on all cores. This file has the device: memory, streams, marks.
- * The computation is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads
- * of pool.h. reference.c computes problems with a tensor or an option that those files do not support.
+/* cpu.c: the backend "cpu": flash attention on all cores. This file implements the device: memory, streams, marks.
+ * The computation is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of
+ * pool.h. reference.c computes problems with a tensor or an option that those files do not support.
  *
- * A device owns one pool of threads. A call on a stream has done everything when it returns, because the
- * calling thread takes part in the work; done() is always true. Device memory and staging memory are the same
+ * A device owns one pool of threads. A call on a stream returns when all of its work is done, because the calling
+ * thread takes part in the work; done() therefore always says true. Device memory and staging memory are the same
  * plain memory, and the device is unified: no copies are needed. Both count against one limit.
  *
- * Invariants 1. Memory is 64-byte aligned. Its size is stored in the 64 bytes before it, and freeing
- * subtracts it from the count. 2. A workspace is used by one run at a time; each stream brings its own, or
- * run() allocates one for the call. */
+ * Invariants
+ *
+ * 1. Memory is 64-byte aligned. The 64 bytes before it hold its size, which freeing subtracts from the count.
+ * 2. One run at a time uses a workspace. Each stream brings its own workspace, or run() allocates one for the call. */
 #include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -26,14 +27,13 @@
 
 enum {
     HEADER_BYTES = 64,
-    HUGE_PAGE_BYTES =
-        2 << 20, /* blocks of at least two of these ask for huge pages: fewer page faults and TLB misses */
-    STREAMS = 2, /* each on a thread of its own: cores that find no more in one batch go on with the other */
+    HUGE_PAGE_BYTES = 2 << 20, /* blocks of at least two huge pages use them: this saves page faults and TLB misses */
+    STREAMS = 2, /* each stream runs on a thread of its own: cores without work in one batch join the other batch */
 };
 
-/* What a thread reaches at the very most, by the name of its vectors: three times what the fastest core measured so far
- * did (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four units at 3.5 GHz. And a
- * softmax takes half a cycle per score on the widest of them. */
+/* For each table of simd.h: more operations per second than any thread reaches. The number is three times the
+ * fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four
+ * units at 3.5 GHz. The second bound comes from softmax, which takes half a cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
@@ -45,7 +45,11 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel fast[2]; /* forward and backward, by flash.h */
+    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels of flash.h, by operation */
+    struct facts {
+        const struct simd *simd;
+        int64_t threads;
+    } facts; /* facts of the device's attn_capabilities */
     int64_t memory_total, memory_limit;
     _Atomic int64_t memory_used;
 };
@@ -55,15 +59,16 @@ struct cpu_stream {
     struct timespec marks[ATTN_MARKS];
 };
 
-/* Computes every checked problem, whatever its tensors and options, but slowly: by reference.h. */
-static const attn_kernel general[] = {
+/* The kernel "double" computes every checked problem, whatever its tensors and options, but slowly (reference.h). */
+static const attn_kernel general[ATTN_OP_COUNT] = {
     { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
     { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
+    { "double", ATTN_OP_OBSERVE, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
 };
 
 static bool is_general(const attn_plan *plan)
 {
-    return plan->kernel == &general[0] || plan->kernel == &general[1];
+    return plan->kernel == &general[plan->kernel->op];
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -86,7 +91,8 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE); /* advice: a refusal costs only time */
+    /* madvise() is only advice: if the system refuses, the work is slower */
+    if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
     *memory = block + HEADER_BYTES;
@@ -127,7 +133,7 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->base.backend = &attn_backend_cpu;
     device->base.index = index;
     device->simd = simd_get();
-    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
+    for (int op = ATTN_OP_FORWARD; op < ATTN_OP_COUNT; op++)
         device->fast[op] = (attn_kernel){ device->simd->name,
                                           (attn_op)op,
                                           general[op].dtypes,
@@ -142,6 +148,15 @@ static attn_status open_device(int index, const attn_device_options *options, at
         free(device);
         return status;
     }
+    device->facts = (struct facts){ device->simd, pool_threads(device->pool) };
+    attn_capabilities *const can = &device->base.can;
+    for (int op = 0; op < ATTN_OP_COUNT; op++) {
+        can->kernels[op] = &device->fast[op];
+        can->kernels[op + ATTN_OP_COUNT] = &general[op];
+    }
+    can->kernel_count = 2 * ATTN_OP_COUNT;
+    can->facts = &device->facts;
+    can->facts_bytes = sizeof device->facts;
     *out = &device->base;
     return ATTN_OK;
 }
@@ -172,12 +187,8 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-static const attn_kernel *kernel(const attn_device *base, int index)
-{
-    return index < 2 ? &((const struct cpu_device *)base)->fast[index] : index < 4 ? &general[index - 2] : NULL;
-}
-
-/* The plans from `first` on that flash attention computes as one run; 0: plan `first` is the general kernel's. */
+/* How many plans from `first` on flash attention computes as one run; 0 where plan `first` needs the kernel
+ * "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
     int n = 0;
@@ -185,17 +196,17 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* The stretches use it one after the other; the general kernel needs none. */
-static attn_status workspace_bytes(const attn_device *base, const attn_plan *plans, int count, size_t *bytes,
+/* Bytes of workspace. Runs of flash attention use the workspace one after the other; the kernel "double" needs none. */
+static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
-    const struct cpu_device *device = (const struct cpu_device *)base;
+    const struct facts *const facts = can->facts;
     attn_status status = ATTN_OK;
     *bytes = 0;
     for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
         size_t part = 0;
         n = flash_stretch(plans, count, first);
-        if (n > 0) status = flash_bytes(device->simd, pool_threads(device->pool), plans + first, n, &part, err);
+        if (n > 0) status = flash_run_bytes(facts->simd, (int)facts->threads, plans + first, n, &part, err);
         if (part > *bytes) *bytes = part;
     }
     return status;
@@ -222,7 +233,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    memmove(to, from, bytes); /* a unified device's caller may well copy a buffer onto itself */
+    memmove(to, from, bytes); /* memmove, because on a unified device a caller may copy a buffer onto itself */
     return ATTN_OK;
 }
 
@@ -241,7 +252,7 @@ static attn_status run_flash(attn_stream *stream, const attn_plan *plans, int co
     void *own = NULL;
     if (!workspace) {
         size_t bytes;
-        attn_status status = flash_bytes_exact(device->simd, pool_threads(device->pool), plans, count, &bytes, err);
+        attn_status status = flash_run_bytes_exact(device->simd, pool_threads(device->pool), plans, count, &bytes, err);
         if (status == ATTN_OK) status = device_alloc(&device->base, bytes, &own, err);
         if (status != ATTN_OK) return status;
         workspace = own;
@@ -267,26 +278,40 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
-enum { MERGED_ROWS = 64 }; /* in an item */
+enum { MERGED_ROWS = 64 }; /* rows that one item merges */
+
+/* A merge, and the flag that cancels it. */
+struct merging {
+    const attn_merge_plan *plan;
+    const int *cancel;
+};
 
 static void merge_item(void *context, int worker, int64_t item)
 {
-    const attn_merge_plan *plan = context;
+    const struct merging *merging = context;
     const int64_t first = item * MERGED_ROWS;
     (void)worker;
-    attn_merge_rows(plan, first, attn_min64(first + MERGED_ROWS, attn_merge_count(plan)));
+    if (attn_is_cancelled(merging->cancel)) return;
+    attn_merge_rows(merging->plan, first, attn_min64(first + MERGED_ROWS, attn_merge_count(merging->plan)));
+}
+
+static void merge_sink(void *context, int worker, int64_t h)
+{
+    const struct merging *merging = context;
+    (void)worker;
+    if (!attn_is_cancelled(merging->cancel)) attn_merge_sink(merging->plan, h);
 }
 
 static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
     struct pool_part part;
-    attn_merge_plan copy_of_plan = *plan; /* a task's context is not const */
-    (void)err;
+    struct merging merging = { plan, stream->cancel };
     pool_begin(device->pool, &part, stream->owner, stream->cancel);
-    pool_run(device->pool, attn_tiles(attn_merge_count(plan), MERGED_ROWS), merge_item, &copy_of_plan);
+    pool_run(device->pool, attn_tiles(attn_merge_count(plan), MERGED_ROWS), merge_item, &merging);
+    if (plan->dsinks) pool_run(device->pool, plan->H, merge_sink, &merging);
     stream->spent_ns += pool_end(device->pool, &part);
-    return ATTN_OK;
+    return attn_is_cancelled(stream->cancel) ? attn_given_up(err) : ATTN_OK;
 }
 
 static attn_status mark(attn_stream *base, int slot, attn_error *err)
@@ -326,7 +351,6 @@ const attn_backend attn_backend_cpu = {
     .device_free = device_free,
     .staging_alloc = device_alloc,
     .staging_free = staging_free,
-    .kernel = kernel,
     .workspace = workspace_bytes,
     .stream_open = stream_open,
     .stream_close = stream_close,

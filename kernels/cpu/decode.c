@@ -1,16 +1,17 @@
-/* decode.c: a few query rows over many keys: one decoded token, its group of heads, a handful of speculated tokens.
+/* decode.c: attention of a few query rows over many keys, such as one decoded token with its group of heads, or a
+ * few speculated tokens.
  *
- * Such a row tile reads each key and value once and does little with them, so packing would cost more than the
- * products. Here K and V are read as they lie in memory (dots, axpys), all rows of the tile at each key; the bound
- * is the reading: (D + Dv) * bytes of an element * keys, at the memory's speed. Long sequences are split into spans
- * of keys (struct flash_sequence), so that all cores read, and merged in order by flash_merge_item().
+ * Such a row tile reads each key and value once and computes little with it, so packing would cost more than the
+ * products. decode.c reads K and V as they lie in memory (dots, axpys) and computes all rows of the tile at each
+ * key. Memory bandwidth bounds the speed: (D + Dv) * bytes of an element * keys. Long sequences are split into spans
+ * of keys (struct flash_sequence), so that all cores read; flash_forward_merge_item() merges the spans in order.
  *
- * In layout bshd the heads of a key lie side by side. Read head by head, memory is read in pieces of D elements
- * with gaps between them, which no prefetcher follows: half the speed. So an item does a bundle of heads together:
- * it walks over KEYS keys in steps of STEP, and at each step over the heads. What is computed for each head, and in
- * which order, does not depend on the bundle.
+ * In layout bshd the heads of a key lie side by side. Code that reads one head at a time reads pieces of D elements
+ * with gaps between them. Prefetchers do not follow this pattern, and the speed halves. One item therefore computes
+ * a bundle of heads together: it walks over KEYS keys in steps of STEP, and at each step over the heads. What is
+ * computed for each head, and in which order, does not depend on the bundle.
  *
- * Hidden keys are never looked at: axpys() skips a V whose P is 0. */
+ * Hidden keys are never read: axpys() skips a V whose P is 0. */
 #include <math.h>
 #include <string.h>
 
@@ -18,16 +19,16 @@
 #include "kernels/cpu/flash.h"
 
 enum {
-    KEYS = 256, /* keys scored at a time, whose scores stay in L1; a multiple of FLASH_UNIT */
-    STEP = 16,  /* keys of one head before the next head's turn; a multiple of the keys that dots() and axpys()
-             * take at a time */
+    KEYS = 256, /* keys scored at a time, so that their scores stay in L1; a multiple of FLASH_UNIT */
+    STEP = 16,  /* keys of one head before the next head follows; a multiple of the keys that dots() and axpys() take
+                 * at a time */
 };
 
-/* One head of the bundle. */
+/* One key/value head of the bundle. */
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* the block exists */
+    bool seen; /* the head sees some of the keys, so `block` is valid */
     float *Q, *S, *O, *m, *l;
 };
 
@@ -35,7 +36,7 @@ struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
     float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        *drop;  /* the first four are [FLASH_BUNDLE_ROWS][ld...] and shared by the heads */
+        *drop;  /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads share */
     char *keys; /* room to gather STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };
@@ -56,7 +57,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.inverse = flash_take(arena, FLASH_DOT_ROWS, 4);
     scratch.drop = f->dropout ? flash_take(arena, FLASH_DOT_ROWS * scratch.lds, 4) : NULL;
     scratch.keys = f->g.page_table ? flash_take(arena, STEP, attn_max64(f->g.dims.D, f->g.dims.Dv) * 4) : NULL;
-    flash_take_limits(f, arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
+    flash_scores_take_limits(f, arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
     flash_scratch_end(f, arena);
     return scratch;
 }
@@ -89,7 +90,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Keys [from, from + STEP) as columns of the head's visible block: the first column and their number. */
+/* Which columns of the head's visible block are keys [from, from + STEP)? *first becomes the first column; returns
+ * how many there are. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
@@ -110,14 +112,15 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    const struct flash_tile *any = &scratch.heads[0].t; /* causal, window and lengths are the same for all heads */
+    /* the tile of any head serves here, because causal, window and lengths are the same for all heads */
+    const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);
     for (int64_t j0 = lo / KEYS * KEYS; j0 < hi && !attn_is_cancelled(f->cancel); j0 += KEYS) {
         const int64_t j1 = attn_min64(j0 + KEYS, hi), first = seq->s.k_start + j0;
         int at;
         for (int n = 0; n < heads; n++)
-            scratch.heads[n].seen = visible_block_of(f, &scratch.heads[n].t, j0, j1, &scratch.heads[n].block);
+            scratch.heads[n].seen = flash_visible_block(f, &scratch.heads[n].t, j0, j1, &scratch.heads[n].block);
         for (int key = 0; key < j1 - j0; key += STEP)
             for (int n = 0; n < heads; n++) {
                 const struct head *head = &scratch.heads[n];
@@ -152,6 +155,6 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     }
     for (int n = 0; n < heads; n++) {
         const struct head *head = &scratch.heads[n];
-        flash_part(f, &head->t, split, head->O, scratch.ldo, head->m, head->l, scratch.inverse, true);
+        flash_row_end_part(f, &head->t, split, head->O, scratch.ldo, head->m, head->l, scratch.inverse, true);
     }
 }

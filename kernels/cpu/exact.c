@@ -1,23 +1,25 @@
-/* exact.c: rows whose numbers leave what vectors of float32 can work with, and rows whose scores are all alike.
+/* exact.c: computes rows in double whose numbers exceed the range of float32, and rows whose scores are all equal.
  *
- * Everywhere else scores are kept in base 2 and float32, where a score of 2.4e38 has become infinite, and O is a sum of
- * P V that is divided at the end, where the sum of a few values of 1e38 has. Such rows are seldom, so nothing in the
- * loops looks for them: flash_end_rows() (row_end.c) and load_statistics() (backward.c) see them by their maximum,
- * their sum, their lse or their O. This file then computes the row anew from the tensors, by the definition
- * (kernels/README.md): scores in double, KEYS of them at a time.
+ * All other code of this folder keeps scores in base 2 in float32, where a score of 2.4e38 becomes infinite. It also
+ * divides the sum O = P V by l only at the end, and a sum of a few values of 1e38 becomes infinite before that. Such
+ * rows are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics() (backward.c)
+ * recognise them by their maximum, sum, lse or O. This file then computes the row again from the tensors, by the
+ * definition (kernels/README.md): scores in double, KEYS of them at a time.
  *
- * Rows that are alike. A mask may have the most negative number in place of -inf. A row of it that sees nothing else
- * has one score for all its keys: q . k is rounded away, in double too. Its P are 1 / n, which the loops in float32
- * found as well, and its O is right. Only its lse is wrong. flash_alike() recognises the row by its bias alone.
+ * Rows of equal scores. A mask may have the most negative number in place of -inf. A row in which every key has that
+ * bias has one score for all keys, because adding q . k is lost in rounding, even in double. Each P is 1 / n. The
+ * loops in float32 computed that too, so O is right and only lse is wrong. flash_exact_alike() recognises the row by
+ * its bias alone.
  *
- * Products that overflow. A q . k may leave float32 while scale q . k is ordinary. Packing shows at no cost whether all
- * numbers of q and k are below SIMD_TAME; no product of such numbers overflows. Otherwise a partial sum that left
- * float32 is infinite or NaN, and stays so. flash_scores() looks for products that are not finite, and
- * flash_mend_scores() computes their scores anew. Folding the scale into q would not help: scale q may underflow where
- * scale q . k does not, and every ordinary score would have other bits.
+ * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing finds
+ * out at no cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow.
+ * Otherwise a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products that are
+ * not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first would not
+ * help: scale * q may underflow where scale q . k does not, and every score within range would have other bits.
  *
- * lse is kept in two parts, for beside a score of 1e38 a double has lost the logarithm of a sum, and P = exp(z - lse)
- * would be 1 for each key. A backward keeps them by row (flash.strange), with NaN in lse2 as the mark. */
+ * lse is kept in two parts. Beside a score of 1e38 a double cannot hold the logarithm of a sum as well, and P =
+ * exp(z - lse) would be 1 for each key. A backward keeps both parts by row (flash.strange), and marks such a row
+ * with NaN in lse2. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -28,11 +30,12 @@
 #include "kernels/score.h"
 
 enum {
-    KEYS = FLASH_MASK_BLOCK, /* keys scored together; each group begins at a multiple of this */
-    SHARE_BITS = 24,         /* sums of KEYS values are finite when each value is divided by 2^24 */
+    KEYS = FLASH_MASK_BLOCK, /* keys scored together; each group begins at a multiple of KEYS */
+    /* each value is divided by 2^24 before it is added, which keeps a sum of KEYS values finite */
+    SHARE_BITS = 24,
 };
 
-/* A query of one head. */
+/* A row: one query of one head. */
 struct row {
     const struct flash *f;
     const attn_sequence *s;
@@ -43,13 +46,13 @@ struct row {
     float q[ATTN_MAX_HEAD_DIM];
 };
 
-/* Masks, bias and scores of a row's keys [j, j + n), n <= KEYS. */
+/* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
 struct keys {
     int64_t j;
     int n, seen;                 /* n keys, of which the row sees `seen` */
-    uint8_t sees[KEYS];          /* 0 or 1 */
-    float bias[KEYS];            /* where there is a bias */
-    double z[KEYS], slope[KEYS]; /* score of a visible key, and its derivative by scale q.k (score.h) */
+    uint8_t sees[KEYS];          /* 1: the row sees the key; 0: it does not */
+    float bias[KEYS];            /* the bias of each key, where the problem has a bias */
+    double z[KEYS], slope[KEYS]; /* the score of each visible key, and its derivative by scale q . k (score.h) */
 };
 
 static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t h, int64_t i)
@@ -65,7 +68,7 @@ static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t 
     f->simd->load(f->g.dims.D, flash_at(q, b, h, row->s->q_start + i), q->dtype, row->q);
 }
 
-/* The sink of head h; -inf where it has none. */
+/* The sink of head h; -inf where the problem has no sinks. */
 static double sink_of(const struct flash *f, int64_t h)
 {
     return f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -80,7 +83,7 @@ static bool mask_hides(const struct row *row, int64_t j)
     return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
 }
 
-/* Does the row see key j of its range? */
+/* Does the row see key j? j lies in the row's range. */
 static bool sees(const struct row *row, int64_t j)
 {
     const struct flash *f = row->f;
@@ -123,8 +126,7 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
             memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
                    (size_t)(at->n - before));
         for (int x = 0; x < KEYS; x++)
-            at->sees[x] &= kept[x] != 0; /* all KEYS at once, which the compiler
-                                                                     * vectorises */
+            at->sees[x] &= kept[x] != 0; /* processes all KEYS at once, so that the compiler vectorises the loop */
     }
     if (f->p->bias.rank) {
         const char *from = flash_at(bias, row->b, row->h, row->i);
@@ -136,7 +138,7 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
     for (int x = 0; x < KEYS; x++) at->seen += at->sees[x];
 }
 
-bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r)
+bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r)
 {
     struct row row;
     struct keys at;
@@ -147,7 +149,7 @@ bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position: two of these are tested first. */
+    /* Most rows see the keys near their own position, so two of those are tested first. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -157,7 +159,7 @@ bool flash_sees_one_key(const struct flash *f, const struct flash_tile *t, int r
     return seen == 1;
 }
 
-/* ---- Rows that are alike ----------------------------------------------------------------------------------------- */
+/* ---- Rows whose scores are all equal ----------------------------------------------------------------------------- */
 
 /* The largest |k| (which 0) or |v| (1) of a key/value head; infinity where one is not finite. The first call
  * computes it and stores it for later calls. */
@@ -181,10 +183,10 @@ static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 
 static double saturated(double z)
 {
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN is returned as NaN */
 }
 
-int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found)
+int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found)
 {
     struct row row;
     struct keys at;
@@ -209,7 +211,8 @@ int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, stru
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    if (!(most < 0x1p-55 * fabsf(bias))) return 0; /* less than half of the last bit of the bias in double; not NaN */
+    /* `most` must be less than half of the last bit of the bias in double; `!` covers NaN */
+    if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
     *found = (struct flash_strange){ .kind = FLASH_ALIKE, .z = z, .lse = { top, log(sum) } };
@@ -218,7 +221,7 @@ int64_t flash_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, stru
 
 /* ---- Scores in double -------------------------------------------------------------------------------------------- */
 
-/* Writes z and slope of keys x0 .. x1 - 1, for which look() was called. */
+/* Writes z and slope of keys x0 .. x1 - 1. look() must have filled `at`. */
 static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 {
     const struct flash *f = row->f;
@@ -238,7 +241,7 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 }
 
 /* out += P V of the keys; P is 0 where a key is not seen. The value of a visible key is used even where its P is 0,
- * because NaN must stay NaN. `real`: no value is NaN or infinite. */
+ * because a NaN value must make the result NaN. `real` says that no value is NaN or infinite. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;
@@ -246,7 +249,7 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    for (bool finite = false; !finite;) { /* a second round where a sum overflowed */
+    for (bool finite = false; !finite;) { /* the loop runs a second time where a sum overflowed */
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int x = 0; x < at->n; x += part.count) {
@@ -286,7 +289,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
             most = at.z[x] > most ? at.z[x] : most;
             nan += at.z[x] * 0;
         }
-        if (nan != nan) { /* the row's result is NaN, whatever follows */
+        if (nan != nan) { /* the row's result is NaN whatever other keys hold */
             for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }
@@ -311,6 +314,43 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
     return (struct flash_lse){ top, sum > 0 ? log(sum) : 0 };
 }
 
+void flash_exact_sums(const struct flash *f, int64_t b, int64_t h, int64_t i, double *m, double *l, double *e,
+                      struct flash_top *top)
+{
+    struct row row;
+    struct keys at;
+    *m = -INFINITY, *l = *e = 0;
+    open_row(&row, f, b, h, i);
+    for (int64_t j = row.keys.lo; j < row.keys.hi; j += at.n) {
+        double most = *m, nan = 0;
+        look(&row, j, row.keys.hi, &at);
+        if (at.seen == 0) continue;
+        score_keys(&row, &at, 0, at.n);
+        for (int x = 0; x < at.n; x++) {
+            if (!at.sees[x]) continue;
+            most = at.z[x] > most ? at.z[x] : most;
+            nan += at.z[x] * 0;
+        }
+        if (nan != nan) {
+            *m = NAN;
+            return;
+        }
+        if (*l > 0 && most > *m) {
+            const double by = *m - most, rescale = exp(by);
+            *e = rescale > 0 ? rescale * (*e + by * *l) : 0;
+            *l *= rescale;
+        }
+        *m = most;
+        for (int x = 0; x < at.n; x++) {
+            if (!at.sees[x]) continue;
+            const double by = at.z[x] - most, P = exp(by);
+            *l += P;
+            if (P > 0) *e += P * by;
+            if (top && at.z[x] > flash_top_least(top)) flash_top_add(top, at.z[x], (int32_t)(j + x));
+        }
+    }
+}
+
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap)
 {
@@ -326,8 +366,8 @@ void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r
     }
 }
 
-void flash_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S, int64_t lds,
-                       float *cap)
+void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
+                             int64_t lds, float *cap)
 {
     struct row row;
     struct keys at;

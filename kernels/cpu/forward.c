@@ -1,7 +1,7 @@
-/* forward.c: O = softmax(scores) V and the log-sum-exp, a row tile at a time. FlashAttention-2 (arXiv:2307.08691),
- * Algorithm 1.
+/* forward.c: O = softmax(scores) V and the log-sum-exp, for one row tile at a time. It is FlashAttention-2
+ * (arXiv:2307.08691), Algorithm 1.
  *
- * A row tile walks over the key tiles it can see:
+ * A row tile walks over the key tiles that it can see:
  *
  *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask
  *                                       blocks)
@@ -9,24 +9,24 @@
  *     m, l, P = softmax  online: rescale = exp2(m_old - m_new)
  *     O = rescale O + P V
  *
- * and ends with out = O / l, lse = (m + log2 l) ln 2. Scores and m are in base 2.
+ * At the end out = O / l and lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
- * On the diagonal a row tile would compute more that is hidden than it must: of 64 causal queries over 64 keys
- * half. So a block that causal or a window cuts is walked in strips of a few rows, each against the columns that one
- * of them sees (of those 64 x 64: 5/8 of both products, of softmax and of the masking). Hidden pairs add 0 to sums:
- * the bits are the same.
+ * On the diagonal half of the work on a row tile would be for hidden pairs: of 64 causal queries over 64 keys, half
+ * of the pairs are hidden. A block that causal or a window cuts is therefore computed in strips of a few rows, each
+ * against the columns that one of its rows sees. For 64 x 64 that leaves 5/8 of both products, softmax and masking.
+ * Hidden pairs add 0 to sums, so strips do not change the bits.
  *
- * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with
- * one row tile a head packs each key tile as it comes.
+ * FLASH_PREPARE packs K and V once where several row tiles use them. A sequence with one row tile per head packs
+ * each key tile when it comes to it.
  *
- * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is
- * packed with zeros in place of what is not finite, and the pack says so (kv_values). Then, before softmax()
- * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums` for exactly the rows that
- * see them, and O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been.
- * K needs no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same
- * bits as with a clean V.
+ * NaN and infinity. A hidden key must have no effect whatever it holds, but P = 0 times NaN would be NaN. V is
+ * therefore packed with 0 in place of NaN and infinity, and packing reports that (kv_values). Before softmax()
+ * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums`, for exactly the rows
+ * that see them. At the end these sums are added to O: inf + x = inf and NaN + x = NaN, as any positive P would have
+ * given. K needs no such step: its NaN make scores NaN, and hidden scores are overwritten. All other elements of O
+ * have the same bits as if V had been finite.
  *
- * Values so large that their sums overflow, and scores near the largest float32: exact.c. */
+ * exact.c computes rows whose sums of values overflow, and rows whose scores are near the largest float32. */
 #include <math.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ struct scratch {
     char *Qa, *P, *kv;
     float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
-    float *clean; /* FLASH_UNIT rows in f32 */
+    float *clean; /* room for FLASH_UNIT rows in f32 */
     char *keys;   /* room to gather FLASH_UNIT rows of k or v that lie in several pages */
     char *gathered;
     struct flash_limits limits;
@@ -64,13 +64,13 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.l = flash_take(arena, f->BM, 4);
     scratch.rescale = flash_take(arena, f->BM, 4);
     scratch.inverse = flash_take(arena, f->BM, 4);
-    flash_take_limits(f, arena, f->BM, f->BN, &scratch.limits);
+    flash_scores_take_limits(f, arena, f->BM, f->BN, &scratch.limits);
     scratch.kv = flash_take(arena, f->BN, f->kv_key_bytes);
     scratch.gathered = flash_take(arena, f->BM, D * (int64_t)attn_dtype_bytes(f->p->q.dtype));
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* last: seldom touched */
+    scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* taken last, because few problems use it */
     flash_scratch_end(f, arena);
     return scratch;
 }
@@ -84,9 +84,9 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
-/* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Where there
- * are pages, it packs page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not
- * depend on how many are packed at a time. */
+/* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Keys in pages are
+ * packed page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not depend on how many
+ * keys are packed at a time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
@@ -112,7 +112,7 @@ static int pack_keys(const struct flash *f, const struct flash_sequence *seq, in
     return found;
 }
 
-/* Extremes of the FlashMask bounds of one head, block by block. */
+/* Writes the extremes of the FlashMask bounds of one head, for each block of FLASH_MASK_BLOCK keys. */
 static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
 {
     const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
@@ -126,7 +126,7 @@ static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
     }
 }
 
-void flash_prepare_item(const struct flash *f, char *memory, int64_t item)
+void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t item)
 {
     if (item < f->B * f->mask_heads) {
         summarise_mask(f, item / f->mask_heads, item % f->mask_heads);
@@ -147,7 +147,7 @@ void flash_prepare_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
 
-/* Rows [r0, r0 + n) of a row tile of one head, as a tile. */
+/* Makes a tile of rows [r0, r0 + n) of a row tile with one head. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
 {
     struct flash_tile strip = *t;
@@ -185,8 +185,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* Last queries first: when causal they have the most keys, and a long item that starts late delays the
-     * whole loop. */
+    /* The last queries come first. With a causal mask they have the most keys, and a long item that starts late
+     * would delay the whole loop. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -207,9 +207,9 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
     for (int64_t j0 = lo / f->BN * f->BN; j0 < hi && !attn_is_cancelled(f->cancel); j0 += f->BN) {
         const int n = (int)attn_min64(f->BN, seq->s.Sk - j0);
         struct visible_block block;
-        if (!visible_block_of(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
+        if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K^T and V of the block's columns. */
+        /* K and V point to K^T and V of the block's columns. */
         const char *K, *V;
         int64_t ldv;
         int values;
@@ -239,7 +239,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
             float *O = scratch.O + r0 * scratch.ldo;
             if (height < t.rows) {
                 strip = strip_of(f, &t, r0, (int)attn_min64(height, t.rows - r0));
-                if (!visible_block_of(f, &strip, j0, attn_min64(j0 + n, hi), &part)) {
+                if (!flash_visible_block(f, &strip, j0, attn_min64(j0 + n, hi), &part)) {
                     if (!started) memset(O, 0, (size_t)(strip.rows * scratch.ldo) * sizeof *O);
                     continue;
                 }
@@ -262,12 +262,12 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
     if (!started) memset(scratch.O, 0, (size_t)(t.rows * scratch.ldo) * sizeof *scratch.O);
     for (int r = 0; nonfinite_sums && r < t.rows; r++)
         for (int d = 0; d < Dv; d++) scratch.O[r * scratch.ldo + d] += scratch.nonfinite_sums[r * scratch.ldo + d];
-    flash_part(f, &t, split, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, large);
+    flash_row_end_part(f, &t, split, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, large);
 }
 
 /* ---- FLASH_MERGE ------------------------------------------------------------------------------------------------- */
 
-void flash_merge_item(const struct flash *f, char *memory, int64_t item)
+void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
 {
     const int64_t b = FLASH_FIND(f, tiles0, item);
     const struct flash_sequence *seq = &f->seq[b];
@@ -279,11 +279,11 @@ void flash_merge_item(const struct flash *f, char *memory, int64_t item)
     for (int r = 0; r < t.rows; r++) {
         float *O = scratch.O + r * scratch.ldo, m = -INFINITY, l = 0;
         for (int64_t split = 0; split < seq->splits; split++) {
-            m = attn_merge_top(m, f->part_m[flash_part_row(&t, split) + r]);
+            m = attn_merge_top(m, f->part_m[flash_row_end_part_row(&t, split) + r]);
         }
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
-            const int64_t row = flash_part_row(&t, split) + r;
+            const int64_t row = flash_row_end_part_row(&t, split) + r;
             /* A span in which the row sees no key has m = -inf and weight 0. A NaN in any span makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
@@ -293,5 +293,5 @@ void flash_merge_item(const struct flash *f, char *memory, int64_t item)
         scratch.m[r] = m;
         scratch.l[r] = l;
     }
-    flash_end_rows(f, &t, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, true);
+    flash_row_end(f, &t, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, true);
 }

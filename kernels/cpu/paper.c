@@ -10,13 +10,13 @@
  *       Q_1  S_11 S_12  ..  S_1Tc  O_1    S is never in memory as a whole. One block of Br x Bc is enough, because a
  *       Q_2  S_21 S_22  ..  S_2Tc  O_2    row's maximum m and its sum l can be corrected when the next block comes.
  *
- * On a GPU the matrices lie in its large memory, HBM, and a block is loaded into a small, fast one, SRAM. Here both are
- * memory like any other, so a block is a pointer to its first row. All numbers are doubles.
+ * On a GPU the matrices lie in its large memory, HBM, and a block is loaded into a small, fast one, SRAM. Here both
+ * are ordinary memory, so a block is a pointer to its first row. All numbers are doubles.
  *
  * Three rules are not in the paper. A pair that a causal mask or a window hides has S = -inf, and its K and V are not
  * used, because NaN may stand there. A row that sees no key gets O = 0 and L = -inf. A score counts as at most FLT_MAX.
  *
- * plain.c makes the device "paper" of this file. The rows of that device say what it computes. */
+ * plain.c makes a device of this file, named "paper". That device's kernel rows list what it computes. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -33,13 +33,13 @@ struct head {
     attn_sequence s;
     int64_t b, h;
     const int *cancel;
-    int64_t N, M, d, dv;           /* queries, keys, sizes of the rows of Q and K, and of V and O */
-    double *Q, *K, *V, *O, *L;     /* [N, d] [M, d] [M, dv] [N, dv] [N] */
-    double *dO, *D, *dQ, *dK, *dV; /* [N, dv] [N] [N, d] [M, d] [M, dv] */
+    int64_t N, M, d, dv;           /* N queries, M keys; d numbers in a row of Q and K, dv in a row of V and O */
+    double *Q, *K, *V, *O, *L;     /* their sizes: [N, d] [M, d] [M, dv] [N, dv] [N] */
+    double *dO, *D, *dQ, *dK, *dV; /* their sizes: [N, dv] [N] [N, d] [M, d] [M, dv] */
     double S[Br][Bc];
 };
 
-/* x . y, and y += a x, of n numbers */
+/* dot() returns x . y, and add() computes y += a x; both for n numbers */
 static double dot(const double *x, const double *y, int64_t n)
 {
     double sum = 0;
@@ -51,7 +51,7 @@ static void add(double *y, double a, const double *x, int64_t n)
     for (int64_t k = 0; k < n; k++) y[k] += a * x[k];
 }
 
-/* S_ij = scale Q_i K_j^T; row r of it is query i + r, column c is key j + c. */
+/* S_ij = scale Q_i K_j^T. Row r of the block is query i + r, column c is key j + c. */
 static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t columns)
 {
     for (int64_t r = 0; r < rows; r++) {
@@ -80,13 +80,13 @@ static void forward(struct head *a)
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
                 for (int64_t c = 0; c < columns; c++) most = fmax(most, a->S[r][c]); /* 9 */
-                if (most == -INFINITY) continue;                                     /* nothing to see yet */
+                if (most == -INFINITY) continue;                                     /* the row has seen no key yet */
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
                 for (int64_t x = 0; x < a->dv; x++) O[x] *= correction; /* 10 */
                 for (int64_t c = 0; c < columns; c++) {
                     if (a->S[r][c] == -INFINITY) continue;
-                    const double P = exp(a->S[r][c] - most);  /* 9: not divided by the whole sum yet */
+                    const double P = exp(a->S[r][c] - most);  /* line 9; P is divided by the whole sum at the end */
                     l[r] += P;                                /* 9 */
                     add(O, P, a->V + (j + c) * a->dv, a->dv); /* 10 */
                 }
@@ -106,7 +106,8 @@ static void backward(struct head *a)
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) { /* 5, 6; dQ, dK, dV are zeros: 3, 7 */
+    /* lines 5 and 6; dQ, dK and dV are zeros already, as lines 3 and 7 say */
+    for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */
             const int64_t rows = attn_min64(Br, a->N - i);
@@ -129,11 +130,11 @@ static void backward(struct head *a)
 
 /* ---- Tensors to matrices, and back ------------------------------------------------------------------------------- */
 
-/* The head's part of a tensor as a matrix; zeros if it is not given. NULL: no memory. */
+/* Loads the head's part of a tensor as a matrix; zeros where the tensor is not given. NULL: out of memory. */
 static double *load(const struct head *a, attn_tensor_id id, int64_t rows, int64_t columns)
 {
     const attn_view *view = &a->g.view[id];
-    double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix); /* + 1, because calloc(0) may be NULL */
+    double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix); /* + 1, because calloc(0) may return NULL */
     for (int64_t n = 0; matrix && view->data && n < rows * columns; n++)
         matrix[n] = attn_load(view->dtype, view->data, attn_at(view, a->b, a->h, n / columns) + n % columns);
     return matrix;
@@ -163,8 +164,8 @@ static void free_all(struct head *a)
     free(a->dO), free(a->D), free(a->dQ), free(a->dK), free(a->dV);
 }
 
-/* An lse of ATTN_LSE_MOST and more, given with a backward, has lost the logarithm of the sum: its last bit is worth 2.
- * Algorithm 1 computes it anew. */
+/* A given lse of ATTN_LSE_MOST and more has lost the logarithm of the sum, because its last bit is worth 2. In that
+ * case Algorithm 1 computes lse again. */
 static bool renew_lost_lse(struct head *a)
 {
     struct head own = *a;

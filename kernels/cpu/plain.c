@@ -2,9 +2,9 @@
  *
  *     device       computes by    why
  *     reference    reference.c    every option, one row at a time: it defines what is correct
- *     paper        paper.c        FlashAttention-2 as in its paper: begin to read here
+ *     paper        paper.c        FlashAttention-2 as in its paper; readers of the kernels begin there
  *
- * Memory is malloc's. One thread computes, and everything is done when a call returns. */
+ * Memory comes from malloc(). One thread computes, and a call returns when its work is done. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,13 +14,13 @@
 #include "kernels/cpu/plain.h"
 #include "kernels/cpu/reference.h"
 
-/* ---- What differs ------------------------------------------------------------------------------------------------ */
+/* ---- Differences of the two devices ------------------------------------------------------------------------------ */
 
 struct plain {
     const attn_backend *backend;
     const char *description;
     attn_status (*run)(const attn_problem *p, const int *cancel, attn_error *err);
-    attn_kernel kernels[2];
+    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* the last one has no name */
 };
 
 static attn_status run_reference(const attn_problem *p, const int *cancel, attn_error *err)
@@ -28,20 +28,22 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
     return reference_run(p, NULL, cancel, err);
 }
 
-/* paper.c computes problems with one key/value head per query head, rows of one length, and causal masks or windows. */
+/* paper.c computes problems whose query heads have a key/value head each, whose rows have one length, and whose
+ * masks are causal or a window. */
 #define PAPER_FEATURES                                                                                            \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
      ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \
      ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(SCALE) |     \
      ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table is a line */
 static const struct plain plains[] = {
     { &attn_backend_reference,
       "textbook loops in double, one thread",
       run_reference,
       { { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
-        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true } } },
+        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
+        { "double", ATTN_OP_OBSERVE, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true } } },
     { &attn_backend_paper,
       "FlashAttention-2 as in its paper, in double, one thread",
       paper_run,
@@ -55,7 +57,7 @@ static const struct plain *plain_of(const attn_device *device)
     return device->backend == plains[0].backend ? &plains[0] : &plains[1];
 }
 
-/* ---- What is alike ----------------------------------------------------------------------------------------------- */
+/* ---- Code that both devices share -------------------------------------------------------------------------------- */
 
 struct plain_stream {
     attn_stream base;
@@ -73,6 +75,8 @@ static attn_status open_plain(const attn_backend *backend, int index, attn_devic
     if (!*device) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a device");
     (*device)->backend = backend;
     (*device)->index = index;
+    attn_capabilities *const can = &(*device)->can;
+    for (const attn_kernel *one = plain_of(*device)->kernels; one->name; one++) can->kernels[can->kernel_count++] = one;
     return ATTN_OK;
 }
 
@@ -99,7 +103,7 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = device->backend->name;
     strcpy(info->name, device->backend->name);
     strcpy(info->description, plain_of(device)->description);
-    info->fastest_flops = 1e10; /* doubles, one at a time */
+    info->fastest_flops = 1e10; /* computes doubles, one at a time */
     info->fastest_scores = 1e9;
     info->units = 1;
     info->unified = true;
@@ -126,15 +130,10 @@ static void release_staging(attn_device *device, void *memory, size_t bytes)
     (void)device, (void)bytes, free(memory);
 }
 
-static const attn_kernel *kernel(const attn_device *device, int index)
-{
-    return index < 2 ? &plain_of(device)->kernels[index] : NULL;
-}
-
-static attn_status workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
+static attn_status workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err)
 {
-    (void)device, (void)plans, (void)count, (void)err;
+    (void)can, (void)plans, (void)count, (void)err;
     *bytes = 0;
     return ATTN_OK;
 }
@@ -173,7 +172,7 @@ static attn_status moves(attn_stream *stream, const attn_move *list, int64_t cou
 static attn_status merge(attn_stream *stream, const attn_merge_plan *plan, attn_error *err)
 {
     (void)stream, (void)err;
-    attn_merge_rows(plan, 0, attn_merge_count(plan));
+    attn_merge_all(plan);
     return ATTN_OK;
 }
 
@@ -215,14 +214,14 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
     return ATTN_OK;
 }
 
-/* clang-format off: a row is a function */
+/* clang-format off: each row is a function */
 #define PLAIN(named, opener)                                                                                          \
     {                                                                                                                 \
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \
         .device_alloc = allocate, .device_free = release, .staging_alloc = allocate, .staging_free = release_staging, \
-        .kernel = kernel, .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream,           \
-        .copy = copy, .moves = moves, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us,             \
-        .done = done, .wait = wait_stream,                                                                            \
+        .workspace = workspace, .stream_open = open_stream, .stream_close = close_stream, .copy = copy,               \
+        .moves = moves, .run = run, .merge = merge, .mark = mark, .elapsed_us = elapsed_us, .done = done,             \
+        .wait = wait_stream,                                                                                          \
     }
 /* clang-format on */
 

@@ -1,11 +1,12 @@
-/* plain.h: the computation of the device "paper", which plain.c makes. */
+/* plain.h: the computation of the device "paper". plain.c makes that device. */
 #ifndef ATTN_CPU_PLAIN_H
 #define ATTN_CPU_PLAIN_H
 
 #include "kernels/attention.h"
 
-/* Computes a problem whose features the device's rows name, on the calling thread, by the two algorithms of paper.c.
- * Errors: NO_MEMORY; CANCELLED when *cancel was set. It is read for each block of rows; `cancel` may be NULL. */
+/* Computes a problem on the calling thread, by the two algorithms of paper.c. The device's rows must name the
+ * problem's features. Errors: NO_MEMORY; CANCELLED when *cancel was set. The function reads *cancel before each
+ * block of rows; `cancel` may be NULL. */
 attn_status paper_run(const attn_problem *p, const int *cancel, attn_error *err);
 
 #endif

@@ -1,20 +1,20 @@
-/* pool.c: threads that sleep until there is a loop to run.
+/* pool.c: threads that sleep until a caller has a loop to run.
  *
- * The problem: attention comes in loops of a few to a few thousand items, microseconds to milliseconds each,
- * and often two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread
- * costs 5 to 50 us. A thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually
- * finds the next loop of the same run.
+ * The problem: attention consists of loops with a few to a few thousand items, microseconds to milliseconds each.
+ * Often two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50
+ * us. A thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds the next loop of
+ * the same run.
  *
- * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller
- * and workers take items from its atomic counter. When another loop is linked, workers leave after their
- * item. They go to the owner with the fewest threads, and to its loop with the fewest. Invariants, all under
- * `lock`:
+ * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
+ * workers take items from its atomic counter. When another loop is linked, workers leave their loop after the
+ * current item. They go to the owner with the fewest threads, and to that owner's loop with the fewest. Invariants,
+ * all under `lock`:
  *   1. a worker touches a loop only between inside++ and inside--;
  *   2. the caller unlinks the loop before it waits for inside == 0, so no thread enters a loop that is about to vanish;
- *   3. `posted` counts loops that were linked: a polling worker watches it without taking the lock;
- *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop; a
- *      worker enters one only while that is less than `threads`, and a thread that makes it less wakes a worker if
- *      there is work;
+ *   3. `posted` counts the loops that were ever linked: a polling worker reads it without the lock;
+ *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop;
+ *      a worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
+ *      a worker if there is work;
  *   5. a part's `computing` counts the same threads by the part that they compute for. A thread pauses only while its
  *      owner has more than max(1, threads / owners) of them, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
@@ -33,10 +33,11 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024,  /* a larger number is a mistake */
-    POOL_SPIN_US = 20,        /* longer than the gap between two loops of a run, and too short to matter otherwise */
-    POOL_YIELD_EVERY = 64,    /* pauses between two reads of the clock, or two yields of the processor */
-    POOL_PAUSE_NS = 10000000, /* how often a thread that pauses checks whether its work is cancelled */
+    POOL_MAX_THREADS = 1024, /* a request for more threads is a mistake */
+    POOL_SPIN_US = 20,       /* longer than the gap between two loops of a run, but too short to cost much */
+    /* pauses of a waiting thread between two reads of the clock, or between two yields of the processor */
+    POOL_YIELD_EVERY = 64,
+    POOL_PAUSE_NS = 10000000, /* a thread that pauses checks this often whether its work is cancelled */
 };
 
 struct parallel_for {
@@ -58,16 +59,16 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked, or the pool closes */
-    pthread_cond_t left_cond;   /* a worker left a loop */
+    pthread_cond_t left_cond;   /* signalled when a worker left a loop */
     pthread_cond_t turn_cond;   /* signalled when a thread that pauses may go on */
     struct parallel_for *loops;
     struct pool_part *parts; /* parts that have begun: at most as many as the device has streams */
     atomic_uint posted;
     atomic_int computing; /* written under the lock, read without it */
     bool closing;
-    int sleeping; /* workers in posted_cond */
-    int paused;   /* threads in turn_cond */
-    int threads;  /* started threads and the caller */
+    int sleeping; /* workers that wait for posted_cond */
+    int paused;   /* threads that wait for turn_cond */
+    int threads;  /* number of threads: those that were started, and the caller */
     void (*idle)(void);
     struct worker *workers;
 };
@@ -104,14 +105,15 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* Each thread that comes may increment the counter once past `items`, which cannot overflow 64 bits. */
+    /* `next` may pass `items` by one for each thread, which cannot overflow 64 bits. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
     return true;
 }
 
-/* A worker's loop. It ends when another thread needs the worker's core, or another loop may have too few threads. */
+/* A worker takes items of a loop. It stops when another thread needs its core, or when another loop may have too few
+ * threads. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -119,7 +121,7 @@ static void help(struct pool *pool, struct parallel_for *loop, int worker, unsig
         continue;
 }
 
-/* The lock is held. Returns how many threads compute for the owner of this part. */
+/* Returns how many threads compute for the owner of this part. The caller holds the lock. */
 static int threads_of_owner(const struct pool *pool, const struct pool_part *part)
 {
     int threads = 0;
@@ -127,19 +129,19 @@ static int threads_of_owner(const struct pool *pool, const struct pool_part *par
     return threads;
 }
 
-/* The lock is held. */
+/* Returns how many owners have begun parts. The caller holds the lock. */
 static int owners(const struct pool *pool)
 {
     int count = 0;
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        count += other == p; /* the first part of its owner */
+        count += other == p; /* counts each owner once, at its first part */
     }
     return count;
 }
 
-/* The lock is held. Returns the loop that a worker should help; NULL: none has an item left. */
+/* Returns the loop that a worker should help; NULL where no loop has an item left. The caller holds the lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -157,13 +159,13 @@ static struct parallel_for *loop_with_items(struct pool *pool)
     return found;
 }
 
-/* The lock is held. */
+/* May one more thread compute? The caller holds the lock. */
 static bool has_room(struct pool *pool)
 {
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-/* The lock is held. */
+/* Adds `change` to the threads that compute, and to those of `part`. The caller holds the lock. */
 static void count(struct pool *pool, struct pool_part *part, int change)
 {
     atomic_fetch_add_explicit(&pool->computing, change, memory_order_relaxed);
@@ -171,8 +173,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* The lock is held. Does the owner of this part have more threads than its share, while the pool has too few?
- * `own` is 1 for a thread of the part that is not counted now and wants to go on. */
+/* Does the owner of this part have more threads than its share, while the pool has too few? `own` is 1 where the
+ * calling thread is not counted now and wants to go on. The caller holds the lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -180,7 +182,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Called between two items of the calling thread. It pauses while other owners have too few threads because of it. */
+/* The calling thread calls this between two items. It pauses while its owner has more threads than its share and
+ * other owners need them. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -231,7 +234,7 @@ int64_t pool_end(struct pool *pool, struct pool_part *part)
     return now_ns() - part->began_ns - part->paused_ns + part->helped_ns;
 }
 
-/* Polls for a new loop for POOL_SPIN_US. The lock is not held. */
+/* Polls for a new loop for POOL_SPIN_US. The caller does not hold the lock. */
 static bool spin_for_loop(struct pool *pool, unsigned seen)
 {
     int64_t until = now_us() + POOL_SPIN_US;
@@ -307,9 +310,10 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items); /* every item has somebody */
+    assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items); /* a thread has taken every item */
     pthread_mutex_unlock(&pool->lock);
-    /* The other threads are in their last items. The wait is usually short, so this thread polls before it sleeps. */
+    /* The other threads are computing their last items. The wait is usually short, so this thread polls before it
+     * sleeps. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -358,8 +362,9 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        pthread_mutex_lock(&pool->lock); /* started threads read it under the lock */
-        pool->threads = n + 1;           /* pool_close() joins exactly the threads that were started */
+        pthread_mutex_lock(&pool->lock); /* under the lock, because started threads read `threads` */
+        /* pool_close() joins exactly these threads, also where a later one cannot be started */
+        pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }
     *out = pool;

@@ -8,16 +8,16 @@
  *   spent_ns = pool_end(pool, &part);
  *   pool_close(pool);
  *
- * Items are handed out in increasing order by an atomic counter: a free thread takes the next. Which thread runs
- * an item is therefore a matter of chance, and no result may depend on it; `worker` only picks scratch memory.
+ * Threads take items in increasing order from an atomic counter. Which thread runs an item is therefore a matter of
+ * chance, and no result may depend on it; `worker` only selects scratch memory.
  *
- * Several threads may use a pool side by side. Each thread that calls pool_begin() takes the place of a worker, which
- * leaves after its item. So no more threads compute at a time than the pool has, unless more than that have begun. Two
+ * Several threads may use a pool side by side. Each thread that calls pool_begin() replaces a worker, which leaves
+ * after its item. No more threads compute at a time than the pool has, unless more callers than that have begun. Two
  * problems on two cores then have a core each, and neither waits for the other's last item.
  *
  * Owners share the threads equally. Workers go to the owner with the fewest threads. A calling thread pauses between
- * two items while its owner has more threads than its share and the pool has none to spare. Each owner keeps at least
- * one thread, so more owners than threads leave the division to the operating system. */
+ * two items while its owner has more threads than its share and the pool has none to spare. Each owner keeps at
+ * least one thread. If there are more owners than threads, the operating system divides the cores. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 
@@ -29,26 +29,27 @@ struct pool;
  * never share it. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
-/* Opens a pool of `threads` threads with the calling one: threads - 1 are started. 0: one for each core this
- * process may use. A started thread calls `idle` (NULL: nothing) before it sleeps. Errors: DEVICE when the
- * system refuses a thread, NO_MEMORY. */
+/* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one
+ * thread for each core that this process may use. A started thread calls `idle` (NULL: nothing) before it sleeps.
+ * Errors: DEVICE when the system refuses a thread, NO_MEMORY. */
 attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_error *err);
-void pool_close(struct pool *pool); /* NULL is fine; no loop may be running */
+void pool_close(struct pool *pool); /* `pool` may be NULL; no loop may be running */
 int pool_threads(const struct pool *pool);
 
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* the part that this thread had begun before; NULL: none */
-    const void *owner;       /* compared, never followed */
-    const int *cancel;       /* flag for attn_is_cancelled(), which ends the pause of a calling thread; NULL: never */
-    int computing;           /* threads that compute for this part now */
+    struct pool_part *outer; /* the part that this thread began before this one and has not ended; NULL: none */
+    const void *owner;       /* a pointer that is compared and never followed */
+    /* the flag for attn_is_cancelled(), which ends a pause of the calling thread; NULL: never */
+    const int *cancel;
+    int computing; /* threads that compute for this part now */
     int64_t began_ns, paused_ns, helped_ns;
 };
 
-/* Call these around the loops of a problem, so that the calling thread counts among the threads that compute. The part
- * is the caller's memory. A thread ends its parts in reverse order. pool_end() returns the nanoseconds that all threads
- * together computed for this part. */
+/* Call these around the loops of a problem, so that the calling thread counts among the threads that compute. The
+ * caller provides the memory of the part. A thread ends its parts in reverse order. pool_end() returns the
+ * nanoseconds that all threads together computed for this part. */
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
@@ -59,7 +60,7 @@ int64_t pool_end(struct pool *pool, struct pool_part *part);
  * taken, and never for a larger one. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
-/* One step of a bounded wait inside a task: a pause, and from time to time a yield of the processor. */
+/* One step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */
 void pool_breathe(unsigned *spins);
 
 #endif

@@ -1,11 +1,10 @@
-/* reference.c: textbook loops in double, every option. They define correct.
+/* reference.c: textbook loops in double, with every option. Their results define what is correct.
  *
- * Written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles, no
- * online softmax, a whole row of scores at a time, everything done before the call returns. Who uses them:
+ * They are written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles,
+ * no online softmax, a whole row of scores at a time. Their users:
  *
  *   the backend "reference"    on one thread (plain.c); only tests open it as a device
- *   the backend "cpu"          on its threads, as the kernel "double": what its fast kernel was not written for
- *   attn_verify()              single rows, to compare another backend's with
+ *   the backend "cpu"          as the kernel "double", for problems that its fast kernels do not support
  *
  *   for each sequence b, key/value head hk:         K and V of the head, as doubles
  *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of
@@ -13,15 +12,15 @@
  *     dk, dv of the head
  *
  * Invariants:
- *   1. A pair (i, j) that a mask hides is never computed with: sees() is asked before K or V are used, so NaN behind a
- *      mask cannot leak. A bias of -inf is a mask. What is not hidden is used even where P is 0: NaN there does reach
- *      the row.
+ *   1. No computation uses a pair (i, j) that a mask hides: sees() is called before K or V are used, so NaN behind a
+ *      mask has no effect. A bias of -inf is a mask. A visible pair is used even where its P is 0: NaN there makes
+ *      the row NaN.
  *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are
  *      0.
  *   3. Each result is rounded once, when it is stored.
  *   4. All sums run in one fixed order, so the answer depends on the problem alone.
- *   5. lse is kept as the row's maximum and the logarithm of what is left: beside a score of 1e38 a double has lost the
- *      logarithm of a sum, and P would be 1 for each key. */
+ *   5. lse is kept in two parts, the row's maximum and the logarithm of the rest: beside a score of 1e38 a double
+ *      cannot hold the logarithm of a sum as well, and P would be 1 for each key. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -37,23 +36,29 @@
 
 /* ---- One problem ------------------------------------------------------------------------------------------------- */
 
-/* What the loops below share. Row arrays have Sk elements and hold numbers only where sees[j]. */
+/* State that the loops below share. Row arrays have Sk elements and hold numbers only where sees[j]. */
 struct reference {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
-    uint32_t threshold; /* of dropout */
+    uint32_t threshold; /* the threshold of dropout */
 
-    int64_t b, h, hk; /* where the loops are */
+    int64_t b, h, hk; /* the sequence and heads that the loops are at */
     attn_sequence s;
 
-    double *K, *V;                    /* [Sk, D], [Sk, Dv] of head hk */
-    double *dK, *dV;                  /* backward: their gradients, summed over the group */
-    double *q, *dq;                   /* [D] of row i */
-    double *out, *dout;               /* [Dv] of row i */
-    bool *sees;                       /* row: may query i see key j? */
-    double *z, *derivative, *P;       /* row; derivative: of z by scale q.k */
-    double *dbias, *dsinks, *dslopes; /* sums over everything they are broadcast over; NULL where not asked for */
+    double *K, *V;              /* K and V of head hk: [Sk, D] and [Sk, Dv] */
+    double *dK, *dV;            /* in a backward: gradients of K and V, summed over the group */
+    double *q, *dq;             /* q and dq of row i: [D] */
+    double *out, *dout;         /* out and dout of row i: [Dv] */
+    bool *sees;                 /* for each key j: may query i see it? */
+    double *z, *derivative, *P; /* for each key: its score, the derivative of the score by scale q . k, and P */
+    double *mass, *map;         /* in an observe, of head h: key_mass, and the cells of map */
+    struct seen {
+        double most, entropy; /* over the rows of head h: the largest row_max, the sum of their entropies */
+        int64_t rows;         /* how many of them see a key */
+    } seen;
+    /* gradients that are summed over all axes of broadcast; NULL where not requested */
+    double *dbias, *dsinks, *dslopes;
 };
 
 static double load(const struct reference *r, attn_tensor_id id, int64_t head, int64_t row, int64_t column)
@@ -62,7 +67,7 @@ static double load(const struct reference *r, attn_tensor_id id, int64_t head, i
     return attn_load(view->dtype, view->data, attn_at(view, r->b, head, row) + column);
 }
 
-/* The same of key or value j. */
+/* Loads a number of key or value j; with pages, from the page that holds it. */
 static double load_key(const struct reference *r, attn_tensor_id id, int64_t j, int64_t column)
 {
     const attn_view *view = &r->g.view[id];
@@ -80,7 +85,7 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* An fp8 tensor's factor of this batch row and key/value head. */
+/* The factor of a float8 tensor for this batch row and key/value head. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
@@ -101,26 +106,26 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* |i + Sk - Sq - j|: ALiBi's distance, bottom right whatever the alignment. */
+/* ALiBi's distance |i + Sk - Sq - j|, which counts from the bottom right, whatever the alignment. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
 }
 
-/* M_ij: what dropout multiplies P_ij by. */
+/* M_ij, by which dropout multiplies P_ij. */
 static double dropout(const struct reference *r, int64_t i, int64_t j)
 {
     if (r->p->dropout_p == 0) return 1;
     return attn_dropout_keep(r->p->seed, r->b * r->g.dims.H + r->h, i, j, r->threshold) ? 1 / (1 - r->p->dropout_p) : 0;
 }
 
-/* A score is at most the largest float32 in size: beyond, it counts as that. NaN stays. */
+/* A score beyond the largest float32 counts as the largest float32, with its sign. NaN stays NaN. */
 static double saturated(double z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* sees, z and derivative of row i. */
+/* Computes sees, z and derivative for all keys of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
     const attn_range keys = attn_keys_of(&r->g, &r->s, i);
@@ -138,8 +143,8 @@ static void score_row(struct reference *r, int64_t i)
     }
 }
 
-/* lse = top + rest: the row's maximum, and ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in the row makes it
- * NaN. -inf: nothing to see. */
+/* lse = top + rest. top is the row's maximum, rest is ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in
+ * the row makes lse NaN. A row that sees no key, without a sink, has -inf. */
 struct lse {
     double top, rest;
 };
@@ -151,18 +156,20 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        if (isnan(r->z[j])) return (struct lse){ NAN, 0 }; /* and not lost in a comparison */
+        /* NaN is returned here, because a comparison would lose it */
+        if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* -inf - -inf would be NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* here -inf - -inf would give NaN */
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);
     return (struct lse){ m, log(sum) };
 }
 
-/* The lse that a backward is given. One of LSE_MOST and more says nothing about the sum, because its last bit is worth
- * 2. Where a row sees one key, P is 1: its score is lse, apart from rounding. */
+/* The lse that a backward was given. If its size is ATTN_LSE_MOST or more, it does not determine the sum, because
+ * its last bit is worth 2; then lse is computed from the scores. Where a row sees one key, P is 1, and the key's
+ * score replaces an lse that differs from it only by rounding. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -174,14 +181,14 @@ static struct lse given_lse_of_row(const struct reference *r, int64_t row)
     return (struct lse){ lse, 0 };
 }
 
-/* P of the row, given its lse. */
+/* Computes P of the row from its lse. */
 static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) r->P[j] = lse.top == -INFINITY ? 0 : exp(r->z[j] - lse.top - lse.rest);
 }
 
-/* out = P V of row i. */
+/* Computes out = P V for row i. */
 static void output_of_row(struct reference *r, int64_t i)
 {
     const int64_t Dv = r->g.dims.Dv;
@@ -203,7 +210,7 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* What row i adds to every gradient:
+/* Adds row i's share to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j                                        dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks:
  *                                                                     delta
@@ -250,7 +257,99 @@ static void backward_row(struct reference *r, int64_t i)
     for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dq, r->h, row, d, r->dq[d]);
 }
 
-/* K and V of (b, hk). Keys that do not exist (past seqlens_k) are not touched, nor are pages that hold none. */
+/* ---- Observe ----------------------------------------------------------------------------------------------------- */
+
+/* top_keys and top_weights of row i: the keys are taken out of `taken` one after the other. */
+static void top_of_row(struct reference *r, int64_t row, bool nan)
+{
+    const attn_view *const keys = &r->g.view[ATTN_T_top_keys];
+    for (int64_t n = 0; n < r->g.observe.top; n++) {
+        int64_t best = -1;
+        for (int64_t j = 0; !nan && j < r->s.Sk; j++)
+            if (r->sees[j] && (best < 0 || r->z[j] > r->z[best])) best = j;
+        if (keys->data) ((int32_t *)keys->data)[attn_at(keys, r->b, r->h, row) + n] = (int32_t)best;
+        store(r, ATTN_T_top_weights, r->h, row, n, nan ? NAN : best < 0 ? 0 : r->P[best]);
+        if (best >= 0) r->sees[best] = false;
+    }
+}
+
+/* Adds row i to the region's outputs. */
+static void region_of_row(struct reference *r, int64_t i)
+{
+    const attn_observe *const o = &r->g.observe;
+    const int64_t rows = o->rows[1] - o->rows[0], keys = o->keys[1] - o->keys[0];
+    if ((r->g.dims.packed && r->b != o->sequence) || i < o->rows[0] || i >= o->rows[1]) return;
+    for (int64_t j = o->keys[0]; j < attn_min64(o->keys[1], r->s.Sk); j++) {
+        if (!r->sees[j]) continue;
+        store(r, ATTN_T_weights, r->h, i - o->rows[0], j - o->keys[0], r->P[j]);
+        if (r->map)
+            r->map[(i - o->rows[0]) * o->map[0] / rows * o->map[1] + (j - o->keys[0]) * o->map[1] / keys] += r->P[j];
+    }
+}
+
+/* The lse that an observe is given, or the row's own. */
+static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
+{
+    const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;
+    const bool says_nothing = fabs(lse) >= ATTN_LSE_MOST && lse != -INFINITY;
+    return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
+}
+
+/* What row i adds to every output of an observe. */
+static void observe_row(struct reference *r, int64_t i)
+{
+    const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
+    double most = -INFINITY, entropy = 0;
+    bool sees_some = false, nan = false;
+    score_row(r, i);
+    const struct lse lse = observed_lse_of_row(r, row);
+    probabilities_of_row(r, lse);
+    for (int64_t j = 0; j < r->s.Sk; j++) {
+        if (!r->sees[j]) continue;
+        sees_some = true;
+        nan |= isnan(r->P[j]);
+        most = fmax(most, r->z[j]);
+        if (r->P[j] > 0) entropy -= r->P[j] * (r->z[j] - lse.top - lse.rest);
+        if (r->mass && (mass_rows == 0 || i >= r->s.Sq - mass_rows)) r->mass[j] += r->P[j];
+    }
+    region_of_row(r, i);
+    if (given(r, ATTN_T_sinks) && sees_some && lse.top > -INFINITY) {
+        const double z = load(r, ATTN_T_sinks, r->h, 0, 0) - lse.top - lse.rest;
+        if (exp(z) > 0) entropy -= exp(z) * z;
+    }
+    if (nan) most = entropy = NAN;
+    store(r, ATTN_T_row_max, r->h, row, 0, most);
+    store(r, ATTN_T_entropy, r->h, row, 0, entropy);
+    if (!r->g.observe.given_lse) store(r, ATTN_T_lse, r->h, row, 0, lse.top + lse.rest);
+    top_of_row(r, row, nan);
+    if (!sees_some) return;
+    r->seen.most = isnan(most) || isnan(r->seen.most) ? NAN : fmax(r->seen.most, most);
+    r->seen.entropy += entropy;
+    r->seen.rows++;
+}
+
+static void begin_observing_head(struct reference *r)
+{
+    const attn_observe *const o = &r->g.observe;
+    r->seen = (struct seen){ .most = -INFINITY };
+    if (r->mass) memset(r->mass, 0, (size_t)r->s.Sk * sizeof *r->mass);
+    if (r->map) memset(r->map, 0, (size_t)(o->map[0] * o->map[1]) * sizeof *r->map);
+}
+
+static void store_observed_head(struct reference *r)
+{
+    const attn_observe *const o = &r->g.observe;
+    const bool region = !r->g.dims.packed || r->b == o->sequence;
+    store(r, ATTN_T_max_logit, r->h, 0, 0, r->seen.most);
+    store(r, ATTN_T_mean_entropy, r->h, 0, 0, r->seen.rows > 0 ? r->seen.entropy / (double)r->seen.rows : 0);
+    for (int64_t j = 0; r->mass && j < r->s.Sk; j++) store(r, ATTN_T_key_mass, r->h, 0, r->s.k_start + j, r->mass[j]);
+    for (int64_t u = 0; r->map && region && u < o->map[0]; u++)
+        for (int64_t v = 0; v < o->map[1]; v++) store(r, ATTN_T_map, r->h, u, v, r->map[u * o->map[1] + v]);
+}
+
+/* ---- Heads ------------------------------------------------------------------------------------------------------- */
+
+/* Loads K and V of (b, hk). It does not read keys that do not exist (past seqlens_k), nor pages that hold no key. */
 static void load_head(struct reference *r)
 {
     const double k_scale = scale_of(r, ATTN_T_k_scale), v_scale = scale_of(r, ATTN_T_v_scale);
@@ -261,7 +360,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* dk and dv of (b, hk), zeros past seqlens_k included where keys are not packed. */
+/* Stores dk and dv of (b, hk). Where keys are not packed, rows past seqlens_k become zeros. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -273,8 +372,8 @@ static void store_head_gradients(struct reference *r)
     }
 }
 
-/* The gradients that are sums over batch rows, once everything is added up. Summed in double at the offsets of the
- * caller's own strides: `from` mirrors the tensor's memory. */
+/* Stores a gradient that is a sum over batch rows, when all is added up. `from` holds the sums in double, at the
+ * offsets that the tensor's strides give. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -290,18 +389,18 @@ static void store_sums(const attn_problem *p, attn_tensor_id id, const double *f
 
 /* ---- Its memory -------------------------------------------------------------------------------------------------- */
 
-/* Zeros; true when there is nothing to allocate. */
+/* Allocates a * b elements, all 0. Returns true where it succeeds or there is nothing to allocate. */
 static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
 {
     int64_t n;
     void *memory;
     if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
-    memory = calloc((size_t)n + 1, bytes); /* one more, for calloc(0) may be NULL */
+    memory = calloc((size_t)n + 1, bytes); /* one more, because calloc(0) may return NULL */
     memcpy(pointer, &memory, sizeof memory);
     return memory != NULL;
 }
 
-/* Elements from the first to the last of a tensor, by its strides. */
+/* How many elements lie from the first to the last element of a tensor, by its strides. */
 static int64_t extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -312,12 +411,12 @@ static int64_t extent(const attn_tensor *t)
     return n;
 }
 
-/* Memory for one head of the problem, and for the sums that are wanted. False: there is none. */
+/* Allocates memory for one head of the problem and for the requested sums. Returns false where memory runs out. */
 static bool open_reference(struct reference *r, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const attn_dims *d = &g.dims;
-    const bool backward = p->op == ATTN_OP_BACKWARD;
+    const bool backward = p->op == ATTN_OP_BACKWARD, observe = p->op == ATTN_OP_OBSERVE;
     *r = (struct reference){ .p = p, .g = g, .options = attn_score_options_of(&g) };
     r->threshold = attn_dropout_threshold(p->dropout_p);
     return zeros(&r->K, d->Sk, d->D, sizeof *r->K) && zeros(&r->V, d->Sk, d->Dv, sizeof *r->V) &&
@@ -327,6 +426,8 @@ static bool open_reference(struct reference *r, const attn_problem *p)
            zeros(&r->dout, 1, d->Dv, sizeof *r->dout) && zeros(&r->sees, 1, d->Sk, sizeof *r->sees) &&
            zeros(&r->z, 1, d->Sk, sizeof *r->z) && zeros(&r->derivative, 1, d->Sk, sizeof *r->derivative) &&
            zeros(&r->P, 1, d->Sk, sizeof *r->P) &&
+           (!observe || !p->key_mass.rank || zeros(&r->mass, 1, d->Sk, sizeof *r->mass)) &&
+           (!observe || !p->map.rank || zeros(&r->map, g.observe.map[0], g.observe.map[1], sizeof *r->map)) &&
            (!backward || !p->dbias.rank || zeros(&r->dbias, 1, extent(&p->dbias), sizeof *r->dbias)) &&
            (!backward || !p->dsinks.rank || zeros(&r->dsinks, 1, d->H, sizeof *r->dsinks)) &&
            (!backward || !p->dalibi_slopes.rank ||
@@ -337,15 +438,16 @@ static void close_reference(struct reference *r)
 {
     free(r->K), free(r->V), free(r->dK), free(r->dV), free(r->q), free(r->dq), free(r->out), free(r->dout);
     free(r->sees), free(r->z), free(r->derivative), free(r->P), free(r->dbias), free(r->dsinks), free(r->dslopes);
+    free(r->mass), free(r->map);
 }
 
 /* ---- A whole problem --------------------------------------------------------------------------------------------- */
 
-/* Key/value head `hk` of sequence b: all of its rows, and its gradients. */
+/* Computes key/value head `hk` of sequence b: all of its rows, and the gradients of its keys and values. */
 static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const int *cancel)
 {
     const attn_dims *d = &r->g.dims;
-    const bool backward = r->p->op == ATTN_OP_BACKWARD;
+    const bool backward = r->p->op == ATTN_OP_BACKWARD, observe = r->p->op == ATTN_OP_OBSERVE;
     r->b = b, r->hk = hk;
     r->s = attn_sequence_of(&r->g, b);
     load_head(r);
@@ -353,21 +455,25 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
         memset(r->dK, 0, (size_t)(r->s.Sk * d->D) * sizeof *r->dK);
         memset(r->dV, 0, (size_t)(r->s.Sk * d->Dv) * sizeof *r->dV);
     }
-    for (r->h = hk * r->g.group; r->h < (hk + 1) * r->g.group; r->h++)
+    for (r->h = hk * r->g.group; r->h < (hk + 1) * r->g.group; r->h++) {
+        if (observe) begin_observing_head(r);
         for (int64_t i = 0; i < r->s.Sq; i++) {
             if (attn_is_cancelled(cancel)) return ATTN_CANCELLED;
-            backward ? backward_row(r, i) : forward_row(r, i);
+            if (observe) observe_row(r, i);
+            else backward ? backward_row(r, i) : forward_row(r, i);
         }
+        if (observe) store_observed_head(r);
+    }
     if (backward) store_head_gradients(r);
     return ATTN_OK;
 }
 
-/* The key/value heads of all sequences, in stretches that are computed beside each other. */
+/* The key/value heads of all sequences, divided into stretches that threads compute side by side. */
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    int64_t Hk, heads, each; /* of a sequence; of all; of a stretch */
-    _Atomic int status;      /* OK, or what one of them ended with */
+    int64_t Hk, heads, each; /* heads of a sequence; heads of all sequences; heads of a stretch */
+    _Atomic int status;      /* ATTN_OK, or the error that a stretch ended with */
 };
 
 static void run_stretch(void *context, int worker, int64_t item)
@@ -388,7 +494,7 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-enum { STRETCHES = 4 }; /* for each thread, so that none waits long for the last one */
+enum { STRETCHES = 4 }; /* stretches for each thread, so that no thread waits long for the last one */
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)
 {
@@ -405,99 +511,4 @@ attn_status reference_run(const attn_problem *p, struct pool *pool, const int *c
     default:
         return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a problem in double with %lld keys", (long long)d.Sk);
     }
-}
-
-/* ---- Some rows, for verification --------------------------------------------------------------------------------- */
-
-/* How far a row that a kernel wrote is from row i of r. A NaN or an infinity agrees with itself. */
-static void compare_row(struct reference *r, int64_t i, attn_verification *v)
-{
-    score_row(r, i);
-    probabilities_of_row(r, lse_of_row(r));
-    output_of_row(r, i);
-    for (int64_t e = 0; e < r->g.dims.Dv; e++) {
-        const double got = load(r, ATTN_T_out, r->h, r->s.q_start + i, e), want = r->out[e];
-        const bool same = got == want || (isnan(got) && isnan(want));
-        const double error = same ? 0 : isfinite(got) && isfinite(want) ? fabs(got - want) : INFINITY;
-        v->max_abs = fmax(v->max_abs, error);
-        if (isfinite(want)) v->largest = fmax(v->largest, fabs(want));
-    }
-}
-
-struct attn_verifier {
-    struct reference r;
-    attn_verification found;
-    int64_t total, n, next; /* rows there are; done; index of row n: n * total / rows, without overflow */
-    int64_t first;          /* index of the first row of (b, h) */
-    bool loaded;            /* K and V of (b, h) */
-};
-
-attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
-{
-    const attn_dims d = attn_dims_of(p);
-    const int64_t total = attn_rows_that_exist(p);
-    *verifier = NULL;
-    if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
-        return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
-    attn_verifier *v = calloc(1, sizeof *v);
-    if (!v) return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
-    v->total = total;
-    v->found.rows = rows < 0 || rows > total ? total : rows;
-    if (!open_reference(&v->r, p)) {
-        attn_verifier_close(v);
-        return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
-    }
-    if (d.B > 0) v->r.s = attn_sequence_of(&v->r.g, 0);
-    *verifier = v;
-    return ATTN_OK;
-}
-
-/* To the head of row `next`. B * H is bounded, so this is soon there. */
-static void go_to_head(attn_verifier *v)
-{
-    struct reference *r = &v->r;
-    while (v->next >= v->first + r->s.Sq) {
-        v->first += r->s.Sq;
-        if (++r->h == r->g.dims.H) {
-            r->h = 0;
-            r->s = attn_sequence_of(&r->g, ++r->b); /* there is one more, or there would be no row `next` */
-        }
-        v->loaded = false;
-    }
-}
-
-bool attn_verifier_step(attn_verifier *v)
-{
-    if (v->n == v->found.rows) return true;
-    go_to_head(v);
-    if (!v->loaded) {
-        v->r.hk = v->r.h / v->r.g.group;
-        load_head(&v->r);
-        v->loaded = true;
-        return false;
-    }
-    compare_row(&v->r, v->next - v->first, &v->found);
-    v->n++;
-    v->next = v->total / v->found.rows * v->n + v->total % v->found.rows * v->n / v->found.rows;
-    return v->n == v->found.rows;
-}
-
-attn_verification attn_verifier_close(attn_verifier *v)
-{
-    attn_verification found = v->found;
-    found.relative = found.max_abs == 0 ? 0 : found.largest > 0 ? found.max_abs / found.largest : INFINITY;
-    close_reference(&v->r);
-    free(v);
-    return found;
-}
-
-attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err)
-{
-    attn_verifier *verifier;
-    const attn_status status = attn_verifier_open(p, rows, &verifier, err);
-    if (status != ATTN_OK) return status;
-    while (!attn_verifier_step(verifier)) {
-    }
-    *verification = attn_verifier_close(verifier);
-    return ATTN_OK;
 }

@@ -1,15 +1,15 @@
-/* reference.h: one problem by the textbook loops of reference.c, for the backends that offer them as a kernel,
- * "double". */
+/* reference.h: computes one problem by the textbook loops of reference.c. Two backends use it: "reference", and
+ * "cpu" for its kernel "double". */
 #ifndef ATTN_CPU_REFERENCE_H
 #define ATTN_CPU_REFERENCE_H
 
 #include "kernels/cpu/pool.h"
 
-/* Computes the problem; returns when done. The pool's threads share the key/value heads (NULL: the calling
- * thread computes all). A gradient that is a sum over heads or sequences is summed in one order on one
- * thread. The bits thus do not depend on the number of threads. Each thread needs 8 bytes for every number of
- * k and v of one head, twice that in a backward, and the sums as doubles; the function allocates them.
- * Errors: NO_MEMORY; CANCELLED when *cancel (may be NULL) was set, which it reads before each row. */
+/* Computes the problem and returns when it is done. The pool's threads share the key/value heads; where `pool` is
+ * NULL the calling thread computes all. A gradient that is a sum over heads or sequences is summed in one order on
+ * one thread. The bits thus do not depend on the number of threads. Each thread needs 8 bytes for every number of k
+ * and v of one head, twice that in a backward, and the sums as doubles; the function allocates them. Errors:
+ * NO_MEMORY; CANCELLED when *cancel was set, which the function reads before each row; `cancel` may be NULL. */
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err);
 
 #endif

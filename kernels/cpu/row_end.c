@@ -1,15 +1,15 @@
-/* row_end.c: the results of a row tile from its running O, m and l: out and lse, or a partial result where
- * its keys are split. Forward, its merge and decode end their rows here. */
+/* row_end.c: makes the results of a row tile from its running O, m and l: out and lse, or a partial result where its
+ * keys are split. forward.c, its merge and decode.c end their rows with these functions. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
-enum { CLOSE_ROWS = 64 }; /* that are ended together */
+enum { CLOSE_ROWS = 64 }; /* rows that are ended together */
 
-/* Adds the sink. Computes lse in base 2 and the factor of O, which is 1 / l times dropout's factor. A row
- * that sees no key has inverse 0 and lse2 -inf (or the sink). */
+/* Adds the sink to the row's sum. Computes lse in base 2 and the factor of O, which is 1 / l times dropout's factor.
+ * A row that sees no key has inverse 0 and lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -26,28 +26,23 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Does row r of a tile have numbers that float32 vectors cannot compute? m, l and O are the row's maximum,
- * sum and sums of values. Products that overflowed do not show here, because flash_scores() has repaired
- * them. */
+/* Is row r of a tile strange, or did its O overflow? */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
-    if (m == -INFINITY && l == 0) { /* the row sees no key; visible scores are never -inf after score() */
-        const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
-        return f->plain && keys.lo < keys.hi;
-    }
-    if (!(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY)) return true;
+    if (flash_is_strange(f, t, r, m, l)) return true;
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sums */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;
 }
 
-/* Ends a row whose scores are all alike, as loops in float32 left it: O is the sum of its values and l their number.
- * Writes its out to `row`. False: the row's scores are not all alike. */
+/* Ends a row whose scores are all equal. The loops in float32 left the sum of its values in O and their number in l.
+ * Writes the row's out to `row`. Returns false where the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
-    const int64_t Dv = f->g.dims.Dv, keys = flash_alike(f, t->b, t->h + r / t->n, t->i0 + r % t->n, found);
+    const int64_t Dv = f->g.dims.Dv, keys = flash_exact_alike(f, t->b, t->h + r / t->n, t->i0 + r % t->n, found);
     if (keys == 0 || l != (float)keys || !f->simd->all_finite(1, (int)Dv, O, 0)) return false;
     double factor = exp(found->z - found->lse.top - found->lse.rest) * f->drop_scale;
     if (f->p->v_scale.rank) factor *= *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], t->b, t->hk, 0);
@@ -55,7 +50,8 @@ static bool finish_alike(const struct flash *f, const struct flash_tile *t, int 
     return true;
 }
 
-/* Ends row r of a tile, which is_strange(). Writes out and lse; in a backward delta and lse2, or `strange`. */
+/* Ends row r of a tile, for which is_strange() is true. Writes out and lse; in a backward delta and lse2, or
+ * `strange`. */
 static void finish_strange(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
@@ -77,9 +73,9 @@ static void finish_strange(const struct flash *f, const struct flash_tile *t, in
     for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
 }
 
-/* `large`: O may have overflowed. */
-void flash_end_rows(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
-                    const float *l, float *inverse, bool large)
+/* Writes out and lse of whole rows. `large`: O may have overflowed. */
+void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
+                   const float *l, float *inverse, bool large)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
     const attn_view *dlse = &f->g.view[ATTN_T_dlse];
@@ -90,7 +86,7 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        if (f->backward) /* the dot products of rows of O and dO, not yet divided by l */
+        if (f->backward) /* for delta: the dot products of rows of O and dO, not yet divided by l */
             flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
@@ -111,9 +107,8 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
                 const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
-                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY /* as gradient() wants it */
-                                       : holds           ? (float)lse2
-                                                         : NAN;
+                /* gradient() takes INFINITY for a row that sees no key */
+                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : holds ? (float)lse2 : NAN;
                 strange |= !holds;
             } else if (to) {
                 to[(r - r0) * lse->row] = (float)(lse2 * M_LN2);
@@ -128,22 +123,22 @@ void flash_end_rows(const struct flash *f, const struct flash_tile *t, const flo
     }
 }
 
-/* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
-int64_t flash_part_row(const struct flash_tile *t, int64_t split)
+/* The index in part_O, part_m and part_l of a row tile's partial result for span `split`. */
+int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;
     if (seq->path == FLASH_DOTS) return seq->parts0 + (t->hk * seq->splits + split) * seq->part_rows;
     return seq->parts0 + (t->row0 - seq->rows0) * seq->splits + split * simd_round_up(t->rows, FLASH_UNIT);
 }
 
-void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
-                float *l, float *inverse, bool large)
+void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
+                        float *m, float *l, float *inverse, bool large)
 {
     if (t->seq->splits == 1) {
-        flash_end_rows(f, t, O, ldo, m, l, inverse, large);
+        flash_row_end(f, t, O, ldo, m, l, inverse, large);
         return;
     }
-    const int64_t row = flash_part_row(t, split), Dv = f->g.dims.Dv;
+    const int64_t row = flash_row_end_part_row(t, split), Dv = f->g.dims.Dv;
     assert(row + t->rows <= t->seq->parts0 + f->g.dims.Hk * t->seq->splits * t->seq->part_rows);
     memcpy(f->part_m + row, m, (size_t)t->rows * sizeof *m);
     memcpy(f->part_l + row, l, (size_t)t->rows * sizeof *l);

@@ -1,12 +1,12 @@
-/* run.c: a run laid out in memory, and the walk through the phases. The only file that calls them. See flash.h.
+/* run.c: lays out a run in memory and calls the phases in order. No other file calls them. See flash.h.
  *
- * Where a row of q lives in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a
+ * The index of a row of q in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a
  * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * Where a key lives in kv: the same with keys, each sequence rounded up to FLASH_UNIT; a key tile holds K^T and
- * then V as B operands. */
+ * The place of a key in kv follows the same rule with keys instead of rows, each sequence rounded up to FLASH_UNIT.
+ * A key tile holds K^T and then V as B operands. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -21,11 +21,11 @@
 
 /* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
 
-/* Chosen by measurement, kernels/MEASUREMENTS.md, "The CPU ladder". Multiples of FLASH_UNIT. BM rows of q and BN keys
- * in a forward tile; in backward, BM rows against chunks of Bk keys. The first row that fits is taken, by the compute
- * type and the larger of D and Dv. Above 256 there is no backward. */
+/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU ladder"). All are multiples of FLASH_UNIT. BM
+ * rows of q and BN keys in a forward tile; in backward, BM rows against chunks of Bk keys. The first row of the
+ * table that fits the compute type and the larger of D and Dv applies. Above 256 there is no backward. */
 static const struct tile_sizes {
-    attn_dtype element; /* dtype of operands; number of parts of each element */
+    attn_dtype element; /* dtype of an operand, and number of parts of each element */
     int parts, max_d;
     int BM, BN, back_Br, Bk;
 } tile_sizes[] = {
@@ -45,18 +45,18 @@ static const struct tile_sizes {
 };
 
 enum {
-    SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every BN */
-    SPLIT_DOT_KEYS = 512, /* SPLIT_KEYS for FLASH_DOTS, whose items do less work per key */
-    SPLIT_TILES = 8,      /* sequences with more row tiles per head are not split, because they have work for many
-                      * threads */
+    SPLIT_KEYS = 2048,    /* keys of a span where a row tile is split; a multiple of every BN */
+    SPLIT_DOT_KEYS = 512, /* keys of a span for FLASH_DOTS, whose items do less work per key */
+    SPLIT_TILES = 8,      /* a sequence with more row tiles per head is not split, because it has work for many
+                           * threads */
     DBIAS_ROWS = 64,      /* rows of dbias that one item zeroes */
 };
 
-/* A run with fewer floating point operations is computed by its caller alone, in 10 to 50 us. Waking a thread
- * takes 5 to 50 us. */
+/* A run with fewer floating point operations takes 10 to 50 us, and its caller computes it alone: waking another
+ * thread takes 5 to 50 us. */
 static const double small_flops = 6e6;
 
-/* Sums over the sequences of a problem: exact, or bounds that need no lengths. */
+/* Sums over the sequences of a problem: exact, or upper bounds for which no lengths are read. */
 struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
@@ -70,7 +70,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
-/* Fills in everything that a sequence's own lengths determine. */
+/* Fills in every member of a sequence that follows from its own lengths. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -85,18 +85,18 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
         q->rows = (q->tiles - 1) * simd_round_up(q->heads * Sq, FLASH_UNIT) +
                   simd_round_up((G - (q->tiles - 1) * q->heads) * Sq, FLASH_UNIT);
     }
-    q->path = q->tiles == 1 && G * Sq <= FLASH_DOT_ROWS ? FLASH_DOTS : FLASH_TILES;
+    q->path = q->tiles == 1 && G * Sq <= FLASH_DOT_ROWS && !f->observe ? FLASH_DOTS : FLASH_TILES;
     q->packs = q->path == FLASH_TILES && q->tiles > 1;
     q->bundle = q->path == FLASH_DOTS ? f->bundle : 1;
     const int64_t span = q->path == FLASH_DOTS ? SPLIT_DOT_KEYS : SPLIT_KEYS;
-    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * span ? attn_tiles(Sk, span) : 1;
+    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * span && !f->observe ? attn_tiles(Sk, span) : 1;
     q->span = q->splits > 1 ? span : attn_max64(Sk, 1);
     q->part_rows = q->splits == 1 ? 0 : q->path == FLASH_DOTS ? G * Sq : q->rows;
 }
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Not packed, the keys past seqlens_k have gradients too (zeros), which the chunks write. */
+    /* Where keys are not packed, keys past seqlens_k have gradients too, which are zeros. The chunks write them. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -116,7 +116,7 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
 /* Upper bounds on the sums for any lengths. A packed problem, or one with seqlens_q, is bounded by these facts. A
  * key/value head of a sequence has at most 1 + 2 G Sq / BM row tiles. A tile is rounded up by at most FLASH_UNIT - 1
  * rows. Only sequences of 2 SPLIT_KEYS keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and a split
- * sequence has at most SPLIT_TILES tiles. FLASH_DOTS is bounded likewise. */
+ * sequence has at most SPLIT_TILES tiles. The same facts bound FLASH_DOTS. */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
@@ -131,7 +131,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    const int64_t spans = total_k + total_k / 2; /* of SPLIT_KEYS */
+    const int64_t spans = total_k + total_k / 2; /* spans of SPLIT_KEYS keys */
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
     sums.packs = add_product(0, d->Hk, total_k / f->BN + d->B);
@@ -158,7 +158,7 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Do the sequences' real lengths need no more than the workspace has? Invariant 3 of flash.h. */
+/* Do the real lengths need no more than the workspace has? This checks invariant 3 of flash.h. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);
@@ -169,14 +169,14 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- A problem --------------------------------------------------------------------------------------------------- */
 
-/* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products
- * where nothing is padded. */
+/* The compute type for a dtype. Types of several parts are about 1.4 (three parts) or 2 (two parts) times as fast as
+ * f32 products. They pad D and Dv to multiples of 32, so f32 is chosen where padding would cost more than that. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* Where scores are numbers of ordinary size in spite of such a scale, the products are next to nothing: bf16's take
-     * that for 0. */
+    /* With such a scale, scores are within range only if the products are tiny. bf16 products would flush tiny products
+     * to 0. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
-    /* e4m3 is exact in bf16. */
+    /* bf16 represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
     const int64_t padded = simd_round_up(D, SIMD_PANEL) + simd_round_up(Dv, SIMD_PANEL);
     const double slower = (double)padded / (double)(D + Dv);
@@ -198,10 +198,12 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->type = type_of(simd, p->q.dtype, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->B = f->g.dims.B;
     f->backward = p->op == ATTN_OP_BACKWARD;
+    f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* Distances of ALiBi are hundreds: of the P V that delta is made of every bit counts, so P is two numbers, as for
-     * float16. Whether the gradient of the slopes is wanted does not matter: it may not change another's bits. */
+    /* ALiBi's distances are hundreds, so the gradient of the slopes needs every bit of P V, from which delta is
+     * made. P is therefore split into two numbers, as for float16. This does not depend on whether the client wants
+     * that gradient, because a request for one gradient must not change the bits of another. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
@@ -216,11 +218,12 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         if (t->element != f->type->dtype || t->parts != f->type->parts || d > t->max_d) continue;
         f->BM = f->backward ? t->back_Br : t->BM;
         f->BN = t->BN;
-        f->Bk = t->Bk;
+        f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* the last rows of tile_sizes take every head size */
-    /* Heads that lie side by side in memory are read side by side. */
+    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size */
+    f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
+    /* Heads that lie side by side in memory are read together. */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
         f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
@@ -229,7 +232,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_heads = p->mask_startend_rows.shape[1];
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
-    /* Sums of dbias over heads of several groups, or over batch rows: their tasks become one, see backward.c. */
+    /* Where dbias is a sum over heads of several groups, or over batch rows, one item computes all of them: see
+     * backward.c. */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
@@ -239,7 +243,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Cuts (or measures) the problem's share of the workspace. */
+/* Divides the problem's share of the workspace among its arrays, or measures how many bytes they need. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;
@@ -257,12 +261,19 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->part_m = flash_take(arena, sums->parts, 4);
         f->part_l = flash_take(arena, sums->parts, 4);
     }
+    if (f->observe) {
+        f->row_base = flash_take(arena, sums->rows, 4);
+        f->row_inverse = flash_take(arena, sums->rows, 4);
+        f->row_most = flash_take(arena, sums->rows, 4);
+        f->row_entropy = flash_take(arena, sums->rows, 4);
+        f->strange = flash_take(arena, sums->rows, sizeof *f->strange);
+    }
     if (f->mask_heads)
         f->extremes = flash_take(arena, f->B * f->mask_heads, f->mask_blocks * (int64_t)sizeof *f->extremes);
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* simd_ld() of a tile's rows is at most 64 bytes more than the rows. */
+        /* simd_ld() adds at most 64 bytes to a row of a tile. */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -285,6 +296,12 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     f->items[FLASH_PREPARE] = f->B * f->mask_heads + (forward ? sums->packs : 0);
     f->items[FLASH_FORWARD] = forward ? sums->items : 0;
     f->items[FLASH_MERGE] = forward && sums->parts > 0 ? sums->tiles : 0;
+    if (f->observe) {
+        const int64_t spans = f->p->map.rank ? attn_tiles(f->g.observe.map[1], FLASH_MAP_COLUMNS) : 0;
+        f->observe_chunks = f->p->key_mass.rank || f->p->weights.rank ? sums->chunks : 0;
+        f->items[FLASH_KEYS] = f->observe_chunks + (d->packed ? 1 : f->B) * d->Hk * spans;
+        f->items[FLASH_FINISH] = f->p->max_logit.rank || f->p->mean_entropy.rank ? f->B * d->H : 0;
+    }
     if (f->backward) {
         f->items[FLASH_ROWS] = sums->tiles + f->dbias_slices;
         f->items[FLASH_KEYS] = f->dbias_classes > 0 ? f->dbias_classes * f->chunks : sums->chunks;
@@ -301,6 +318,7 @@ static int64_t scratch_bytes(const struct flash *f)
         bytes = attn_max64(bytes, flash_decode_scratch(f));
     }
     if (f->backward) bytes = attn_max64(bytes, flash_backward_scratch(f));
+    if (f->observe) bytes = attn_max64(bytes, flash_observe_scratch(f));
     return bytes;
 }
 
@@ -324,23 +342,37 @@ static attn_status measure(const struct simd *simd, int threads, const attn_plan
     return ATTN_OK;
 }
 
-attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
-                        attn_error *err)
+attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
+                            attn_error *err)
 {
     return measure(simd, threads, plans, count, false, bytes, err);
 }
 
-attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
-                              attn_error *err)
+attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
+                                  size_t *bytes, attn_error *err)
 {
     return measure(simd, threads, plans, count, true, bytes, err);
 }
 
 /* ---- The walk through the phases --------------------------------------------------------------------------------- */
 
-static void (*const phase_items[FLASH_PHASES])(const struct flash *, char *, int64_t) = {
-    [FLASH_PREPARE] = flash_prepare_item, [FLASH_FORWARD] = flash_forward_item, [FLASH_MERGE] = flash_merge_item,
-    [FLASH_ROWS] = flash_rows_item,       [FLASH_KEYS] = flash_keys_item,       [FLASH_FINISH] = flash_finish_item,
+typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
+
+/* By operation: a phase that has no items has no function. */
+static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
+    [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
+                          [FLASH_FORWARD] = flash_forward_item,
+                          [FLASH_MERGE] = flash_forward_merge_item },
+    [ATTN_OP_BACKWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
+                           [FLASH_FORWARD] = flash_forward_item,
+                           [FLASH_MERGE] = flash_forward_merge_item,
+                           [FLASH_ROWS] = flash_backward_rows_item,
+                           [FLASH_KEYS] = flash_backward_keys_item,
+                           [FLASH_FINISH] = flash_backward_finish_item },
+    [ATTN_OP_OBSERVE] = { [FLASH_PREPARE] = flash_forward_prepare_item,
+                          [FLASH_FORWARD] = flash_observe_rows_item,
+                          [FLASH_KEYS] = flash_observe_keys_item,
+                          [FLASH_FINISH] = flash_observe_finish_item },
 };
 
 struct walk {
@@ -352,15 +384,15 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    if (attn_is_cancelled(run->cancel)) return; /* the items that are left cost a look each */
-    int low = 0, high = run->count;             /* the last problem whose first item is not past this one */
+    if (attn_is_cancelled(run->cancel)) return; /* a cancelled run only checks this flag for each item that is left */
+    int low = 0, high = run->count;             /* finds the last problem whose first item is not past this item */
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (run->problems[middle].first[walk->phase] <= item) low = middle;
         else high = middle;
     }
     const struct flash *f = &run->problems[low];
-    phase_items[walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
+    phase_items[f->p->op][walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
 }
 
 bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
@@ -374,7 +406,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        struct flash_arena ahead = arena; /* cut() takes seq first: fill it in, for its sums are what cut() needs */
+        /* cut() takes seq first. A copy of the arena takes it here, because cut() needs the sums of its lengths */
+        struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);
         assert(within_bounds(&sums, f));

@@ -1,12 +1,12 @@
-/* scores.c: the scores of a tile, with all masks and options. See flash.h. */
+/* scores.c: computes the scores of a tile, with all masks and options. See flash.h. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/flash.h"
 
-void flash_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
-                       struct flash_limits *limits)
+void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
+                              struct flash_limits *limits)
 {
     limits->keep = f->g.keep_tail >= 0 ? flash_take(arena, rows, cols) : NULL;
     limits->lo = flash_take(arena, rows, sizeof *limits->lo);
@@ -14,7 +14,7 @@ void flash_take_limits(const struct flash *f, struct flash_arena *arena, int row
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-/* keep_mask of a head's rows and of keys j .. j + cols - 1. The mask may begin behind some of these keys. */
+/* Sets keep_mask for a head's rows and keys j .. j + cols - 1. The mask may begin behind some of these keys. */
 static void mask_block(const struct flash *f, const struct flash_tile *t, int64_t h, int64_t j, int cols,
                        const struct flash_limits *limits, struct simd_score *how)
 {
@@ -39,7 +39,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
     const int64_t j = j0 + block->c0;
-    if (block->ranged) { /* attn_keys_of() of each row, less j: both ends move by one per row */
+    if (block->ranged) { /* the ends of attn_keys_of() for each row, relative to j; both ends move by one per row */
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
         const int hi = (int)attn_clamp64(aligned + f->g.right + 1, INT32_MIN / 2, INT32_MAX / 2);
@@ -50,10 +50,11 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
     }
     const float c = (float)(scale * M_LOG2E);
-    for (int r = 0; wild && r < t->rows; r++) /* infinite becomes NaN, which every step keeps until it is mended */
+    /* infinities become NaN, which later steps keep until flash_exact_mend_scores() replaces them */
+    for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&
-        c <= FLT_MAX) { /* a hidden raw score may be -inf, because c times it is -inf too */
+        c <= FLT_MAX) { /* a hidden raw score may be -inf, and stays -inf when it is multiplied by c */
         for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;
@@ -92,6 +93,6 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
         f->simd->score(t->n, cols, S + (int64_t)head * t->n * lds, lds, &how);
     }
-    if (wild) flash_mend_scores(f, t, j, cols, S, lds, cap);
+    if (wild) flash_exact_mend_scores(f, t, j, cols, S, lds, cap);
     return 1;
 }

@@ -1,7 +1,7 @@
 /* simd.h: the vector layer of the CPU backend. Small packed matrix products, softmax steps, exp2, conversions.
  *
- * The algorithms above (forward.c, backward.c, decode.c) are written once, against the table below; one table per
- * instruction set is filled in by the file of that name, and simd_get() chooses the best that this processor runs:
+ * The algorithms (forward.c, backward.c, decode.c) are written once, against the table below. There is one table for
+ * each instruction set, filled in by its file. simd_get() chooses the best table that this processor runs:
  *
  *     name      file             f32 products     bf16 products
  *     portable  simd_portable.c  plain C          none: bf16 inputs are computed as f32
@@ -10,31 +10,32 @@
  *     bf16      simd_bf16.c      AVX-512          AVX-512 BF16 dot products, f32 sums
  *     amx       simd_amx.c       AMX tiles        AMX tiles, f32 sums; f32 and f16 as sums of bf16 numbers
  *                                                 (simd_split.h)
- *     neon      simd_neon.c      NEON (arm64)         none
- *     neon_bf16 simd_neon_bf16.c NEON                 BFMMLA, f32 sums
+ *     neon      simd_neon.c      NEON (arm64)     none
+ *     neon_bf16 simd_neon_bf16.c NEON             BFMMLA, f32 sums
  *
- * A compute type (struct simd_type) says how the operands of products are kept: f32, or bf16 with sums in f32.
- * Everything else (scores, softmax, gradients of scores, accumulators) is f32 in both, so that one algorithm serves
- * both:
+ * A compute type (struct simd_type) says how the operands of products are stored: f32, or bf16 with sums in f32. All
+ * else (scores, softmax, gradients of scores, accumulators) is f32 with either type, so one algorithm serves both:
  *
  *     const struct simd *simd = simd_get();
  *     const struct simd_type *t = simd_type_for(simd, dtype);
  *
  * Invariants
- * 1. A row of a result depends on that row's operands alone: not on m, on its neighbours, on how rows are split among
- *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (order
- *    fixed by cols) and for the dot and axpy kernels.
+ *
+ * 1. A row of a result depends on that row's operands alone: not on m, on other rows, or on how rows are split among
+ *    threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (cols
+ *    fixes the order) and for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
- * 3. -inf scores give P = 0 exactly, NaN scores give NaN. A score more than 150 below the maximum (base 2) gives 0;
- *     from 126 on down it may, or may give a subnormal number.
- * 4. Nothing here allocates, and nothing is written outside the stated sizes.
+ * 3. A score of -inf gives P = 0 exactly, and a score of NaN gives NaN. A score more than 150 below the maximum
+ *    (base 2) gives 0. From 126 below the maximum on, a score gives 0 or a subnormal number.
+ * 4. No function here allocates memory or writes outside the stated sizes.
  *
- * Sizes are int, strides (ld...) are int64_t in elements. Every size may be 0 (then nothing is done). Buffers are
- * 64-byte aligned where this page says "operand"; other pointers have the alignment of their elements.
+ * Sizes are int. Strides (ld...) are int64_t and count elements. Every size may be 0; the function then does
+ * nothing. Buffers are 64-byte aligned where this header calls them operands; other pointers have the alignment of
+ * their elements.
  *
+ * Operands
  *
- * Operands -------- A product is C[m][n] (f32, row-major, ldc) = or += A[m][k] B[k][n]. Each operand has one form
- * per compute type:
+ * A product is C[m][n] (f32, row-major, ldc) = or += A[m][k] B[k][n]. Each operand has one form per compute type:
  *
  *   A form: rows.    A[i][kk] at i * lda + kk; columns k .. pad_k(k) - 1 are zero. lda >= pad_k(k), a multiple of 64
  *                    bytes. Rows up to the next multiple of SIMD_A_ROWS must be readable (their contents do not
@@ -43,20 +44,21 @@
  *                    f32   B[kk][j] at (j / 32) * ldb + kk * 32 + j % 32
  *                    bf16  B[kk][j] at (j / 32) * ldb + (kk / 2) * 64 + (j % 32) * 2 + kk % 2      pairs along k (VNNI)
  *                    Rows k .. pad_k(k) - 1 and columns n .. 32 * ceil(n / 32) - 1 are zero. ldb is the distance
- *                    between panels, >= 32 * pad_k(k): simd_ldb(t, k) when the panels lie tight.
+ *                    between panels, >= 32 * pad_k(k): simd_ldb(t, k) when the panels have no gaps.
  *
- * pad_k(k) rounds up to t->k_multiple (1 for f32; for bf16 32, and 8 on arm64). Pieces of an operand are operands too:
- * columns from a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0 * 32
- * with the same ldb, rows of A at A + i0 * lda. Therefore a whole head of K and V can be packed once, by several
- * threads, and read tile by tile.
+ * pad_k(k) rounds up to t->k_multiple (1 for f32; for bf16 32, and 8 on arm64). Pieces of an operand are operands
+ * too: columns from a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0
+ * * 32 with the same ldb, rows of A at A + i0 * lda. Several threads can therefore pack a whole head of K and V
+ * once, and products read it tile by tile.
  *
- * From X, rows of a strided tensor of any floating dtype ([rows][cols], last axis contiguous):
+ * The packing functions make operands from X, rows of a strided tensor of any floating dtype ([rows][cols], last
+ * axis contiguous):
  *
  *   pack_a   A = X     [rows][cols]      pack_b   B = X    k = rows, n = cols
  *   pack_at  A = X^T   [cols][rows]      pack_bt  B = X^T  k = cols, n = rows
  *
- * Which form serves which product, with queries as rows of every tile (so that masks, bias and dropout are applied
- * the same way in forward and backward). i: a tile of BM queries, j: a tile of BN keys.
+ * The next table shows which form serves which product. Queries are the rows of every tile, so that forward and
+ * backward apply masks, bias and dropout in the same way. i: a tile of BM queries, j: a tile of BN keys.
  *
  *   product                        m    n    k    A                       B
  *   S        = Q   K^T             BM   BN   D    pack_a(Q)               pack_bt(K)
@@ -66,14 +68,13 @@
  *   dV^T    += dO^T P              Dv   BN   BM   pack_at(dO)             P_b from gradient()
  *   dK^T    += Q^T dS              D    BN   BM   pack_at(Q)              dS_b from gradient()
  *
- * dV^T and dK^T are accumulated transposed ([Dv][ld], [D][ld], columns are keys) and stored by store_t(). Packs of
- * Q, dO (a, at) belong to the query tile, packs of K (bt, b) and V (bt) to the key tile. f32 products need no
- * packed A where the tensor is already float32, dense in its last axis and 64-byte aligned with such a stride: it
- * is its own A form.
+ * dV^T and dK^T are accumulated transposed ([Dv][ld], [D][ld], columns are keys), and store_t() stores them. Packs
+ * of Q and dO (a, at) belong to the query tile, packs of K (bt, b) and V (bt) to the key tile. f32 products need no
+ * packed A where the tensor itself has the A form: float32, dense in its last axis, with 64-byte aligned rows.
  *
- * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) lives in L1
- * while it meets all rows, the rest in L2. Choose lda and ldc with simd_ld(): rows a power of two apart would fight
- * for the same cache sets. */
+ * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) stays in L1 while
+ * it meets all rows, the rest in L2. Choose lda and ldc with simd_ld(): rows at a distance of a power of two would
+ * compete for the same cache sets. */
 #ifndef ATTN_CPU_SIMD_H
 #define ATTN_CPU_SIMD_H
 
@@ -81,76 +82,79 @@
 
 enum {
     SIMD_PANEL = 32,  /* columns of a panel of B */
-    SIMD_A_ROWS = 16, /* A is readable up to a multiple of this many rows */
+    SIMD_A_ROWS = 16, /* A can be read up to a multiple of this many rows */
 };
 
-/* Sums of 2^63 values below this are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs
+/* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs
  * of such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME       0x1p58f
 #define SIMD_SCORE_MOST 0x1p126f /* a row whose largest score in base 2 is below this has had no overflow */
 
-/* The options of a score other than a plain scale: see struct simd's score(). */
+/* How to compute a score that has more options than a scale: see score() of struct simd. */
 struct simd_score {
-    float scale;   /* s = scale * S; natural units, not base 2 */
-    float softcap; /* > 0: t = softcap * tanh(s / softcap) */
+    float scale;   /* s = scale * S, in natural units, not base 2 */
+    float softcap; /* where > 0: t = softcap * tanh(s / softcap) */
 
-    const void
-        *bias; /* NULL, or the bias of element (0, 0); its row r starts at r * bias_stride (0: one row for all) */
+    /* NULL, or the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for all) */
+    const void *bias;
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
-    float slope;      /* ALiBi: adds -slope * |distance + r - c|; 0: off */
-    int64_t distance; /* i + Sk - Sq - j of element (0, 0); beyond 2^24 in size over the tile it is rounded to
-                       * float */
+    float slope;      /* ALiBi adds -slope * |distance + r - c|; 0: no ALiBi */
+    int64_t distance; /* i + Sk - Sq - j of element (0, 0); where a tile has distances beyond 2^24, they are rounded
+                       * to float */
 
-    const uint8_t *keep; /* NULL, or keep_mask of element (0, 0): 0 hides; rows as for bias */
+    const uint8_t *keep; /* NULL, or keep_mask of element (0, 0), where 0 hides a key; rows as for bias */
     int64_t keep_stride;
 
-    const int *lo, *hi; /* NULL (both), or [rows]: row r sees columns lo[r] <= c < hi[r]; any integers, also
-                         * an empty range */
+    const int *lo, *hi; /* both NULL, or [rows]: row r sees columns lo[r] <= c < hi[r]; any integers, also an empty
+                         * range */
 
-    /* FlashMask: NULL, or [cols]: column c is hidden from rows hide_lo[x][c] <= row0 + r < hide_hi[x][c], x = 0, 1. */
+    /* NULL, or FlashMask's bounds [cols]: column c is hidden from rows hide_lo[x][c] <= row0 + r < hide_hi[x][c],
+     * for x = 0 and 1. */
     const int32_t *hide_lo[2], *hide_hi[2];
     int32_t row0;
 
-    float *cap; /* NULL, or [rows][ld of S], written: 1 - tanh^2(s / softcap), for gradient(); 1 without softcap */
+    /* NULL, or [rows][ld of S], which score() writes: 1 - tanh^2(s / softcap), for gradient(); 1 without softcap */
+    float *cap;
 };
 
-/* Gradient of the scores of one tile. All tiles are [rows][ld]. */
+/* The gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]; P_b, dS_a and dS_b are operands, each
+ * with its own stride. */
 struct simd_gradient {
     int rows, cols;
-    int64_t ld;         /* row stride of S, dP, cap, drop and dZ */
+    int64_t ld;         /* row stride in elements of S, dP, cap, drop and dZ */
     const float *S;     /* raw scores, or the scores that score() wrote */
     const float *dP;    /* dO V^T, without dropout */
     float c;            /* P = exp2(c * S - lse2): scale * log2(e), or 1 after score() */
-    const float *lse2;  /* [rows] lse * log2(e); +INFINITY for a row that sees no key: its P is 0 */
+    const float *lse2;  /* [rows] lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
     const float *delta; /* [rows] rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the numbers that score() wrote to its `cap` */
-    const float *drop;  /* NULL, or which pairs dropout keeps: 0 or 1 */
-    float drop_scale;   /* where drop is not NULL: M = drop_scale drop */
+    const float *drop;  /* NULL, or which pairs dropout keeps: 1 or 0 */
+    float drop_scale;   /* where drop is not NULL: M = drop_scale * drop */
 
-    /* Results; each may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even if dP
-     * is NaN. */
-    void *P_b; /* P drop as a B operand, k = rows, n = cols */
+    /* The results; each pointer may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even
+     * if dP is NaN. */
+    void *P_b; /* P * drop as a B operand, k = rows, n = cols */
     int64_t P_ldb;
     void *dS_a; /* dS as an A operand, m = rows, k = cols */
     int64_t dS_lda;
     void *dS_b; /* dS as a B operand, k = rows, n = cols */
     int64_t dS_ldb;
-    float *dZ; /* f32; for the gradients of bias and slopes. It may be the memory of S or dP */
+    float *dZ; /* dZ in f32, for the gradients of bias and slopes. It may be the memory of S or dP */
 };
 
 /* A compute type: the format of operands of products, and the functions that read and write operands. */
 struct simd_type {
-    attn_dtype dtype; /* ATTN_F32 or ATTN_BF16: the element of an operand */
-    int k_multiple;   /* k is padded with zeros to a multiple of this */
-    int parts;        /* bf16 numbers whose sum is one element, see simd_split.h; 1 otherwise */
+    attn_dtype dtype; /* the element of an operand: ATTN_F32 or ATTN_BF16 */
+    int k_multiple;   /* k is padded with zeros to a multiple of k_multiple */
+    int parts;        /* 1, or how many bf16 numbers add up to one element: see simd_split.h */
     int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() needs whole tiles */
 
-    /* Makes operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype, rounded to
-     * nearest even. Returns true where every element is smaller than SIMD_TAME. A tile of V (in a backward of
-     * K) that is not finite must not be multiplied by the zeros of hidden keys, because 0 * NaN is NaN. Sums
-     * of huge values overflow. For both the caller has another way. */
+    /* Make operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype, rounded to nearest
+     * even. Returns true where every element is smaller than SIMD_TAME. For other tiles callers use other code: a V
+     * (in a backward also a K) with NaN or infinity must not be multiplied by the zeros of hidden keys, because 0 *
+     * NaN is NaN, and sums of huge values overflow. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -158,7 +162,7 @@ struct simd_type {
 
     /* C = A B                           add false (C is not read)
      * C = C + A B                       add true, rescale NULL
-     * C[r] = rescale[r] C[r] + A[r] B   add true; a rescale of 0 does not hide NaN in C, so C starts as zeros or by add
+     * C[r] = rescale[r] C[r] + A[r] B   add true; a rescale of 0 keeps NaN in C, so C starts as zeros or by add
      *                                   false
      * Only the m x n elements of C are written. A and B may not overlap C. */
     void (*gemm)(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
@@ -173,9 +177,9 @@ struct simd_type {
      *   P          written: exp2(z - m_new) (times drop[r][c], which has S's layout, where drop is not NULL) as an A
      *              operand, m = rows, k = cols. For f32 it may be S itself, with ldp = lds. l sums the unrounded P
      *              before drop. drop is 0 or 1, because a factor would be rounded with P.
-     * Returns whether any rescale is not 1: where not, gemm() may be given NULL.
+     * Returns whether any rescale is not 1. If none is, pass NULL to gemm().
      * At the end of the row lse = (m + log2 l) * ln 2 and O is divided by l; a row with m = -INFINITY has seen no key.
-     * With c <= 0 S may hold no infinities (they would change sign): masked tiles go through score(). */
+     * With c <= 0 S must not hold infinities, because they would change sign: call score() for masked tiles. */
     bool (*softmax)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
                     void *P, int64_t ldp, const float *drop);
 
@@ -185,21 +189,23 @@ struct simd_type {
 struct simd {
     const char *name; /* "avx512" */
     struct simd_type f32;
-    const struct simd_type *bf16;   /* NULL where bf16 inputs are computed as f32 */
-    const struct simd_type *half;   /* float16 as two bf16 numbers; NULL where float16 is computed as f32 */
-    const struct simd_type *single; /* float32 as three bf16 numbers; NULL where f32 products are as fast */
+    const struct simd_type *bf16; /* the compute type for bf16; NULL where bf16 inputs are computed as f32 */
+    /* the compute type for float16 as two bf16 numbers; NULL where float16 is computed as f32 */
+    const struct simd_type *half;
+    /* the compute type for float32 as three bf16 numbers; NULL where f32 products are as fast */
+    const struct simd_type *single;
 
-    /* Scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias + alibi), -inf
-     * where a mask hides it (a hidden S may be NaN), and at least -FLT_MAX where none does. Then softmax() and
-     * gradient() are called with c = 1. */
+    /* Computes the scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias +
+     * alibi). Where a mask hides an element it becomes -inf (a hidden S may be NaN); elsewhere it is at least
+     * -FLT_MAX. Then call softmax() and gradient() with c = 1. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
-    /* The part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c <
-     * hi[r], for 0 <= lo[r] <= hi[r] <= cols. S stays raw; softmax() and gradient() then take their c > 0. */
+    /* Does the part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c <
+     * hi[r], for 0 <= lo[r] <= hi[r] <= cols. The other S stay raw; then call softmax() and gradient() with their
+     * own c > 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
-    /* Decode: a few query rows against rows of K and V as they lie in memory. Reading K and V bounds the
-     * speed.
+    /* Decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds their speed.
      *
      *   dots:  S[r][j] = q[r] . K[j]            r < nq, j < n;  q [nq][ldq] f32
      *   axpys: O[r] += sum_j P[r][j] V[j]       in the order of j; where P[r][j] is 0, V[j] may be NaN */
@@ -208,7 +214,8 @@ struct simd {
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
 
-    /* S[j] = q . K[j] in double, each product exact, j < n. For rows that leave float32 (exact.c). */
+    /* S[j] = q . K[j] in double, each product exact, j < n. exact.c uses it for rows whose scores or sums exceed the
+     * range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
     /* Is every S[r][c] a finite number? */
@@ -217,48 +224,62 @@ struct simd {
     /* The largest |X[r][c]|; infinity where some element is not finite. */
     float (*most)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride);
 
-    /* y[r] = sum_c X[r][c] Y[r][c], each of any floating dtype: delta from dO and O. */
+    /* y[r] = sum_c X[r][c] Y[r][c], each of any floating dtype. It computes delta from dO and O. */
     void (*row_dots)(int rows, int cols, const void *X, attn_dtype x_dtype, int64_t x_stride, const void *Y,
                      attn_dtype y_dtype, int64_t y_stride, float *y);
 
-    /* n numbers of any floating dtype to f32, exactly; and back, to nearest even (e4m3: saturating, NaN stays). */
+    /* Convert n numbers of any floating dtype to f32, exactly, and back, to nearest even (e4m3 saturates and keeps
+     * NaN). */
     void (*load)(int64_t n, const void *from, attn_dtype dtype, float *to);
     void (*save)(int64_t n, const float *from, void *to, attn_dtype dtype);
 
-    /* Results: Y[r][c] = X[r][c] * scale * row_scale[r] (NULL: 1) in Y's dtype, rows `stride` elements apart. A
-     * row_scale of 0 writes zeros even if X holds NaN (a row that saw no key). store_t() reads X transposed: Y[r][c] =
-     * X[c][r] * ... */
+    /* Store results: Y[r][c] = X[r][c] * scale * row_scale[r] (NULL: 1) in Y's dtype, rows `stride` elements apart.
+     * A row_scale of 0 writes zeros even if X holds NaN (a row that saw no key). store_t() reads X transposed:
+     * Y[r][c] = X[c][r] * ... */
     void (*store)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                   attn_dtype dtype, int64_t stride);
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                     attn_dtype dtype, int64_t stride);
 
-    /* The end of n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2; 0 and -inf where
-     * l[r] is 0 (no key was seen). l is 0, at least 1, infinite or NaN; lse is off by less than 3e-7 of |m| and
-     * log2 l together. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
+    /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. Where l[r] is 0, the row
+     * has seen no key and gets 0 and -inf. l is 0, at least 1, infinite or NaN; lse is off by less than 3e-7 of |m|
+     * and log2 l together. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
     /* y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
      * below -150; NaN stays NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
-    /* Gives back processor state (AMX tiles) where the calling thread will not compute here for a while. The
-     * call is optional; the next gemm() takes the state again. */
+    /* One step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or 1 after
+     * score().
+     *   m[r]  running maximum of z; starts as -INFINITY
+     *   l[r]  running sum of exp2(z - m); starts as 0
+     *   e[r]  running sum of exp2(z - m) (z - m); starts as 0. At the end of the row the entropy is log2 l - e / l. */
+    void (*observe)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e);
+
+    /* Probabilities in place: S[r][j] = exp2(c * S[r][j] - m[r]) * inverse[r]. 0 where S is -inf and m is not NaN, and
+     * in all of a row whose m is INFINITY. */
+    void (*weigh)(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse);
+
+    /* sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
+    void (*add_rows)(int rows, int cols, const float *S, int64_t lds, float *sums);
+
+    /* Gives processor state (AMX tiles) back to the operating system, where the calling thread will not compute for
+     * a while. The call is optional; the next gemm() takes the state again. */
     void (*leave)(void);
 };
 
-/* The best table for this processor. The environment's ATTN_CPU_ISA may name a lower one (portable, avx2,
- * avx512, bf16, amx; on arm64 neon, neon_bf16; other values are ignored). Chosen at the first call;
- * thread-safe. */
+/* The best table for this processor. The environment's ATTN_CPU_ISA may name a lower one (portable, avx2, avx512,
+ * bf16, amx; on arm64 neon, neon_bf16; other values are ignored). The first call chooses the table. Thread-safe. */
 const struct simd *simd_get(void);
 
-/* The table of that name; NULL where this build or this processor does not have it. For tests and benchmarks. */
+/* The table of that name; NULL where this build or this processor does not have it. Tests and benchmarks use it. */
 const struct simd *simd_find(const char *name);
 
 /* Names of all tables, slowest first, NULL at the end. */
 extern const char *const simd_names[];
 
-/* The compute type for inputs of a dtype. */
+/* Returns the compute type for inputs of a dtype. */
 static inline const struct simd_type *simd_type_for(const struct simd *simd, attn_dtype dtype)
 {
     const struct simd_type *t = dtype == ATTN_BF16  ? simd->bf16
@@ -285,8 +306,8 @@ static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
     return (lines | 1) * 64 / element_bytes;
 }
 
-/* The parts of an operand follow each other in a row of A and in a panel of B: part p of the element at x is
- * at x + p * ld / parts. */
+/* In a row of A and in a panel of B the parts of an operand follow each other: part p of the element at x is at x +
+ * p * ld / parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;
@@ -296,8 +317,8 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* Bytes of an A operand of m rows, and of a B operand with panels ldb apart. The sizes are those of tiles or
- * of one head; the caller has checked that they are far from overflow. */
+/* simd_a_bytes() returns the bytes of an A operand of m rows, simd_b_bytes() those of a B operand with panels ldb
+ * apart. The sizes are those of tiles or of one head; the caller has checked that they are far from overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

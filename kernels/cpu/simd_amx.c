@@ -7,15 +7,17 @@
  *     0 1    C, rows 0-15     4  A, rows 0-15      6 7  B, columns 0-15 and 16-31, half a panel each
  *     2 3    C, rows 16-31    5  A, rows 16-31
  *
- * Four loads then feed four products. Odd rows and columns are computed with the others, from padding or whatever
- * lies behind, and dropped: such a block of C goes through a buffer. A sum runs along k in order, starting from C.
+ * Four loads then feed four products. Where rows or columns do not fill a tile, the products also use padding or
+ * whatever memory lies behind, and those results are dropped: such a block of C goes through a buffer. A sum runs
+ * along k in order, starting from C.
  *
- * The kernel gives tile registers only to a process that has asked (simd_amx_permit). The configuration belongs to
- * the thread: it is loaded at the thread's first product and kept, for loading it takes 50 ns; leave() gives it
- * back, so that a sleeping thread does not drag 8 KiB of tiles through every switch. */
+ * The operating system gives tile registers only to a process that has requested them (simd_amx_permit). The
+ * configuration belongs to the thread. A thread loads it at its first product and keeps it, because loading takes 50
+ * ns. leave() gives it back, so that the system need not save 8 KiB of tiles of a sleeping thread. */
 #include "kernels/cpu/simd_variants.h"
 
-#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512F__) /* clang 14 spells it so */
+/* clang 14 calls the first macro __AMXBF16__ */
+#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512F__)
 #include <immintrin.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -23,7 +25,7 @@
 
 enum { TILE = 16, K_STEP = 32, K_BLOCK = 128 };
 
-/* The kernel's names for these are in <asm/prctl.h> of newer systems only. */
+/* Only newer systems have these names, in <asm/prctl.h>. */
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 
 bool simd_amx_permit(void)
@@ -57,8 +59,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* The rows of C whose factor is not 1, in one panel of columns. All rows before the first product: a tile that
- * loaded what was stored a moment ago would wait for the stores. */
+/* Multiplies the rows of C whose factor is not 1, in one panel of columns. It does so for all rows before the first
+ * product: a tile load of memory that was stored a moment ago would wait for the stores. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
@@ -128,9 +130,9 @@ static inline __attribute__((always_inline)) void gemm_block(const bool two, con
     if (two) _tile_stored(3, C + TILE * ldc + TILE, c_bytes);
 }
 
-/* A panel of B and 32 rows of A, all their parts, should fit the 48 KiB of L1 together: with several parts k is
- * taken in pieces of K_BLOCK. (128 x 128 x 256 in two parts: 450 GFLOP/s whole, 580 in pieces; one part is faster
- * whole, 1900 against 1400.) */
+/* A panel of B and 32 rows of A, with all their parts, should fit into the 48 KiB of L1. With several parts k is
+ * therefore processed in pieces of K_BLOCK. (128 x 128 x 256 in two parts: 450 GFLOP/s whole, 580 in pieces; one
+ * part is faster whole, 1900 against 1400.) */
 static inline __attribute__((always_inline)) void gemm(const int parts, int m, int n, int k, const void *A_form,
                                                        int64_t lda, const void *B_form, int64_t ldb, float *C,
                                                        int64_t ldc, bool add, const float *rescale)

@@ -1,9 +1,9 @@
 /* simd_avx512.c: the table for AVX-512 (F, BW, DQ, VL, VBMI), 16 floats at a time.
  *
  * The product keeps a block of up to 14 rows and 32 columns of C in 28 of the 32 registers; two hold a row of the
- * panel of B, one an element of A. Each k then costs 2 + 14 loads and 28 multiply-adds, and the two multiply-add
- * units are the limit. Rows are dealt out evenly (64 rows are 13 13 13 13 12), for a block of few rows waits for
- * its own sums. */
+ * panel of B, one an element of A. Each k then costs 2 + 14 loads and 28 multiply-adds, so the two multiply-add
+ * units bound the speed. Blocks get equal numbers of rows (64 rows are 13 13 13 13 12), because a block of few rows
+ * waits for its own sums. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VBMI__)
@@ -36,6 +36,9 @@ const struct simd simd_avx512 = {
     .store_t = store_t,
     .close = close_rows,
     .exp2 = exp2_all,
+    .observe = observe,
+    .weigh = weigh,
+    .add_rows = add_rows,
     .leave = leave,
 };
 #endif

@@ -1,7 +1,7 @@
-/* simd_gemm.h: the f32 product in terms of simd_v256.h or simd_v128.h, with 6 rows and 16 columns of C in
- * registers. simd_avx2.c includes it, where sums take 12 of 16 registers, and simd_neon.c, where they take 24
- * of 32. With AVX2 two more registers hold half a row of the panel of B, and one holds an element of A. A sum
- * runs along all of k in order, and is added to C at the end, as in simd_gemm512.h. */
+/* simd_gemm.h: the f32 product, written with the functions of simd_v256.h or simd_v128.h, with 6 rows and 16 columns
+ * of C in registers. simd_avx2.c includes it, and the sums take 12 of 16 registers; simd_neon.c includes it, and
+ * they take 24 of 32. With AVX2 two more registers hold half a row of the panel of B, and one holds an element of A.
+ * Each sum runs along all of k in order and is added to C at the end, as in simd_gemm512.h. */
 
 enum { GEMM_ROWS = 6, GEMM_COLS = 16, GEMM_VECTORS = GEMM_COLS / V_LANES };
 

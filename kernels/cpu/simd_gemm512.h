@@ -10,8 +10,8 @@
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
-/* One step along k of `rows` rows. It reads A at row[0][at], row[0][lda + at], row[0][2 lda + at],
- * row[1][at], ... `both`: it computes both halves of the panel, otherwise the first half alone. */
+/* Does one step along k for `rows` rows. It reads A at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at],
+ * ... `both`: it computes both halves of the panel; otherwise only the first half. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {
@@ -24,9 +24,9 @@ VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *r
     }
 }
 
-/* Computes `rows` rows of one panel. `rows` is a constant in every copy, which keeps the sums in registers. A
- * pointer serves three rows (an address may be pointer + lda or pointer + 2 lda), because fourteen pointers
- * exceed the general registers, and every extra instruction may displace a multiply-add. */
+/* Computes `rows` rows of one panel. `rows` is a constant in every copy, which keeps the sums in registers. One
+ * pointer serves three rows (an address may be pointer + lda or pointer + 2 lda), because there are fewer than
+ * fourteen general registers for pointers, and every extra instruction may delay a multiply-add. */
 VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda,
                     const GEMM_ELEMENT *B, float *C, int64_t ldc, int width, bool add, const float *rescale)
 {
@@ -43,7 +43,8 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            __asm__("" : "+r"(row[i])); /* keeps the compiler from deriving fourteen pointers from these */
+            /* keeps the compiler from computing fourteen pointers from these ahead of the loop */
+            __asm__("" : "+r"(row[i]));
         }
     }
     if (steps) gemm_step(rows, both, row, lda, 0, B, sum);

@@ -1,6 +1,5 @@
-/* simd_half_bf16.c: the compute type "half": float16 as two bf16 parts. See simd_split.h; the product comes from
- * simd_amx.c.
- * */
+/* simd_half_bf16.c: the compute type "half": float16 as two bf16 parts. See simd_split.h; simd_amx.c has its
+ * product. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)

@@ -7,14 +7,14 @@
  *     line k/2 + 1  c0: k+2 k+3   c1: k+2 k+3   ...
  *     zip1          c0: k k+1 k+2 k+3           c1: k k+1 k+2 k+3            zip2: c2, c3
  *
- * It rounds each sum to odd and takes subnormal bf16 for zero. Where the number of rows is odd, the row behind the last
- * is multiplied too, and its sums are dropped. */
+ * BFMMLA rounds each sum to odd and treats subnormal bf16 as zero. Where the number of rows is odd, the row behind
+ * the last is multiplied too, and its sums are dropped. */
 #include "kernels/cpu/simd_variants.h"
 
 #if SIMD_ARM64
 #include "kernels/cpu/simd_v128.h"
 
-/* What simd_pairs.h is written in. */
+/* The vector types in which simd_pairs.h is written. */
 enum { W = 8 };
 typedef uint16x8_t vh;
 typedef uint16x8_t vh_flags;
@@ -44,7 +44,7 @@ VEC bool vh_flagged(vh_flags flags) { return vmaxvq_u16(flags) != 0; }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-enum { GEMM_ROWS = 8, GEMM_COLS = 8 }; /* 16 registers of sums; 4 of B; 2 of A */
+enum { GEMM_ROWS = 8, GEMM_COLS = 8 }; /* C takes 16 registers, B 4 and A 2 */
 
 VEC bfloat16x8_t first_fours(vh a, vh b)
 {
@@ -56,7 +56,7 @@ VEC bfloat16x8_t second_fours(vh a, vh b)
     return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
 }
 
-/* Four numbers along k of eight columns, at B and one line further. */
+/* Loads four numbers along k of eight columns: from the line at B and from the line after it. */
 VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
 {
 #pragma GCC unroll 2

@@ -1,4 +1,4 @@
-/* simd_pairs.h: operands of the compute type bf16. It uses the words of a vector vocabulary and the words below.
+/* simd_pairs.h: operands of the compute type bf16, written with the functions of a simd_v*.h and the names below.
  * simd_bf16.c (W = 32) and simd_neon_bf16.c (W = 8) define these before they include it:
  *
  *   vh, W = 2 V_LANES                     a vector of W bf16 numbers
@@ -6,9 +6,9 @@
  *   vh_store(p, x), vh_store_half(p, x, high)
  *   vh_of(low, high)                      two vf rounded to nearest even
  *   vh_zip(a, b, high)                    elements of the low (high) half of a, each with that of b behind it
- *   vh_halves(x)                          the same of the two halves of x
+ *   vh_halves(x)                          the two halves of x, zipped in the same way
  *   vh_as_f(x), vh_of_f(x)                the pairs as lanes of a vf, for v_transpose(), and back
- *   vh_flags, vh_flag(x, most, flags)     gathers the elements whose bits without the sign are above `most`
+ *   vh_flags, vh_flag(x, most, flags)     marks the elements whose bits without the sign are above `most`
  *   vh_flagged(flags)
  *
  * Pairs along k are the unit: one instruction adds the products of two pairs, or of four, to a lane. The operands:
@@ -21,21 +21,21 @@
  * pack_b (B = X) interleaves two rows of X; pack_bt (B = X^T) transposes X in units of 32 bits; pack_at (A = X^T)
  * interleaves, then transposes. k is padded to W. */
 
-enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* of SIMD_TAME in bf16 */ };
+enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* SIMD_TAME in bf16 */ };
 
 /* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* V_LANES columns of two rows. The low half is the first row. */
+/* V_LANES columns of two rows. The low half of the vector is the first row. */
 struct pair {
     vh rows;
 };
 
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
-    (void)lda, (void)n; /* the rest is zero, in the row's padding */
+    (void)lda, (void)n; /* columns from n on are zero, in the row's padding */
     vh_store(A, vh_of(x[0], x[1]));
 }
 
@@ -58,7 +58,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)ldb, (void)rows; /* a missing second row is zero, in the padding of k */
+    (void)ldb, (void)rows; /* where there is no second row, zeros go to the padding of k */
     vh_store(B, vh_halves(p.rows));
 }
 
@@ -66,8 +66,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + W - 1 of a row as bf16; 0 from `cols` on and where the row does not exist. *bad collects
- * elements of SIMD_TAME and more, infinities and NaN. */
+/* Loads elements c .. c + W - 1 of a row as bf16. Elements from `cols` on, and rows that do not exist, are 0. *bad
+ * marks elements of SIMD_TAME and more, infinities and NaN. */
 VEC vh get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, vh_flags *bad)
 {
     const int n = cols - c < W ? cols - c : W;

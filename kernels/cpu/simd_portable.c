@@ -1,8 +1,8 @@
-/* simd_portable.c: the table in plain C, for processors without a table of their own, and what the others are
- * tested against.
+/* simd_portable.c: the table in plain C. Processors without a table of their own use it, and tests compare all other
+ * tables with it.
  *
- * It is written to be obviously right: one element at a time, libm for exp2 and tanh. gemm() keeps a panel row of
- * sums, so that any compiler vectorises it. */
+ * Its code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps a
+ * panel row of sums, so that every compiler vectorises it. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
 
@@ -18,7 +18,7 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            tame &= fabsf(a[c]) < SIMD_TAME; /* not NaN */
+            tame &= fabsf(a[c]) < SIMD_TAME; /* false for NaN too */
         }
     }
     return tame;
@@ -32,7 +32,7 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float a = simd_get_element(x, dtype, c);
             ((float *)A)[c * lda + r] = a;
-            tame &= fabsf(a) < SIMD_TAME; /* not NaN */
+            tame &= fabsf(a) < SIMD_TAME; /* false for NaN too */
         }
     }
     return tame;
@@ -46,7 +46,7 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c++) {
             const float b = c < cols ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* not NaN */
+            tame &= fabsf(b) < SIMD_TAME; /* false for NaN too */
         }
     }
     return tame;
@@ -60,7 +60,7 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float b = x ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* not NaN */
+            tame &= fabsf(b) < SIMD_TAME; /* false for NaN too */
         }
     }
     return tame;
@@ -108,7 +108,8 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
         rescale[r] = m[r] == max ? 1.0f : exp2_one(m[r] - base);
         any |= rescale[r] != 1.0f;
         for (int j = 0; j < cols; j++) {
-            const float e = exp2_one(s[j] * c - base); /* not fused: the largest must give exactly 1 */
+            /* not a fused multiply-add, because the largest score must give exactly 1 */
+            const float e = exp2_one(s[j] * c - base);
             sum += e;
             p[j] = drop ? e * drop[r * lds + j] : e;
         }
@@ -165,7 +166,7 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ; /* a hidden score's cap may be NaN */
+                dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ; /* the cap of a hidden score may be NaN */
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;
             }
@@ -289,6 +290,35 @@ static void exp2_all(int64_t n, const float *x, float *y)
     for (int64_t i = 0; i < n; i++) y[i] = exp2_one(x[i]);
 }
 
+static void observe(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e)
+{
+    for (int r = 0; r < rows; r++) {
+        const float *s = S + r * lds;
+        float most = m[r], sum = 0, part = 0;
+        for (int j = 0; j < cols; j++) most = s[j] * c > most ? s[j] * c : most;
+        const float base = most == -INFINITY ? 0.0f : most;
+        for (int j = 0; j < cols; j++) {
+            const float x = s[j] * c - base, p = exp2_one(x);
+            sum += p;
+            if (p != 0) part += p * x;
+        }
+        simd_join_entropy(most, sum, part, &m[r], &l[r], &e[r]);
+    }
+}
+
+static void weigh(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse)
+{
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < cols; j++) S[r * lds + j] = exp2_one(S[r * lds + j] * c - m[r]) * inverse[r];
+}
+
+static void add_rows(int rows, int cols, const float *S, int64_t lds, float *sums)
+{
+    for (int j = 0; j < cols; j++) sums[j] = 0;
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < cols; j++) sums[j] += S[r * lds + j];
+}
+
 static void leave(void) {}
 
 const struct simd simd_portable = {
@@ -308,5 +338,8 @@ const struct simd simd_portable = {
     .store_t = store_t,
     .close = close_rows,
     .exp2 = exp2_all,
+    .observe = observe,
+    .weigh = weigh,
+    .add_rows = add_rows,
     .leave = leave,
 };

@@ -1,9 +1,9 @@
-/* simd_rows.h: functions on rows of f32 numbers, in terms of simd_v256.h or simd_v512.h: scores, decode,
- * conversions, f32 operands. simd_avx2.c and simd_avx512.c each include it once and put the functions into
+/* simd_rows.h: functions on rows of f32 numbers, written with the functions of simd_v256.h or simd_v512.h: scores,
+ * decode, conversions, f32 operands. simd_avx2.c and simd_avx512.c each include it once and put the functions into
  * their tables.
  *
- * A function over elements of any dtype is written once, always inline, with the dtype as a constant.
- * FOR_DTYPE makes one copy for each dtype, and the loops have no branch on it. */
+ * A function over elements of any dtype is written once, as an inline function with the dtype as a constant.
+ * FOR_DTYPE makes one copy for each dtype, so the loops have no branch on the dtype. */
 
 #define LOG2E 1.44269504088896340736f
 
@@ -34,11 +34,11 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* A sum that is not finite in each lane that has seen a number of SIMD_TAME or more, an infinity or NaN.
- * Thousands of numbers just below SIMD_TAME have the same effect. */
+/* Adds a vector to a sum that becomes infinite or NaN in each lane that gets a number of SIMD_TAME or more, an
+ * infinity or NaN. Thousands of numbers just below SIMD_TAME have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
-    return v_fma(x, v_set(0x1p70f /* times SIMD_TAME it is infinite */), sum);
+    return v_fma(x, v_set(0x1p70f /* 2^70 times SIMD_TAME is infinite */), sum);
 }
 
 VEC bool is_tame(vf sum)
@@ -95,7 +95,7 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
     return tame;
 }
 
-/* A square of X, from row r and column c on, transposed: t[i] is column c + i. Elements outside X are 0. */
+/* Loads a square of X, from row r and column c on, transposed: t[i] is column c + i. Elements outside X are 0. */
 VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, int r, int c, vf t[V_LANES])
 {
     vf tame = v_zero();
@@ -203,8 +203,8 @@ VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, c
                 const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
                 t = v_fnma(v_set(how->slope), distance, t);
             }
-            t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E))); /* a mask writes -inf, a visible score is
-                                                                 * never below -FLT_MAX; NaN stays */
+            t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E))); /* a hidden score becomes -inf; a visible score is at
+                                                                 * least -FLT_MAX, or NaN */
             if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
             if (how->lo) {
                 const vi column = v_add_i(v_iota_i(), v_set_i(j));
@@ -239,9 +239,9 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* ---- Decode ------------------------------------------------------------------------------------------------------ */
 
-/* nq <= V_DOT_QUERIES queries against four keys at a time. Sixteen sums are in registers, and each key is
- * converted once. The lanes and the order of a sum depend on d alone. Keys past the end read the last key,
- * and their sums are dropped. */
+/* Multiplies nq <= V_DOT_QUERIES queries by four keys at a time. Sixteen sums are in registers, and each key is
+ * converted once. The lanes and the order of a sum depend on d alone. Instead of keys past the end the last key is
+ * read again, and those sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {
@@ -353,8 +353,8 @@ static float most(int rows, int cols, const void *X, attn_dtype dtype, int64_t s
     return result;
 }
 
-/* Eight rows of V at a time, a vector of each in a register. They are read and converted once for all
- * queries, and a piece of O is read and written once for the eight. */
+/* Processes eight rows of V at a time, with a vector of each row in a register. These vectors are read and converted
+ * once for all queries, and each piece of O is read and written once for the eight rows. */
 VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride,
                   float *O, int64_t ldo)
 {
@@ -475,8 +475,8 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
                     attn_dtype dtype,
                     int64_t stride){ FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
-/* log2 of positive normal numbers and infinity; NaN stays. x = 2^e y with y from 1 / sqrt 2 to sqrt 2, and log2 y =
- * 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): to s^9, for |s| < 0.172. */
+/* log2 of positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt 2, and log2
+ * y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): to s^9, for |s| < 0.172. */
 VEC vf v_log2(vf x)
 {
     const vi half_root = v_bits(v_set(0.70710677f)), e = v_high_bits(v_sub_i(v_bits(x), half_root), 23);
@@ -495,12 +495,12 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
 {
     const vf sum = v_load_n(l, n);
     const vm none = v_and(v_less(sum, v_set(0x1p-126f)), v_less(v_set(-1.0f), sum));
-    /* ln 2 in two pieces, because every bit counts for a large m. */
+    /* ln 2 is the sum of two constants here, because for a large m every bit of the product counts. */
     const vf max = v_load_n(m, n), small = v_fma(max, v_set(-0x1.05c61p-29f), v_mul(v_log2(sum), v_set(0x1.62e43p-1f)));
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    return v_mul(v_fma(max, v_set(4) /* SIMD_SCORE_MOST becomes infinite */, sum), v_zero());
+    return v_mul(v_fma(max, v_set(4) /* a number of SIMD_SCORE_MOST or more becomes infinite */, sum), v_zero());
 }
 
 static bool close_rows(int n, const float *m, const float *l, float *inverse, float *lse)
@@ -516,6 +516,56 @@ static void exp2_all(int64_t n, const float *x, float *y)
     int64_t i = 0;
     for (; i + V_LANES <= n; i += V_LANES) v_store(y + i, v_exp2(v_load(x + i)));
     if (i < n) v_store_n(y + i, v_exp2(v_load_n(x + i, (int)(n - i))), (int)(n - i));
+}
+
+/* ---- Observe ----------------------------------------------------------------------------------------------------- */
+
+VEC vf scaled_or_hidden(const float *s, int n, vf c)
+{
+    return n == V_LANES ? v_mul(v_load(s), c) : v_select(v_first(n), v_mul(v_load_n(s, n), c), v_set(-INFINITY));
+}
+
+static void observe(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e)
+{
+    for (int r = 0; r < rows; r++) {
+        const float *s = S + r * lds;
+        float lanes[V_LANES], most = m[r];
+        vf top = v_set(-INFINITY), sum = v_zero(), part = v_zero();
+        for (int j = 0; j < cols; j += V_LANES)
+            top = v_max(scaled_or_hidden(s + j, min_int(cols - j, V_LANES), v_set(c)), top);
+        v_store(lanes, top);
+        for (int i = 0; i < V_LANES; i++) most = lanes[i] > most ? lanes[i] : most;
+        const vf base = v_set(most == -INFINITY ? 0.0f : most);
+        for (int j = 0; j < cols; j += V_LANES) {
+            const vf x = v_sub(scaled_or_hidden(s + j, min_int(cols - j, V_LANES), v_set(c)), base), p = v_exp2(x);
+            sum = v_add(sum, p);
+            part = v_add(part, v_mul_unless_zero(p, x));
+        }
+        simd_join_entropy(most, v_hsum(sum), v_hsum(part), &m[r], &l[r], &e[r]);
+    }
+}
+
+static void weigh(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse)
+{
+    for (int r = 0; r < rows; r++) {
+        float *s = S + r * lds;
+        const vf base = v_set(m[r]), factor = v_set(inverse[r]);
+        for (int j = 0; j < cols; j += V_LANES) {
+            const int n = min_int(cols - j, V_LANES);
+            const vf x = v_sub(v_mul(v_load_n(s + j, n), v_set(c)), base);
+            v_store_n(s + j, v_mul(v_exp2(x), factor), n);
+        }
+    }
+}
+
+static void add_rows(int rows, int cols, const float *S, int64_t lds, float *sums)
+{
+    for (int j = 0; j < cols; j += V_LANES) {
+        const int n = min_int(cols - j, V_LANES);
+        vf sum = v_zero();
+        for (int r = 0; r < rows; r++) sum = v_add(sum, v_load_n(S + r * lds + j, n));
+        v_store_n(sums + j, sum, n);
+    }
 }
 
 static void leave(void) {}

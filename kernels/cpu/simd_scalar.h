@@ -46,7 +46,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f)); /* subnormal, or zero */
+    if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f)); /* the number is subnormal or zero */
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
 
@@ -74,7 +74,7 @@ static inline uint8_t simd_to_e4m3(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 24 & 0x80, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint8_t)(sign | 0x7f);
-    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* 448 and above, and infinity */
+    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* infinity and numbers of 448 and above become 448 */
     /* Below 2^-6: adding 2^14 leaves the multiple of 2^-9 in the low bits. */
     if (rest < 0x3c800000) return (uint8_t)(sign | (simd_bits(simd_float(rest) + 16384.0f) - simd_bits(16384.0f)));
     rest -= (uint32_t)(127 - 7) << 23;
@@ -102,28 +102,41 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
+/* The end of observe() for one row: joins the running m, l and e with those of a piece, `most` being the larger m. */
+static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
+{
+    const float by = *m < most ? *m - most : 0;
+    if (*l == 0) *l = sum, *e = part;
+    else {
+        const float scale = by == 0 ? 1.0f : exp2f(by);
+        *e = part + scale * (*e + by * *l);
+        *l = sum + scale * *l;
+    }
+    *m = most;
+}
+
 static inline int64_t simd_dtype_bytes(attn_dtype dtype)
 {
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;
 }
 
-/* Address of row r of a strided tensor. */
+/* The address of row r of a strided tensor. */
 static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stride, int64_t r)
 {
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head, between which lie those of the other heads of a token. Processors do
- * not predict this pattern, and each row that is in no cache costs a full wait. Code that reads SIMD_AHEAD
- * rows therefore prefetches the next ones: the rows before `ahead`. `ahead` is all rows, or none where rows
- * are so close together that a cache likely has them. */
+/* Packing reads the rows of one head. Between them lie rows of the other heads. Processors do not predict this
+ * pattern, and the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore
+ * prefetches the next ones. simd_ahead() returns how many rows to prefetch: all, or none where the rows are so close
+ * together that a cache probably has them. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {
     return rows * stride * simd_dtype_bytes(dtype) > SIMD_CLOSE ? rows : 0;
 }
 
-/* Not inline, because it would take registers from the loops around it. */
+/* Prefetches rows [from, to). It is not inline, because it would take registers from the loops around it. */
 static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_dtype dtype, int64_t stride, int cols,
                                                            int from, int to)
 {
@@ -131,10 +144,10 @@ static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_d
         const char *row = simd_row(X, dtype, stride, r);
         for (int at = 0; at < cols * simd_dtype_bytes(dtype); at += 64) __builtin_prefetch(row + at);
     }
-    __asm__ volatile(""); /* without this gcc removes calls of a function that only prefetches */
+    __asm__ volatile(""); /* without this, gcc removes calls of a function that only prefetches */
 }
 
-/* When row r is read. */
+/* Call it when row r is read: it prefetches the SIMD_AHEAD rows after the next ones, where `ahead` has them. */
 static inline void simd_ask_ahead(const void *X, attn_dtype dtype, int64_t stride, int cols, int r, int ahead)
 {
     const int from = r + SIMD_AHEAD;

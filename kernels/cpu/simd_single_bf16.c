@@ -1,5 +1,5 @@
-/* simd_single_bf16.c: the compute type "single": float32 as three bf16 parts. See simd_split.h; the product comes from
- * simd_amx.c. */
+/* simd_single_bf16.c: the compute type "single": float32 as three bf16 parts. See simd_split.h; simd_amx.c has its
+ * product. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)

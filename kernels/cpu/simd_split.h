@@ -1,20 +1,20 @@
-/* simd_split.h: float16 and float32 on AMX tiles, which multiply bf16 only. Included by simd_half_bf16.c (PARTS 2)
- * and simd_single_bf16.c (PARTS 3).
+/* simd_split.h: float16 and float32 on AMX tiles, which multiply only bf16. simd_half_bf16.c (PARTS 2) and
+ * simd_single_bf16.c (PARTS 3) include it.
  *
- * The idea. A number is the sum of bf16 numbers: the nearest, the nearest to what is left, and so on. bf16 keeps 8
- * bits, so two parts keep 16 and a float16 (11 bits) is exact; three keep 24 and a float32 is exact. The product of
- * two numbers is the sum of the products of their parts, each exact in f32, summed in f32. Part p is at most 2^-8p
- * of the number:
+ * The idea. A number is the sum of bf16 numbers: the nearest bf16 number, then the nearest to the remainder, and so
+ * on. A bf16 number has 8 bits. Two parts have 16, so a float16 (11 bits) is exact; three parts have 24, so a
+ * float32 is exact. The product of two numbers is the sum of the products of their parts, each exact in f32, summed
+ * in f32. Part p is at most 2^-8p of the number:
  *
- *     PARTS   products              left out, of the whole product
- *     2       00 01 10 11           nothing. (Without 11, up to 2^-16: lse of large scores was off by 2e-4)
+ *     PARTS   products              products that are left out, and their size relative to the whole product
+ *     2       00 01 10 11           none (11 is up to 2^-16: without it, lse of large scores was off by 2e-4)
  *     3       00 01 02 10 11 20     12 and 21: 2^-24 each at most, as much as f32 rounds off
  *
- * So products of float16 take 4 of AMX's and of float32 6, and AMX is 16 times as fast as f32 multiply-adds. P and
- * dS, f32 between the products, are split in the same way.
+ * A product of float16 numbers thus takes 4 products of AMX, and one of float32 numbers 6. AMX is 16 times as fast
+ * as f32 multiply-adds. P and dS, which are f32 between the products, are split in the same way.
  *
- * Limits. The parts of numbers below 3e-36 are subnormal, and AMX takes these for 0. Infinity becomes NaN, for inf
- * - inf is the second part; so do numbers above 3.38e38, which round to infinity in bf16. NaN stays NaN.
+ * Limits. The parts of numbers below 3e-36 are subnormal, and AMX treats these as 0. Infinity becomes NaN, because its
+ * second part is inf minus inf. Numbers above 3.38e38 become NaN too, because they round to infinity in bf16.
  *
  * Operands are those of simd_bf16.c, once for each part: in a row of A the parts follow each other, lda / PARTS
  * elements apart; in a panel of B ldb / PARTS apart. */
@@ -30,9 +30,9 @@ VEC __m512i interleave(__m512i x)
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* The parts of 32 numbers, first `low`, then `high`. All parts but the last are rounded by adding half a
- * unit, which is fast but may turn a NaN into another number. The last part is rounded by an instruction that
- * keeps NaN, and the remainder of NaN is NaN. */
+/* Splits 32 numbers into their parts, first those of `low`, then those of `high`. All parts but the last are rounded
+ * by adding half a unit, which is fast but may turn a NaN into another number. The last part is rounded by an
+ * instruction that keeps NaN, and the remainder of NaN is NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -54,7 +54,7 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* 16 columns of two rows. The low half is the first row. */
+/* 16 columns of two rows. The low half of each vector is the first row. */
 struct pair {
     __m512i rows[PARTS];
 };
@@ -62,7 +62,7 @@ struct pair {
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
     __m512i part[PARTS];
-    (void)n; /* the rest is zero, in the row's padding */
+    (void)n; /* columns from n on are zero, in the row's padding */
     split(x[0], x[1], part);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);
@@ -93,7 +93,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* a missing second row is zero, in the padding of k */
+    (void)rows; /* where there is no second row, zeros go to the padding of k */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }
@@ -102,7 +102,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 15 of row r; 0 where they do not exist. *bad collects elements of SIMD_TAME and more,
+/* Loads elements c .. c + 15 of row r; elements that do not exist are 0. *bad marks elements of SIMD_TAME and more,
  * infinities and NaN. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
 {
@@ -183,7 +183,8 @@ VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
     return !bad;
 }
 
-/* The inputs' own dtype gets code of its own; others (a float32 dout of float16 inputs) share the general one. */
+/* The inputs' own dtype gets code of its own. All other dtypes (a float32 dout of float16 inputs) share the general
+ * code. */
 #define PACK(name)                                                                                              \
     static bool name(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *to, int64_t ld) \
     {                                                                                                           \

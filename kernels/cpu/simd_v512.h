@@ -1,14 +1,14 @@
-/* simd_v512.h: the vector vocabulary for AVX-512: 16 floats at a time. simd_v256.h has the same words for AVX2;
- * simd_rows.h and simd_tiles.h are written in them.
+/* simd_v512.h: vector functions for AVX-512: 16 floats at a time. simd_v256.h has functions of the same names for
+ * AVX2. simd_rows.h and simd_tiles.h call these functions.
  *
- *   vf 16 floats, vi 16 int32, vm a choice of lanes. Words ending in _n touch the first n lanes of memory only (n is 0
- *   to 16) and read the others as zero.
+ *   vf is 16 floats, vi is 16 int32, vm is a set of lanes. Functions whose names end in _n access only the first n
+ *   lanes of memory (n is 0 to 16) and read the others as zero.
  *
  * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18,
  * rounded down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps);
- * 2^r is 1 + r (c1 + c2 r), which is off by 6.5e-8 at most; vscalefps multiplies by 2^i. Seven instructions, and
- * infinities need no care: r is 0 for them and vscalefps does the rest. The polynomial alone, with the usual |r| <=
- * 1/2, needs nine. All roundings together: 1.8e-7. */
+ * 2^r is 1 + r (c1 + c2 r), which is off by 6.5e-8 at most; vscalefps multiplies by 2^i. This takes seven
+ * instructions, and infinities need no extra code: r is 0 for them, and vscalefps gives the right result. The
+ * polynomial alone, with the usual |r| <= 1/2, takes nine. All rounding errors together are at most 1.8e-7. */
 #ifndef ATTN_CPU_SIMD_V512_H
 #define ATTN_CPU_SIMD_V512_H
 
@@ -25,7 +25,7 @@ typedef __m512d vd;
 typedef __m128 v4;
 typedef __mmask16 vm;
 
-/* A word a line. */
+/* Each line defines one function. */
 /* clang-format off */
 VEC vm v_first(int n) { return (__mmask16)_bzhi_u32(0xffff, (unsigned)n); }
 VEC vf v_zero(void) { return _mm512_setzero_ps(); }
@@ -42,8 +42,8 @@ VEC vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* b where either is NaN */
-VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* b where either is NaN */
+VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* the result is b where either number is NaN */
+VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* the result is b where either number is NaN */
 VEC vf v_abs(vf x) { return _mm512_abs_ps(x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -52,7 +52,7 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
-/* a * b; 0 where a is 0, for any b */
+/* Returns a * b; 0 where a is 0, for any b. */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b); }
 VEC vm v_or(vm a, vm b) { return a | b; }
 VEC vm v_and(vm a, vm b) { return a & b; }
@@ -63,18 +63,18 @@ VEC vi v_iota_i(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7,
 VEC vi v_add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
-/* x without its `low` lowest bits */
+/* Returns x without its `low` lowest bits. */
 VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x, (unsigned)low), (unsigned)low); }
 VEC vf v_from_i(vi x) { return _mm512_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm512_castps_si512(x); }
 VEC vf v_of_bits(vi x) { return _mm512_castsi512_ps(x); }
-/* The first and the second half of the lanes, as doubles. */
+/* These convert the first and the second half of the lanes to double. */
 VEC vd v_zero_d(void) { return _mm512_setzero_pd(); }
 VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 VEC vd v_fma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
 VEC double v_hsum_d(vd a, vd b) { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
-/* Four floats, for any V_LANES. */
+/* A v4 is four floats, for any V_LANES. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
@@ -100,7 +100,7 @@ VEC bool v_any_nan(vf x)
     return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
 }
 
-/* The sums of four vectors, in the order of the arguments. Each is summed by the same tree. */
+/* The sums of four vectors, in the order of the arguments. The order of additions is the same in each. */
 VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -110,7 +110,7 @@ VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* v_hsum4() for the largest number instead of the sum. */
+/* Like v_hsum4(), but for the largest numbers instead of the sums. */
 VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -140,11 +140,10 @@ VEC vf v_exp2(vf x)
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
-    /* The bits of e4m3 shifted into f16 are the number times 2^-8, also for subnormals; NaN (0x7f) is the
-     * exception. */
+    /* The bits of e4m3 shifted into f16 are the number times 2^-8, also for subnormals. NaN (0x7f) is the exception. */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
     __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1),
-                                    _mm256_set1_epi16((int16_t)0xbfff)); /* the sign stays on top */
+                                    _mm256_set1_epi16((int16_t)0xbfff)); /* the shift keeps the sign in the top bit */
     const __mmask16 nan = _mm_testn_epi8_mask(_mm_xor_si128(bytes, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
     half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
     return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
@@ -156,12 +155,12 @@ VEC __m128i v_to_e4m3(vf x)
     const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const __m512 limited = _mm512_min_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(448.0f));
-    /* The exponent gets the new bias, and the 20 lowest mantissa bits are rounded off to nearest even. */
+    /* This gives the exponent the new bias and rounds off the 20 lowest mantissa bits to nearest even. */
     const __m512i t = _mm512_sub_epi32(_mm512_castps_si512(limited), _mm512_set1_epi32(120 << 23));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
     const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd),
                                              20);
-    /* Below 2^-6, adding 2^14 leaves the multiple of 2^-9 in the low bits. */
+    /* For numbers below 2^-6, adding 2^14 leaves the multiple of 2^-9 in the low bits. */
     const __m512 big = _mm512_set1_ps(16384.0f);
     const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(limited, big)), _mm512_castps_si512(big));
     const __mmask16 is_small = _mm512_cmp_ps_mask(limited, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
@@ -184,7 +183,7 @@ VEC __m256i v_to_bf16(vf x)
     return _mm512_cvtepi32_epi16(y);
 }
 
-/* Elements c .. c + n - 1 of a row, n <= 16, with 0 in the other lanes; and the reverse. */
+/* Loads elements c .. c + n - 1 of a row, n <= 16, with 0 in the other lanes. v_put_n() stores them. */
 VEC vf v_get_n(const void *row, attn_dtype dtype, int64_t c, int n)
 {
     const __mmask16 m = v_first(n);
@@ -231,7 +230,7 @@ VEC void v_put_n(void *row, attn_dtype dtype, int64_t c, vf x, int n)
     }
 }
 
-/* x[i] lane j becomes x[j] lane i. */
+/* Lane j of x[i] becomes lane i of x[j]. */
 VEC void v_transpose(vf x[V_LANES])
 {
     __m512 t[16];
@@ -247,7 +246,7 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(8)
     UNPACK(12)
 #undef UNPACK
-    /* t[4 g + s] has columns s, 4 + s, 8 + s, 12 + s of rows 4 g .. 4 g + 3, one in each quarter. */
+    /* t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of rows 4 g .. 4 g + 3, one column in each quarter. */
 #define QUARTERS(s)                                                                                \
     {                                                                                              \
         const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88),                               \

@@ -1,31 +1,33 @@
-/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. Only in test builds
- * (ATTN_FAKE); a program that people run does not contain it.
+/* fake.c: the backend "fake": devices that behave like GPUs and fail by a script. It is only in test builds
+ * (ATTN_FAKE); a released program does not contain it.
  *
- * What a real device does to its caller is done here too, and in its least convenient form. Memory of its own: what
- * is handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing
- * that is put on a stream happens before the stream is asked whether it is done, so code that frees, reads or reuses
- * a buffer too early is found out. The numbers come from the kernels of the CPU backend. Errors go through the
- * table of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky one every call fails.
+ * The fake device shows its caller the same difficulties as a real device, in their worst form. It has memory of its
+ * own: an allocation is full of NaN, and a pointer outside its allocations is an illegal address. It is
+ * asynchronous: no command on a stream runs before the caller checks whether the stream is done. Tests thus fail
+ * where code frees, reads or reuses a buffer too early. The numbers come from the kernels of the CPU backend. Errors
+ * go through the table of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
- *   ATTN_FAKE_DEVICES=2                                     how many there are (default 1)
+ *   ATTN_FAKE_DEVICES=2                                     number of devices (default 1)
  *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory
  *                                                           (attn_device_info)
- *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  what goes wrong (or attn_device_options.script)
+ *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  faults to produce (or attn_device_options.script)
  *
- * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: on this device (else on all) the N-th
- * event of the fault's kind, counted for each device from 1; with + that and all later ones; without @ every one.
- * The faults are the table FAULT_MAP below. A script that makes no sense is refused when the device is opened.
+ * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: the fault hits the N-th event of its
+ * kind on this device (without DEVICE: on each device; events count from 1). With + it hits that event and all later
+ * ones; without @ it hits every event. The faults are the table FAULT_MAP below. A script that makes no sense is
+ * refused when the device is opened.
  *
  * Invariants
- * 1. Only the owner of a stream touches it; memory and counters are shared and stand under the device's lock.
+ * 1. Only the owner of a stream uses it; memory and counters are shared, and the device's lock protects them.
  * 2. A call that fails does nothing else.
- * 3. Time plays a part in `delay` and `launch.slow` alone; `hold` waits for a file to go away, so that a test decides
- *    about the order of things.
- * 4. Marks have the moments of a device that does each thing as soon as it is there and what stands before it is done.
+ * 3. Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the
+ *    order of events.
+ * 4. Marks have the times of a device that starts each command as soon as it is queued and the command before it is
+ *    done.
  *
- * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can fill it
- * and look into it; its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may touch it: outside of
- * its work the mapping is closed, and a read or write there raises SIGSEGV. */
+ * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can write
+ * and read it. Its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may access it: while the
+ * device runs no command the mapping is closed, and a read or write there raises SIGSEGV. */
 #include <assert.h>
 #include <ctype.h>
 #include <fcntl.h>
@@ -44,26 +46,27 @@
 #include "kernels/cuda/common/errors.h"
 #include "kernels/verify_lse.h"
 
-/* id, name, meaning of its value, meaning of its N, effect */
-#define FAULT_MAP(X)                                                                                            \
-    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                       \
-    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                    \
-    X(IMPORT_ERR, "import.err", CODE, IMPORT, "memory of another process cannot be opened: CUDA's error CODE")  \
-    X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")       \
-    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                                \
-    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                     \
-    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                            \
-    X(LAUNCH_SLOW, "launch.slow", MILLISECONDS, RUN, "the call that starts the kernels takes that much longer") \
-    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")                \
-    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                        \
-    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                                   \
-    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                     \
-    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")              \
-    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                      \
-    X(LEFT, "left", NOTHING, RUN, "rows are left out, and the outputs are NaN: see attn_stream_left_rows()")    \
-    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                       \
-    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                                \
-    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")      \
+/* Each row: id, name in scripts, type of its value, the events that N counts, effect */
+#define FAULT_MAP(X)                                                                                             \
+    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                        \
+    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                     \
+    X(IMPORT_ERR, "import.err", CODE, IMPORT, "memory of another process cannot be opened: CUDA's error CODE")   \
+    X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")        \
+    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                                 \
+    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                      \
+    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                             \
+    X(LAUNCH_SLOW, "launch.slow", MILLISECONDS, RUN, "the call that starts the kernels takes that much longer")  \
+    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")                 \
+    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                         \
+    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                                    \
+    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                      \
+    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")               \
+    X(SIZE_HOLD, "size.hold", PATH, SIZE, "attn_workspace() does not return while there is a file of that name") \
+    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                       \
+    X(LEFT, "left", NOTHING, RUN, "rows are left out, and the outputs are NaN: see attn_stream_left_rows()")     \
+    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                        \
+    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                                 \
+    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")       \
     X(WALK_ERR, "walk.err", CODE, CALL, "the first call fails, then the second after that one, then the third, ...")
 
 enum fault_id {
@@ -81,6 +84,7 @@ enum event {
     EVENT_PINNED,
     EVENT_COPY,
     EVENT_PLAN,
+    EVENT_SIZE,
     EVENT_RUN,
     EVENT_CALL,
     EVENT_COUNT
@@ -99,16 +103,16 @@ static const struct {
 enum {
     MAX_DEVICES = 16,
     MAX_RULES = 32,
-    STREAMS = 4, /* as many as a GPU has */
+    STREAMS = 4, /* the number of streams, as of a GPU */
     PATH_BYTES = 256,
 };
 
-/* One entry of a script. */
+/* A rule: one entry of a script. */
 struct rule {
     enum fault_id fault;
-    int64_t number; /* code or milliseconds */
+    int64_t number; /* the error code or the milliseconds of the fault */
     char path[PATH_BYTES];
-    int64_t first, last; /* the first and the last event that the rule matches */
+    int64_t first, last; /* the first and the last event that the rule hits */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -119,31 +123,32 @@ struct block {
     char *memory;
 };
 
-/* Memory of another process. */
+/* Memory that another process lends. */
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
-    int imports; /* how often it was imported; it is mapped once */
+    int imports; /* how often the handle was imported; the memory is mapped once */
     size_t bytes;
     char *memory;
 };
 
 struct fake_device {
     attn_device base;
-    attn_device *cpu; /* computes */
+    attn_device *cpu;         /* the device whose kernels compute */
+    struct fake_device *self; /* the facts of attn_capabilities */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
     bool reads_staging;
 
-    pthread_mutex_t lock; /* of the rest */
+    pthread_mutex_t lock; /* protects the members below */
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    int working; /* streams that are executing commands; its memory is accessible only meanwhile */
+    int working; /* number of streams that are executing commands; lent memory is accessible only while it is above 0 */
     int64_t events[EVENT_COUNT];
     int64_t walk_step, walk_next; /* walk.err: the next call to fail, and the distance to the one after it */
-    int lost;                     /* the sticky error that has occurred; 0: none */
+    int lost;                     /* the sticky error that has occurred; 0: the device works */
 };
 
 enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAND_MERGE, COMMAND_MARK };
@@ -151,19 +156,19 @@ enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAN
 /* A command on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* COPY, MOVE */
+    void *to; /* of COPY and MOVE */
     const void *from;
     size_t bytes;
     attn_direction direction;
-    attn_problem *problems; /* RUN, LSE: copies, owned, and their plans */
+    attn_problem *problems; /* of RUN and LSE: copies of the problems, which the command owns, and their plans */
     attn_plan *plans;
-    attn_lse_look *look;    /* LSE: a copy, owned; the sums go to `to` */
-    attn_merge_plan *merge; /* MERGE: a copy, owned */
+    attn_lse_look *look;    /* of LSE: a copy that the command owns; the sums go to `to` */
+    attn_merge_plan *merge; /* of MERGE: a copy that the command owns */
     int count;
     void *workspace;
     bool nan, left;
-    int64_t slow_ms; /* of launch.slow */
-    int slot;        /* MARK */
+    int64_t slow_ms; /* milliseconds that launch.slow adds */
+    int slot;        /* of MARK */
     int64_t put_ns;
 };
 
@@ -172,13 +177,13 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* Reasons why the commands are not executed. */
+    /* Reasons why the stream does not execute its commands yet, or at all. */
     bool never;
-    int fails; /* CUDA's error, 0: none */
+    int fails; /* the CUDA error that they end with; 0: none */
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* of attn_run_some() */
+    bool every_row, left_rows; /* what attn_run_some() and attn_stream_left_rows() read */
 };
 
 static int64_t now_ns(void)
@@ -208,7 +213,7 @@ static bool take_number(const char **at, int64_t *number)
     return true;
 }
 
-/* One entry, which ends at a comma or the end. Returns false when it makes no sense. */
+/* Parses one entry of a script, up to a comma or the end. Returns false where the entry makes no sense. */
 static bool parse_rule(const char **script, int device, struct rule *rule, bool *mine)
 {
     const char *at = *script, *digits = at;
@@ -267,7 +272,7 @@ static attn_status parse_script(const char *script, struct fake_device *device, 
     return ATTN_OK;
 }
 
-/* With the lock held: the rule for this fault that the `number`-th of its events meets, or NULL. */
+/* The rule for this fault that applies to the `number`-th of its events; NULL: none. The caller holds the lock. */
 static const struct rule *rule_for(const struct fake_device *device, enum fault_id fault, int64_t number)
 {
     for (int i = 0; i < device->rule_count; i++) {
@@ -281,7 +286,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Reports CUDA's error `code` as device.cu does. With the lock held. */
+/* Reports CUDA's error `code` as device.cu does. The caller holds the lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -289,8 +294,8 @@ static attn_status fail(struct fake_device *device, int code, const char *what, 
     return attn_fail(err, info.status, "", "fake: %s: %s (error %d)", what, info.name, code);
 }
 
-/* Every call that can fail begins here, with the lock held. It checks for a lost device and for the faults
- * that count all calls. */
+/* Every call that can fail begins with enter(), while it holds the lock. enter() checks for a lost device and for
+ * the faults that count all calls. */
 static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
 {
     if (device->lost)
@@ -304,7 +309,7 @@ static attn_status enter(struct fake_device *device, const char *what, attn_erro
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* With the lock held: do these bytes lie in memory of this device that is still there? */
+/* Do these bytes lie in an allocation of this device that has not been freed? The caller holds the lock. */
 static bool owns(const struct fake_device *device, const void *memory, size_t bytes)
 {
     for (const struct block *b = device->blocks; b; b = b->next)
@@ -398,14 +403,15 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* As in device.cu, the driver's error about a handle is the client's fault, unless the device is lost. */
+/* Refuses a handle. As in device.cu, the driver's error about a handle is the client's fault, unless the device is
+ * lost. */
 static attn_status refuse_import(struct fake_device *device, int code, attn_error *err)
 {
     if (cuda_error_of(code).sticky || code == ERROR_MEMORY) return fail(device, code, "import", err);
     return attn_fail(err, ATTN_INVALID, "", "fake: import: %s (error %d)", cuda_error_of(code).name, code);
 }
 
-/* With the lock held: maps the object that the handle names; NULL: there is none. */
+/* Maps the object that the handle names. Returns NULL where there is no such object. The caller holds the lock. */
 static struct lent *map_lent(const char *handle, const char *name)
 {
     struct lent *const l = calloc(1, sizeof *l);
@@ -482,7 +488,7 @@ static void release_import(attn_device *base, void *memory)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Copies are memcpy() here, and pinning changes nothing. */
+/* Pinning does nothing here, because copies are memcpy(). */
 static attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {
     struct fake_device *const device = device_of(base);
@@ -498,7 +504,8 @@ static void unpin(attn_device *base, void *memory)
     (void)base, (void)memory;
 }
 
-/* With the lock held: opens or closes the memory when a stream's work begins or ends. */
+/* Makes lent memory accessible when the first stream starts to work, and inaccessible when the last one stops. The
+ * caller holds the lock. */
 static void open_lent(struct fake_device *device, bool open)
 {
     const int before = device->working;
@@ -527,7 +534,7 @@ static void close_device(attn_device *base)
         free(device->blocks);
         device->blocks = next;
     }
-    if (device->lent) abort(); /* the test should have released it */
+    if (device->lent) abort(); /* the test should have released all lent memory */
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -552,6 +559,10 @@ static attn_status open_device(int index, const attn_device_options *options, at
         free(device);
         return status;
     }
+    device->self = device;
+    device->base.can = device->cpu->can;
+    device->base.can.facts = &device->self;
+    device->base.can.facts_bytes = sizeof device->self;
     pthread_mutex_init(&device->lock, NULL);
     *out = &device->base;
     return ATTN_OK;
@@ -577,23 +588,33 @@ static void describe(const attn_device *base, attn_device_info *info)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* The first row that is requested stands for a plan. Any thread may call this. */
-static const attn_kernel *kernel(const attn_device *base, int index)
+static struct fake_device *device_of_facts(const attn_capabilities *can)
 {
-    if (index == 0) {
-        struct fake_device *device = device_of(base);
-        pthread_mutex_lock(&device->lock);
-        const struct rule *rule = rule_for(device, FAULT_PLAN_HOLD, ++device->events[EVENT_PLAN]);
-        pthread_mutex_unlock(&device->lock);
-        while (rule && access(rule->path, F_OK) == 0) nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
-    }
-    return attn_backend_cpu.kernel(device_of(base)->cpu, index);
+    return *(struct fake_device *const *)can->facts;
 }
 
-static attn_status workspace_bytes(const attn_device *base, const attn_plan *plans, int count, size_t *bytes,
+/* Counts one more such event. Waits as long as the script's rule for it says. Any thread may call this. */
+static void hold(struct fake_device *device, enum fault_id fault, enum event event)
+{
+    pthread_mutex_lock(&device->lock);
+    const struct rule *rule = rule_for(device, fault, ++device->events[event]);
+    pthread_mutex_unlock(&device->lock);
+    while (rule && access(rule->path, F_OK) == 0) nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
+}
+
+static bool plan(const attn_capabilities *can, attn_plan *planned)
+{
+    (void)planned;
+    hold(device_of_facts(can), FAULT_PLAN_HOLD, EVENT_PLAN);
+    return true;
+}
+
+static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
-    return attn_backend_cpu.workspace(device_of(base)->cpu, plans, count, bytes, err);
+    struct fake_device *const device = device_of_facts(can);
+    hold(device, FAULT_SIZE_HOLD, EVENT_SIZE);
+    return attn_backend_cpu.workspace(&device->cpu->can, plans, count, bytes, err);
 }
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
@@ -683,7 +704,7 @@ static attn_status moves(attn_stream *base, const attn_move *list, int64_t count
     return status;
 }
 
-/* The faults that the n-th run of a device meets. With the lock held. */
+/* Applies the faults that the script has for this run of the device. The caller holds the lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -691,7 +712,7 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     const struct rule *rule;
     if (rule_for(device, FAULT_ABORT, n)) abort();
     if (rule_for(device, FAULT_SEGV, n)) {
-        signal(SIGSEGV, SIG_DFL); /* not a sanitizer's report */
+        signal(SIGSEGV, SIG_DFL); /* the fault kills the process without a sanitizer's report */
         raise(SIGSEGV);
     }
     if ((rule = rule_for(device, FAULT_LAUNCH_ERR, n)) != NULL) return fail(device, (int)rule->number, "launch", err);
@@ -710,8 +731,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        return attn_given_up(err); /* as on a GPU, only work that has not
-                                                                     * started is given up */
+        return attn_given_up(err); /* as on a GPU, a cancelled run stops only before it has started */
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
@@ -821,16 +841,15 @@ static size_t span(const attn_tensor *t)
 
 static bool is_output(const attn_problem *p, int id)
 {
-    return attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    return attn_writes(p, (attn_tensor_id)id);
 }
 
-/* With the lock held. */
+/* Do the problem's tensors lie in this device's memory? The caller holds the lock. */
 static bool problem_is_here(const struct fake_device *device, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_role role = attn_tensors[id].role;
         const size_t bytes = span(&p->tensor[id]);
-        if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+        if (!attn_reads(p, (attn_tensor_id)id) && !attn_writes(p, (attn_tensor_id)id)) continue;
         if (bytes > 0 && !owns(device, p->tensor[id].data, bytes)) return false;
     }
     const size_t rows = p->prefix_keys ? (size_t)p->page_table.shape[0] : 0;
@@ -838,12 +857,22 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
     return true;
 }
 
-/* Do the parts and results of a merge begin in this device's memory? With the lock held. */
+/* Do the tensors of a merge begin in this device's memory? A tensor without elements may be anywhere. The caller holds
+ * the lock. */
 static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
 {
-    bool here = (!m->out.data || owns(device, m->out.data, 1)) && (!m->lse.data || owns(device, m->lse.data, 1));
-    for (int p = 0; p < m->count && here; p++)
-        here = owns(device, m->part_lse[p], 1) && (m->Dv == 0 || owns(device, m->part_out[p], 1));
+    const bool rows = attn_merge_count(m) > 0, columns = rows && m->Dv > 0;
+    const struct {
+        const void *tensor;
+        bool has_elements;
+    } others[] = { { m->sinks, m->H > 0 }, { m->dsinks, m->H > 0 },  { m->dout.data, columns },
+                   { m->dlse.data, rows }, { m->out.data, columns }, { m->lse.data, rows } };
+    bool here = true;
+    for (size_t i = 0; i < sizeof others / sizeof *others && here; i++)
+        here = !others[i].has_elements || !others[i].tensor || owns(device, others[i].tensor, 1);
+    for (int p = 0; p < m->count && rows && here; p++)
+        here = owns(device, m->part_lse[p], 1) && (!columns || owns(device, m->part_out[p], 1)) &&
+               (!m->gradients || (owns(device, m->part_dlse[p], 1) && (!columns || owns(device, m->part_dout[p], 1))));
     return here;
 }
 
@@ -868,11 +897,11 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     return sane;
 }
 
-/* Executes the commands on the stream, oldest first. Returns CUDA's error; 0: none. */
+/* Executes the commands on the stream, oldest first. Returns the CUDA error that occurred; 0: none. */
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    int64_t at_ns = 0; /* invariant 4 */
+    int64_t at_ns = 0; /* the time of the marks; see invariant 4 */
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
         if (!command_is_sane(device, c)) return ERROR_ILLEGAL_ADDRESS;
@@ -882,7 +911,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
-        if (c->kind == COMMAND_MERGE) attn_merge_rows(c->merge, 0, attn_merge_count(c->merge));
+        if (c->kind == COMMAND_MERGE) attn_merge_all(c->merge);
         if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
         if (c->kind == COMMAND_RUN &&
             attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK)
@@ -894,8 +923,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
                 if (is_output(&c->problems[n], id))
-                    memset(c->problems[n].tensor[id].data, 0xff,
-                           span(&c->problems[n].tensor[id])); /* outputs have no gaps */
+                    memset(c->problems[n].tensor[id].data, 0xff, /* all of it: outputs have no gaps */
+                           span(&c->problems[n].tensor[id]));
     }
     return 0;
 }
@@ -905,7 +934,8 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* A call before the stream is done counts for no fault, because the number of these calls depends on time. */
+/* Checks whether the stream is done. A call before the end counts for no fault, because the number of such calls
+ * depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);
@@ -936,7 +966,7 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     return status;
 }
 
-/* Waits until the stream is done; for ever where the script says so. */
+/* Waits until the stream is done. Where the script says so, that is for ever. */
 static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 {
     const struct timespec pause = { 0, 1000000 };
@@ -957,7 +987,7 @@ const attn_backend attn_backend_fake = {
     .device_free = device_free,
     .staging_alloc = staging_alloc,
     .staging_free = staging_free,
-    .kernel = kernel,
+    .plan = plan,
     .workspace = workspace_bytes,
     .stream_open = stream_open,
     .stream_close = stream_close,

@@ -560,32 +560,41 @@ static void choose_sample(struct judge *j)
     }
 }
 
+/* Does a mistake explain all tensors that are wrong? */
+static bool is_complete(const struct judge *j)
+{
+    for (int n = 0; n < j->candidate_count; n++)
+        if (!j->candidates[n].breaks && j->candidates[n].explains == j->wrong && j->wrong) return true;
+    return false;
+}
+
+/* Is this row worth its time? Where results are within the limit, only mistakes of precision are; those that are known
+ * by their size alone are beyond it, and need tests that take long. */
+static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
+{
+    if (h->of_size) return j->verdict == JUDGE_MISMATCH && !is_complete(j);
+    return j->verdict == JUDGE_MISMATCH || h->of_pattern;
+}
+
 /* The next variant of the next hypothesis. False: there is none. */
 static bool next_single(struct judge *j)
 {
+    struct mistake *const m = &j->trying;
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
-    for (;;) {
-        struct mistake *const m = &j->trying;
+    for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        if (m->row >= hypotheses_count) return false;
-        const bool pattern_alone = j->verdict != JUDGE_MISMATCH;
-        const int copies = h->of_scores && backward ? 2 : 1;
-        if ((pattern_alone && !h->of_pattern) || m->variant >= h->variants) {
-            if (!m->alone && copies == 2 && !pattern_alone) {
-                m->alone = true, m->variant = 0;
-                continue;
-            }
-            j->tried[m->row] = true;
-            *m = (struct mistake){ .row = m->row + 1 };
-            continue;
-        }
-        const struct candidate c = { .first = *m, .second = { .row = -1 } };
-        if (j->candidate_count < CANDIDATES && begin_candidate(j, &c, false)) {
+        const int copies = h->of_scores && backward ? 2 : 1; /* in both, and in the backward alone */
+        const bool worth = m->variant > 0 || is_worth_trying(j, h);
+        for (; worth && m->variant < h->variants * copies; m->variant++) {
+            const struct candidate c = { .first = { m->row, m->variant % h->variants, m->variant >= h->variants },
+                                         .second = { .row = -1 } };
+            if (j->candidate_count == CANDIDATES || !begin_candidate(j, &c, false)) continue;
             j->candidates[j->candidate_count] = c;
             return true;
         }
-        m->variant++;
+        j->tried[m->row] = true;
     }
+    return false;
 }
 
 static int by_score(const struct judge *j, int a, int b)
@@ -622,18 +631,16 @@ static bool removes_some(const struct judge *j, const struct candidate *c)
 static void choose_pairs(struct judge *j)
 {
     int best[HYPOTHESES_MOST];
-    bool complete = false;
     j->first_count = j->second_count = 0;
     memset(best, -1, sizeof best);
     for (int n = 0; n < j->singles; n++) {
         const struct candidate *const c = &j->candidates[n];
         int *const of_row = &best[c->first.row];
-        complete |= !c->breaks && c->explains == j->wrong;
         if (removes_some(j, c) && (*of_row < 0 || by_score(j, n, *of_row) < 0)) *of_row = n;
     }
     for (int row = 0; row < hypotheses_count; row++)
         if (best[row] >= 0) insert(j, j->firsts, &j->first_count, PAIR_FIRSTS, best[row]);
-    if (complete) j->first_count = 0;
+    if (is_complete(j)) j->first_count = 0;
     for (int n = 0; n < j->singles && j->second_count < PAIR_SECONDS; n++)
         if (!hypotheses[j->candidates[n].first.row].of_pattern) j->seconds[j->second_count++] = n;
 }
@@ -675,17 +682,21 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 2.5 && spread > of_spread / 1.5 && spread < of_spread * 1.5;
 }
 
-/* Is a mistake of precision there? */
+/* Is a mistake of precision there? One that is known by its size must have it in all tensors that are wrong. */
 static bool is_imprecise(const struct judge *j, const struct candidate *c)
 {
+    const bool by_size = hypotheses[c->first.row].of_size;
     bool any = false;
-    if (c->breaks && !hypotheses[c->first.row].of_size) return false;
+    if (c->breaks && !by_size) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
         const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which], *const left =
                                                                                                     &c->left[which];
-        if (!is_given(j, frame_tensors[which]) || left->count == 0 || which == 1) continue;
-        if (hypotheses[c->first.row].of_size) any |= has_size(j, which, c, now);
-        else any |= now->bad == 0 && left->bad == 0 && mean_of(now) > 0 && mean_of(left) < JUDGE_PATTERN * mean_of(now);
+        if (!is_given(j, frame_tensors[which]) || left->count == 0) continue;
+        if (by_size && (j->wrong >> which & 1)) {
+            if (!has_size(j, which, c, now)) return false;
+            any = true;
+        } else if (!by_size && which != 1)
+            any |= now->bad == 0 && left->bad == 0 && mean_of(now) > 0 && mean_of(left) < JUDGE_PATTERN * mean_of(now);
     }
     return any;
 }

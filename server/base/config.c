@@ -145,16 +145,16 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         const char *begins;          /* beginning of the value, which is removed */
         const char *before, *behind; /* texts that are put around the rest */
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* for 9000 */
+        { "", "127.0.0.1:", "" }, /* the value is 9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* for 0.0.0.0 */
+        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* the value is 0.0.0.0 */
         { "", "[", "]:8080" },     { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    bool found = address_ok(address); /* for ::1:8080 */
+    bool found = address_ok(address); /* the value is ::1:8080 */
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
         if (strncmp(value, suggestions[i].begins, cut) != 0 || (cut == 0 && strncmp(value, "unix:", 5) == 0)) continue;
@@ -489,8 +489,8 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* How many connections the limit on open files allows: all files except `spare`. If that is less than half of the
- * files, it is half of the files that the threads leave. */
+/* Returns how many connections the limit on open files allows: one for each file except `spare` files. If that is less
+ * than half of the files, the result is half of the files that the process and its threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);

@@ -1,4 +1,4 @@
-/* config_internal.h: what the files of the options share. The public header is config.h.
+/* config_internal.h: types and functions that the files of the options share. The public header is config.h.
  *
  *   config.c        reads options from the environment and the command line, and sizes from the machine
  *   config_help.c   prints the options: --help, OPTIONS.md, the man page, completion for bash

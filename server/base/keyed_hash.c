@@ -43,7 +43,7 @@ static uint64_t word_at(const unsigned char *bytes, size_t count)
     return word;
 }
 
-bool hash_key_draw(struct hash_key *key)
+bool keyed_hash_draw(struct hash_key *key)
 {
     return getrandom(key, sizeof *key, 0) == (ssize_t)sizeof *key;
 }

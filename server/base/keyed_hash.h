@@ -18,7 +18,7 @@ struct hash_key {
 };
 
 /* Draws a random key. Returns false if the system gave no random bytes. */
-bool hash_key_draw(struct hash_key *key);
+bool keyed_hash_draw(struct hash_key *key);
 
 /* SipHash-2-4 of `owner` (as eight bytes, the least significant first) followed by the `count` bytes. */
 uint64_t keyed_hash(const struct hash_key *key, uint64_t owner, const void *bytes, size_t count);

@@ -139,14 +139,14 @@ enum {
     LOOP_CROWD = 512,         /* after so many were open and most are closed, memory is returned to the system */
     LOOP_STOP_MS = 2000,      /* time after a drain for the last answers to be sent */
 
-    /* A body with a longer skeleton (its text without the numbers) is checked on another thread: 2 ms. */
+    /* A body whose text without tensor data is longer than this is checked on another thread: 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
     CHECK_LONG_BODY_BYTES = 8 << 20,  /* a longer body is checked on another thread: 2 ms if it is all mask rows */
     CHECK_LONG_LSE_BYTES = 512 << 10, /* a longer lse of a backward is checked on another thread (attn_check_lse()) */
-    /* Bytes of a body up to which a larger block is leased and the body copied: faster than new pages. */
+    /* A body of at most this size that needs a larger block is copied to it, which is faster than new pages. */
     CHECK_COPY_BYTES = 256 << 10,
-    FINISH_PIECE_NS = 10000000, /* length of one piece of verifying or measuring; then it is another piece's turn */
-    /* Pieces at a time: as many as libuv has threads, because libuv itself serves in order of arrival. */
+    FINISH_PIECE_NS = 10000000, /* time of one piece of verifying or measuring; then another piece has its turn */
+    /* The most pieces at a time: as many as libuv has threads, because libuv itself serves in order of arrival. */
     PIECES_AT_ONCE = 4,
     /* A check stops its search this long before the deadline, and a tenth of the time earlier, so that its answer is in
      * time. */
@@ -204,18 +204,19 @@ enum {
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
 /* From PREPARE_CLOSER_S expected seconds on, FlashMask's bounds are read for a closer estimate. q, k and v are
- * searched for rows that leave float32's range if such rows could make the problem slow. The condition: if all rows
- * were like that, it would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without them. The
- * search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the slow-down is
- * smaller than PREPARE_STRANGE. */
+ * searched for rows whose scores exceed the range of float32, if such rows could make the problem slow. The condition:
+ * if all rows were like that, it would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times as long as without
+ * them. The search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the
+ * slow-down is smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S 0.05
 /* A check is counted with so many seconds at most: with less time it looks at fewer rows. */
 #define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
 
-/* Work of `verify` for all problems of one body, in multiply-adds: rows and heads * Sk * (D + Dv), about a second. The
- * second limit is on one problem: the K and V of one head as doubles. */
+/* Work of `verify` for all problems of one body, in multiply-adds: about a second. A problem takes Sk * (D + Dv) of
+ * them for each row, and as many for each head that has such a row. The second limit is on the numbers in K and V of
+ * one head of one problem, which are kept as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Multiply-adds for checking the lse of one body: 30 ms. A row that needs more is not checked. */
@@ -247,28 +248,28 @@ enum {
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment of each tensor of a problem that may be merged */
     MERGE_LINE = 256, /* alignment of merged tensors */
-    /* If not all devices could be opened, time for the threads of the others to end; idle ones end at once. */
+    /* If one device cannot be opened, the threads of the other devices have this time to end; idle ones end at once. */
     DEVICE_STOP_MS = 60000,
     INLINE_KEEP = 4 << 20,  /* bytes; a larger workspace of an inline slot is freed after its job */
     INLINE_BYTES = 1 << 20, /* bytes of a small problem's inputs and outputs for a GPU: 20 us on its bus */
     /* An HTTP thread polls for the end of its work on a GPU for this long; then a device thread takes over. */
     INLINE_WAIT_NS = 500000,
     INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
-    /* Interval of questions to the driver meanwhile; in between the thread polls a word that the GPU writes. */
+    /* The polling thread reads a word that the GPU writes, and once in this interval it also asks the driver. */
     INLINE_ASK_NS = 20000,
     INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few numbers it has */
 };
 
 /* How a thread polls while it waits for a device (base/polling_sleep.h). */
 enum {
-    NAP_NS = 50000,    /* length of one sleep; the kernel adds as much, and a core does not sleep deeply in that time */
+    NAP_NS = 50000,    /* one sleep (a nap), which the kernel doubles; in that time a core does not sleep deeply */
     NAPS_NS = 2000000, /* a thread polls for this long; after a longer wait a late end does not matter */
     /* With more waiting requests than this no thread is idle for long, and polling would take time from the others. */
     NAPS_MOST = 4,
 };
 
-/* Work of the problems in an inline slot, padded: some 100 us of a core. An HTTP thread has other connections to
- * serve, and for more work it is worth waking more cores. */
+/* The most FLOPs of the problems in an inline slot, with padding: some 100 us of a core. A larger problem is worth
+ * waking other cores, and the HTTP thread has other connections to serve. */
 #define INLINE_FLOPS 2e7
 /* Largest inline work for a GPU whose memory has all tensors: some 400 us of a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
@@ -280,7 +281,7 @@ enum {
 /* Without --kv-bytes, caches get this fraction of a device's memory, with an upper bound for the CPU. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
-/* Work that is put on a stream at a time, about: 10 to 50 ms on GPUs from sm_80 on. */
+/* The work that is put on a stream at a time is about this much: 10 to 50 ms on GPUs from sm_80 on. */
 #define DEVICE_GROUP_FLOPS 1e13
 /* Most seconds of device time, by estimate, that kernels of one flow may have queued on a GPU. */
 #define DEVICE_FLOW_SECONDS 0.05
@@ -294,7 +295,7 @@ enum {
 enum {
     STAGING_AHEAD_SHARE = 4, /* a quarter of the staging memory may be leased before its bytes have arrived */
     STAGING_WARM_MS = 30000, /* warm staging memory that is unused for this long goes back to the system */
-    /* Longest document about this server; /openapi.json, the longest now, has not a hundredth of it. */
+    /* Longest document about this server; /openapi.json, today's longest, is less than a hundredth of it. */
     JSON_DOCUMENT_BYTES = 16 << 20,
     METRICS_PAGE_BYTES = 64 << 20, /* far above what METRICS_MAX_SERIES of every metric take */
     METRICS_MAX_SERIES = 192,      /* series of one metric; later ones count as "other" */

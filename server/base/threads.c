@@ -44,7 +44,7 @@ int threads_needed(const struct config *config)
            config_shares_memory(config) + devices;
 }
 
-/* ---- Why not ----------------------------------------------------------------------------------------------------- */
+/* ---- Which limit refuses a thread -------------------------------------------------------------------------------- */
 
 static size_t stack_bytes(void)
 {
@@ -100,7 +100,7 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
                      number, count, why);
 }
 
-/* ---- The try ----------------------------------------------------------------------------------------------------- */
+/* ---- The test of all threads ------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* locked until all are started */
 

@@ -164,7 +164,7 @@ static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, s
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
     const uint64_t room = u->limit_bytes - u->out_bytes;
-    /* One byte over the limit shows. */
+    /* One byte more than the limit is unpacked, so that a body beyond the limit is noticed. */
     const uInt most = room < sizeof u->piece ? (uInt)room + 1 : (uInt)sizeof u->piece;
     for (size_t i = 0; i < MAGIC_BYTES && i < part; i++)
         if (u->in_bytes + i < MAGIC_BYTES) u->magic[u->in_bytes + i] = (uint8_t)(*bytes)[i];

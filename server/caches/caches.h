@@ -46,7 +46,7 @@ struct cache_shape {
     attn_dtype dtype;
     /* Values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention). */
     bool latent;
-    int64_t page_size; /* positions */
+    int64_t page_size; /* number of positions in a page */
 };
 
 struct cache_info {
@@ -55,7 +55,7 @@ struct cache_info {
     int64_t length; /* number of positions */
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    int64_t ttl_ms, expires_in_ms; /* time to live since the last use, and what is left of it */
+    int64_t ttl_ms, expires_in_ms; /* time to live since the last use, and the part of it that is left */
     const char *device;
 };
 
@@ -123,7 +123,7 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    char (*ids)[CACHE_ID_BYTES]; /* [rows], memory of the step's maker */
+    char (*ids)[CACHE_ID_BYTES]; /* [rows], owned by the code that made the step */
     int rows;
     int64_t append;    /* positions that each row gains; 0: none */
     bool of_path;      /* the path names the one cache, so errors say "this cache" and not `caches` */
@@ -136,7 +136,7 @@ struct cache_step {
     size_t pool_bytes, page_bytes;
     size_t granule;          /* bytes from one page number to the next */
     bool k_scaled, v_scaled; /* the caches have scales */
-    int64_t most;            /* pages of the longest row */
+    int64_t most;            /* number of pages of the longest row */
     int32_t *lengths;        /* [rows]: lengths after the step; estimates until it has begun */
 
     bool begun;
@@ -159,8 +159,8 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most and returns the bytes that the step's tables need now (64-byte aligned). TOO_LARGE: the caches have
- * grown too much since caches_look(). */
+/* Sets step->most and returns the bytes that the step's tables need now (64-byte aligned). TOO_LARGE: since
+ * caches_look() the caches have grown beyond what the step may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step; `memory` is for its tables. *wait: it cannot begin now, because another step uses one of its caches

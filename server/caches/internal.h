@@ -30,13 +30,13 @@ struct pool {
 
 struct cache {
     char id[CACHE_ID_BYTES];     /* as text: lookups compare 64 characters at a time */
-    struct cache *chain;         /* next in its bucket */
+    struct cache *chain;         /* next cache in its bucket */
     struct cache *older, *newer; /* list of all caches */
-    struct caller *caller;       /* a reference to its owner */
+    struct caller *caller;       /* a reference to the cache's owner */
     struct cache *next_sequence; /* next in its bucket of sequences, if it has a name */
     char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;
-    float *k_scale, *v_scale; /* [kv_heads], or NULL */
+    float *k_scale, *v_scale; /* [kv_heads]; NULL: the cache has no scales */
     int pool;
     size_t page_bytes;
     int32_t run; /* number of granules in a page */
@@ -47,7 +47,7 @@ struct cache {
     bool writing, dead;
     int64_t truncate_to; /* -1: no truncation waits */
     uint64_t wanted;     /* the last scan in which a step waited for it */
-    uint64_t looked;     /* the last caches_look() that named it */
+    uint64_t looked;     /* number of the last caches_look() that named this cache */
 };
 
 struct caches {
@@ -67,10 +67,10 @@ struct caches {
     int64_t expires_ms;      /* no cache without users expires before this time */
 };
 
-/* What a step does to one of its caches. */
+/* The changes that a step makes to one of its caches. */
 struct cache_row {
     struct cache *cache;
-    int64_t before; /* length before the step */
+    int64_t before; /* length of the cache before the step */
     int64_t first;  /* first page that the step's `pages` replace or add */
     int64_t count;  /* number of pages in `pages` */
     int32_t *pages; /* pages taken by the step */

@@ -21,7 +21,7 @@ enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
     int32_t references; /* number of lists that have the block */
-    int32_t shared;     /* number of its pages that other blocks have, too */
+    int32_t shared;     /* number of its pages that are in other blocks as well */
     int32_t count, room;
     int32_t *pages;
 };
@@ -47,7 +47,7 @@ static inline int32_t page_list_at(const struct page_list *list, int64_t index)
 /* Writes the first `count` page numbers to `to`. */
 void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 
-/* How many pages of the list other lists have, too. */
+/* Returns how many pages of the list are in other lists as well. */
 int64_t page_list_shared(const struct page_list *list);
 
 /* Allocates memory for `count` pages in all; page_list_put() then needs none. False: out of memory. */

@@ -1,8 +1,8 @@
-/* pages.c: a bit per granule, and a search that starts where the last one ended.
+/* pages.c: keeps a bit for each granule, and searches for free granules from where the last search ended.
  *
- * Caches of one shape have pages of one size, so the next granules are nearly always free and the search
- * ends at once. With mixed shapes a word of full granules is skipped in one step. A search over all
- * PAGES_GRANULES takes a millisecond. */
+ * Caches of one shape have pages of one size, so the next granules are nearly always free and the search ends at once.
+ * With mixed shapes, a word of full granules is skipped in one step. A search over all PAGES_GRANULES takes a
+ * millisecond. */
 #include "server/caches/pages.h"
 
 #include <assert.h>
@@ -17,8 +17,8 @@ struct pages {
     size_t granule;
     int64_t granules, used, count,
         shared;      /* granules: all of them, and those in pages; pages: all of them, and those with several owners */
-    int64_t next;    /* where the next search begins */
-    uint64_t *taken; /* a bit per granule */
+    int64_t next;    /* granule where the next search begins */
+    uint64_t *taken; /* a bit for each granule; 1: it is in a page */
     int32_t *references; /* [granule]: references to the page that begins there */
     uintptr_t *owners;   /* [granule]: exclusive or of the owners' addresses; with one owner it is that address */
 };

@@ -22,7 +22,7 @@ struct pages;
 
 /* Makes a pool of `bytes`, in whole granules. NULL when out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
-void pages_free(struct pages *pages); /* NULL is fine */
+void pages_free(struct pages *pages); /* does nothing for NULL */
 
 /* Granule size for this much memory: a power of two, at least 4 KiB, with at most PAGES_GRANULES in all. */
 size_t pages_granule_for(size_t bytes);

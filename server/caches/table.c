@@ -1,16 +1,17 @@
-/* table.c: the table of caches. Their transactions are in transactions.c. See caches.h.
+/* table.c: the table of caches. transactions.c has their transactions. See caches.h.
  *
  * Invariants, all under the lock:
- * 1. A cache's list has a reference to each of its pages; their count is length rounded up to pages.
- * 2. `users` counts the steps on a cache that have begun and not ended. `writing`: one of them appends, and is the
- * only one. What a step reads does not change before the step ends, and needs no lock. A truncation waits in
- * `truncate_to`, a deletion in `dead`; both happen when the last step ends.
- * 3. A step that has begun has the memory for everything its end does: the end cannot fail.
- * 4. A page is charged to its caller once, from when it is taken until its last reference is dropped. Caches that
- * share pages belong to one caller.
+ * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length, rounded up to
+ *    pages.
+ * 2. `users` counts the steps on a cache that have begun and not ended. If `writing` is set, one step appends, and
+ *    no other step uses the cache. Data that a step reads do not change before the step ends, so reading them needs
+ *    no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step ends.
+ * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
+ * 4. A page is charged to its caller once, from its allocation until its last reference is dropped. Caches that
+ *    share pages belong to one caller.
  * 5. A pool's memory is allocated without the lock, because a driver may take long. Meanwhile `opening` is set.
- * 6. Work under the lock takes no longer if there are more or longer caches. Taking and freeing pages may take as long
- * as the request that filled them. Exceptions happen once a second at most: see `expires_ms`. */
+ * 6. Work under the lock does not take longer if there are more caches, or longer ones. Taking and freeing pages may
+ *    take as long as the request that filled them. Exceptions happen at most once a second: see `expires_ms`. */
 #include "server/caches/internal.h"
 
 #include <assert.h>
@@ -78,7 +79,7 @@ struct caches *caches_new(int max_count)
     struct caches *caches = calloc(1, sizeof *caches);
     if (caches == NULL) return NULL;
     uint8_t process[PROCESS_CHARS / 2];
-    if (getrandom(process, sizeof process, 0) != sizeof process || !hash_key_draw(&caches->key)) {
+    if (getrandom(process, sizeof process, 0) != sizeof process || !keyed_hash_draw(&caches->key)) {
         free(caches);
         return NULL;
     }
@@ -446,8 +447,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Opens the pool with the most room. If its device has no memory, the open pools must do. It may give
- * up the lock meanwhile. */
+/* Opens the pool with the most room. If its device has no memory, an open pool is used instead. May give up the lock
+ * meanwhile. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -462,7 +463,7 @@ static attn_status make_ready(struct caches *caches, attn_error *err)
     }
 }
 
-/* Call this after make_ready(). */
+/* Makes a cache in a pool that make_ready() has opened. Call this with the lock held. */
 static attn_status create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err)
@@ -507,7 +508,7 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* Returns the cache of this name, or NULL. An expired one is removed, so a name is never there twice. */
+/* Returns the sequence's cache of this name, or NULL. An expired cache is removed, so that no name exists twice. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);
@@ -578,7 +579,8 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    for (int i = 0; i < found; i++) { /* one by one: the shared pages of a cache are a sum over a thousand blocks */
+    /* Takes the lock for each cache, because the shared pages of one cache are a sum over up to a thousand blocks. */
+    for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
         if (cache) describe(caches, cache, &infos[(*written)++]);
@@ -658,7 +660,8 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        from->users++; /* keeps it: admit() removes expired caches, and a machine can stand still for minutes */
+        /* Keeps the cache until the fork is made: admit() removes expired caches. */
+        from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;
         cache_note_expiry(caches, from);

@@ -1,4 +1,4 @@
-/* transactions.c: what a request does to its caches, all of it or nothing. See caches.h;
+/* transactions.c: the transactions of a request on its caches, each carried out as a whole or not at all. See caches.h;
  * table.c has the invariants. */
 #include "server/caches/internal.h"
 
@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row, or NULL with the reason. A pointer found earlier is used again while it is valid,
- * because there may be many rows. */
+/* Returns the cache of a row, or NULL with an error. If the pointer that an earlier search found is still valid, it is
+ * used again, because there may be many rows. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -91,7 +91,7 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* Copies the scales as they are now, for the check of the problem. */
+/* Copies the caches' scales for the check of the problem. The step copies them again when it begins. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
     const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
@@ -124,7 +124,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        step->row[row].cache = cache; /* valid until a cache is removed: find_row() */
+        step->row[row].cache = cache; /* valid until a cache is removed: see find_row() */
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;
@@ -210,7 +210,7 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Sets the first page of a row that is new or replaced, and returns the number of such pages. */
+/* Determines the first page that a row adds or replaces, and returns the number of such pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];
@@ -329,8 +329,8 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves for one part of a page, its keys or its values. Positions [0, kept) were there, [kept, end)
- * are new, and the rest is cleared. `old`: where the kept ones are copied from; NULL: they are in place.
+/* Adds the moves for one part of a page, its keys or its values. Positions [0, kept) are old, positions [kept, end) are
+ * new, and the rest is cleared. `old`: the address from which the old positions are copied; NULL: they are in place.
  * `fresh`: the page is new. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
@@ -402,7 +402,7 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Forks share their first pages. Returns how many positions this row shares with the row before it in the batch. */
+/* Returns how many positions this row shares with the row before it in the batch. Forks share their first pages. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;
@@ -417,7 +417,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the step's caches and tells whether it must wait. If so, younger steps must wait for these caches, too. */
+/* Finds the step's caches and tells whether the step must wait. If it must wait, younger steps must wait for these
+ * caches as well. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();
@@ -440,7 +441,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        if (pages > step->most) /* another step has extended it since the table was made */
+        if (pages > step->most) /* another step has extended the cache since the table was made */
             return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }
@@ -451,7 +452,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        free(step->moves); /* the step may be tried again */
+        free(step->moves); /* the step may be tried again later, and then makes new moves */
         step->moves = NULL;
         return status;
     }
@@ -463,7 +464,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* Fills the tables and moves of a step. It needs no lock, since what it reads does not change before the step ends. */
+/* Fills the tables and moves of a step. The lock is not needed, since nothing that this reads changes before the step
+ * ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);
@@ -510,7 +512,7 @@ static void commit_row(struct caches *caches, struct cache_row *row, int64_t app
     cache_count(caches, cache, before);
     cache->length = row->before + append;
     assert(cache->list.count == cache_pages_for(cache, cache->length));
-    row->count = 0; /* the cache has them now */
+    row->count = 0; /* the pages belong to the cache now */
 }
 
 static void leave(struct caches *caches, struct cache *cache, bool ends, int64_t now_ms)

@@ -1,4 +1,5 @@
-/* batch.c: the operations of a batch, its results, times and metrics, and how long a batch waits as a guest. */
+/* batch.c: counts the operations of a batch, records its results, times and metrics, and says how long a guest must
+ * wait. */
 #include "server/device/internal.h"
 
 #include <string.h>
@@ -6,9 +7,9 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-enum { LEAST_HEAD_DIM = 64 }; /* smaller heads cost as much as this, since kernels compute whole tiles */
+enum { LEAST_HEAD_DIM = 64 }; /* a smaller head costs as much as this size, since kernels compute whole tiles */
 
-/* The operations of a job as kernels do them, in whole tiles: small heads count as padded. */
+/* Returns the operations of a job as kernels carry them out, in whole tiles: small heads count with their padding. */
 double batch_padded_flops(const struct job *job)
 {
     double waste = 1;
@@ -22,7 +23,7 @@ double batch_padded_flops(const struct job *job)
     return job->flops * waste;
 }
 
-/* Names the device and the kernel of a result, "cpu avx512bf16"; "cpu" if nothing had to be computed. */
+/* Names the device and the kernel of a result: "cpu avx512bf16". The name is "cpu" if no kernel was needed. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
@@ -42,9 +43,9 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         return;
     }
-    if (first->error.status == ATTN_CANCELLED) return; /* clients that left are counted elsewhere */
+    if (first->error.status == ATTN_CANCELLED) return; /* clients that left are counted by other code */
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    if (first->error.status != ATTN_DEVICE_LOST) /* the loop reports a lost device, once */
+    if (first->error.status != ATTN_DEVICE_LOST) /* the loop reports a lost device, and only once */
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);
 }
@@ -67,7 +68,7 @@ void batch_note_times(const struct batch *batch, struct job *job)
     if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
 }
 
-int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns)
+int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns)
 {
     const double own_s = DEVICE_GUEST_FACTOR * (others->count + 1) * seconds, most_s = 1e9;
     const int64_t own_ns = others->several_flows ? (int64_t)((own_s < most_s ? own_s : most_s) * 1e9) : 0;
@@ -76,11 +77,18 @@ int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t
     return by_youngest_ns > by_oldest_ns ? by_youngest_ns : by_oldest_ns;
 }
 
-void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns)
+void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns)
 {
     if (others->count > 0 && others->flow != flow) others->several_flows = true;
     if (others->count == 0 || since_ns > others->youngest_ns) others->youngest_ns = since_ns;
     if (others->count == 0 || since_ns < others->oldest_ns) others->oldest_ns = since_ns;
     others->flow = flow;
     others->count++;
+}
+
+attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
+                       attn_plan *plan, attn_error *err)
+{
+    return job->transaction ? attn_plan_make(can, problem, plan, err)
+                            : attn_plan_move(can, &job->plans[item], problem, plan, err);
 }

@@ -1,4 +1,4 @@
-/* devices.c: batches through devices.
+/* devices.c: the way of batches through devices.
  *
  *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
  *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
@@ -6,14 +6,15 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
  * Invariants
- * 1. One flow has at most as many batches on a device as the device has streams. It may have one more if the device
- * would otherwise be idle between two: on the CPU, and with a single stream. All flows together may have as many, and
- * DEVICE_GUESTS more. A guest is the batch of a flow that has no other batch on the device.
- * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If the
- * others belong to several flows, the oldest of them must also have run for a multiple of the time that the guest needs
- * (DEVICE_GUEST_FACTOR).
+ * 1. One flow has at most as many batches on a device as the device has streams. On the CPU, or with a single
+ *    stream, it may have one more, because the device would otherwise be idle between two batches. All flows
+ *    together may have that number and DEVICE_GUESTS more. A guest is the batch of a flow that has no other batch on
+ *    the device.
+ * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
+ *    the others belong to several flows, the oldest of them must also have run for a multiple of the time that the
+ *    guest needs (DEVICE_GUEST_FACTOR).
  * 3. Threads share only the fields of a device that are under `lock`, and `due_ns`, `requests`, `usable` and `lost`.
- * The loop or the device's threads own all other fields, as internal.h says. */
+ *    The loop or the device's threads own all other fields, as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -53,8 +54,8 @@ static void join_threads(struct device *device)
     for (int i = 0; i < device->thread_count; i++) pthread_join(device->threads[i].thread, NULL);
 }
 
-/* Starts a device's threads. A GPU has one, which puts batches on all of its streams. The CPU has one per stream,
- * because its threads compute: a long batch does not delay others, and no core waits when a batch ends. */
+/* Starts a device's threads. A GPU has one thread, which puts batches on all of its streams. The CPU has one thread per
+ * stream, because these threads compute: a long batch does not delay others, and no core waits when a batch ends. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -96,7 +97,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
-    /* The CPU is not watched: large problems may take minutes there, and it cannot be lost. */
+    /* The watchdog does not watch the CPU: large problems may take minutes there, and the CPU cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
     const int most = DEVICE_MAX_STREAMS - DEVICE_GUESTS, streams = device->info.streams;
@@ -111,7 +112,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* The series is on the page from the start, for rates. */
+    /* These series exist from the start, because a rate ignores the first sample of a series. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
     log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name,
@@ -122,7 +123,7 @@ fail:
     return status;
 }
 
-/* The backend whose devices --devices numbers. NULL: this build is for the CPU alone. */
+/* Returns the backend whose devices --devices numbers. NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -150,7 +151,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             uint64_t index = 0;
-            at = text_read_number(at, &index); /* config.c has checked the text */
+            at = text_read_number(at, &index); /* config.c has checked this text */
             assert(at != NULL && index < CONFIG_MAX_DEVICES);
             if (index >= (uint64_t)gpus)
                 status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", (int)index,
@@ -168,7 +169,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     return ATTN_OK;
 }
 
-/* Memory that a device gives to its caches without --kv-bytes. */
+/* Returns the memory that a device gives to its caches if --kv-bytes is not given. */
 static int64_t default_kv_bytes(const attn_device_info *info)
 {
     const int64_t share = info->memory_limit / DEVICE_CACHE_SHARE;
@@ -193,7 +194,8 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
-        if (bytes > info->memory_limit && info->memory_limit > 0) /* otherwise no cache could ever be made */
+        /* a larger pool would exceed the device's memory, and no cache could ever be made */
+        if (bytes > info->memory_limit && info->memory_limit > 0)
             return attn_fail(
                 err, ATTN_INVALID, NULL,
                 "--kv-bytes: %lld is more than %s has for all that it does, which is %lld bytes (--device-bytes)",
@@ -218,7 +220,8 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
             error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
         const bool stopped = device->threads_ended == device->thread_count;
         pthread_mutex_unlock(&device->lock);
-        if (stopped && !device->joined) join_threads(device); /* these threads return at once */
+        /* the threads have stopped, so joining them takes no time */
+        if (stopped && !device->joined) join_threads(device);
         device->joined = stopped;
         all &= stopped;
     }
@@ -230,7 +233,7 @@ void devices_close(struct devices *devices)
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) join_threads(devices->device[i]);
-    inline_close(devices); /* inline slots use streams of the devices: they close first */
+    inline_close(devices); /* inline slots use streams of the devices, so they are closed before the devices */
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
 }
@@ -241,9 +244,9 @@ int devices_count(const struct devices *devices)
 {
     return devices->count;
 }
-const attn_device *devices_any(const struct devices *devices)
+const attn_capabilities *devices_capabilities(const struct devices *devices)
 {
-    return devices->device[0]->handle;
+    return attn_device_capabilities(devices->device[0]->handle);
 }
 const attn_device_info *devices_largest(const struct devices *devices)
 {
@@ -261,8 +264,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory. All devices have one backend, so pinned memory of any serves all; a
- * lost device gives none. */
+/* Allocates staging memory. All devices have one backend, so memory pinned by any of them serves all. A lost device
+ * pins none. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -302,7 +305,7 @@ bool devices_usable(const struct devices *devices)
 void devices_describe(struct devices *devices, struct device_state *states)
 {
     for (int i = 0; i < devices->count; i++) {
-        states[i].device = devices->device[i]->handle;
+        states[i].can = attn_device_capabilities(devices->device[i]->handle);
         attn_device_describe(devices->device[i]->handle, &states[i].info);
         states[i].usable = atomic_load(&devices->device[i]->usable);
         states[i].running_requests = atomic_load(&devices->device[i]->requests);
@@ -329,8 +332,8 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* The sums of the job's problems on the fastest device. Scores that FlashMask hides may be skipped, so they do not
- * count. Finding them takes a look at its rows, which happens only if the result is large enough to matter. */
+/* Sums the time of the job's problems on the fastest device. Scores that FlashMask hides may be skipped, so they do not
+ * count. Finding them means reading the mask's rows, which is done only if the sum is large enough to matter. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -358,7 +361,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* The most batches of one flow, and of all flows without guests (invariant 1). */
+/* The most batches on the device without guests, both of one flow and of all flows (invariant 1). */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -376,11 +379,11 @@ bool device_has_room(const struct device *device, const struct job *job, int64_t
     if (is_full(device)) return false;
     for (const struct batch *batch = device->batches; batch; batch = batch->next) {
         own += batch->flow == job->flow;
-        guest_sees(&others, batch->flow, batch->left_ns);
+        batch_guest_sees(&others, batch->flow, batch->left_ns);
     }
     if (device->outstanding < most_batches(device)) return own < most_batches(device);
     if (own > 0) return false;
-    const int64_t left_ns = guest_wait_ns(&others, job->seconds, now_ns);
+    const int64_t left_ns = batch_guest_wait_ns(&others, job->seconds, now_ns);
     if (left_ns > 0 && left_ns < *wait_ns) *wait_ns = left_ns;
     return left_ns <= 0;
 }
@@ -403,7 +406,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    return *wait_ns > 0; /* 0 or less: the batch takes longer than its operations suggest */
+    return *wait_ns > 0; /* if the time left is 0 or less, the batch takes longer than its operations suggest */
 }
 
 bool devices_away(const struct devices *devices)
@@ -447,14 +450,14 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* the batch has not come back before */
+                           : device->batches == batch); /* the batch comes back for the first time */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    if (device->outstanding == 0) device->flops = 0; /* rounding errors do not add up */
+    if (device->outstanding == 0) device->flops = 0; /* rounding errors of the sum do not accumulate */
     atomic_fetch_sub(&device->requests, batch->count);
 }
 

@@ -1,25 +1,25 @@
-/* devices.h: the threads of devices. A GPU has one thread, which copies in, runs, copies out and reports. The CPU has
- * one thread per stream, which computes.
+/* devices.h: the threads of devices. A GPU has one thread, which copies in, starts kernels, copies out and reports. The
+ * CPU has one thread per stream, which computes.
  *
  * The loop submits batches and gets them back through its mailbox. All work on a GPU's stream is asynchronous: while
- * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end; it uses no
+ * the kernels of one batch run, the next batch is copied in. The thread polls a stream for its end. It uses no
  * callbacks, because a device in error calls none.
  *
- * What goes wrong on a device, and what happens then:
+ * What can go wrong on a device, and what the server does then:
  *
- *   out of memory, inline slot   the job is queued, as if there were no inline slots
- *   out of memory                the batch waits for the batches beside it and is tried again, in the end alone; then
- *                                its requests fail with NO_MEMORY
- *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
- *   a sticky error               all batches of the device come back with DEVICE_LOST; the loop disables it
- *   all its requests are gone    the loop cancels the batch: the CPU ends it between two tiles, a GPU between two
- *                                launches, and its jobs come back with CANCELLED
- *   it never finishes            devices_to_disable() finds it; the loop disables it and answers its requests at once.
- *                                The batches may come back later or never, and keep their memory, because the device
- *                                may still write to it
+ *   out of memory, inline slot     the job is queued, as if there were no inline slots
+ *   out of memory                  the batch waits for the batches beside it and is tried again, in the end alone;
+ *                                  if it then fails, its requests fail with NO_MEMORY
+ *   an error that is not sticky    the batch's requests fail with DEVICE; the next batch runs
+ *   a sticky error                 all batches of the device come back with DEVICE_LOST; the loop disables the device
+ *   no request waits any more      the loop cancels the batch: the CPU ends it between two tiles, a GPU between two
+ *                                  launches, and its jobs come back with CANCELLED
+ *   the batch never ends           devices_to_disable() finds the device; the loop disables it and answers its requests
+ *                                  at once. The batches may come back later or never, and keep their memory, because
+ *                                  the device may still write to it
  *
- * A disabled device stays so until another process opens it. The server goes on with the others;
- * without any it ends. */
+ * A disabled device stays disabled until another process opens it. The server goes on with its other devices, and ends
+ * if there is none. */
 #ifndef DEVICES_H
 #define DEVICES_H
 
@@ -29,25 +29,26 @@
 
 struct device;
 
-/* Parts of jobs that run together. The loop makes a batch. A thread of the device owns it from devices_submit() until
- * it arrives in the mailbox. */
+/* Parts of jobs that run together. The loop makes a batch. A thread of the device owns the batch from devices_submit()
+ * until the batch arrives in the mailbox. */
 struct batch {
     struct message message;
     struct device *device;
-    /* Flow of the first job, which holds the reference; the batch uses this flow's turn; may be NULL. */
+    /* The flow of the first job, which holds the reference. The batch counts as a batch of this flow. It may be
+     * NULL. */
     const struct flow *flow;
     int64_t left_ns;               /* time at which it left for the device */
     int64_t charged_ns;            /* device time, which is charged to the flows of the batch's jobs */
     struct batch *next, *previous; /* the loop's list of batches on this device */
     int count;
-    int waiting;                  /* jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
-    int cancel;                   /* set by attn_cancel(): the device ends it between two tiles or launches */
-    double flops, seconds;        /* sums over all jobs: operations, and expected time */
-    bool adopted;                 /* an HTTP thread put it on the device, so there are no marks between its stages */
+    int waiting; /* number of jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
+    int cancel;  /* set by attn_cancel(): the device ends the batch between two tiles or launches */
+    double flops, seconds; /* sums over all jobs: operations, and expected time */
+    bool adopted;          /* an HTTP thread put the batch on the device, so the stream has no marks between stages */
     int64_t started_ns, ended_ns; /* times on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* part of compute_us until the kernels were on the stream */
-    struct job_part *parts[]; /* each with a reference to its job */
+    double launch_us;         /* the part of compute_us before the kernels were on the stream */
+    struct job_part *parts[]; /* each part has a reference to its job */
 };
 
 static inline struct job *batch_job(const struct batch *batch, int part)
@@ -55,7 +56,7 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* Counts and logs a batch that came back. `first` is one of its parts: if one fails, all do. */
+/* Counts and logs a batch that came back. `first` is one of its parts; if one part fails, all parts do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
 /* Sets the times of a job that ran in the batch, for its answer and the metrics. */
 void batch_note_times(const struct batch *batch, struct job *job);
@@ -64,65 +65,68 @@ struct caches;
 struct devices;
 
 /* Opens the devices that --devices names ("auto": every GPU, else the CPU; "all": every GPU) and starts their threads.
- * Finished batches are posted to `box` as messages of kind `message_kind`. On failure *err has one clear line. */
+ * Finished batches are posted to `box` as messages of kind `message_kind`. On an error *err has one line of text. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the threads after the work that runs, waiting for at most `wait_ms`. False: something still runs. The mailbox
+/* Ends the threads after the work that runs, and waits for at most `wait_ms`. False: a thread still runs. The mailbox
  * may still have batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Call this after devices_stop() has returned true, with the mailbox empty. */
-void devices_close(struct devices *devices); /* NULL is fine */
+void devices_close(struct devices *devices); /* does nothing for NULL */
 
-/* Adds a pool for KV caches (--kv-bytes) on each device; its memory is allocated with the first cache. Call it before
- * the first request. INVALID: it is more than a device has. */
+/* Adds a pool for KV caches (--kv-bytes) on each device. The pool's memory is allocated with the first cache. Call this
+ * before the first request. INVALID: a device has less memory than that. */
 attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-const attn_device *devices_any(const struct devices *devices); /* any device, for questions about kernels */
+/* Returns what the first device can compute. Any thread may plan problems by it. */
+const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-devices_largest(const struct devices *devices); /* the device with the most memory, described as when it was opened */
-/* Sets the source of staging memory that devices copy from fastest: pinned memory of the first device that copies.
- * False: no device copies, and the system's memory will do. The devices must outlive the staging pool. */
+/* the device with the most memory, with the description from its opening */
+devices_largest(const struct devices *devices);
+/* Sets `source` to the staging memory that devices copy from fastest: memory pinned by the first device that copies.
+ * False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
 attn_device *devices_copier(const struct devices *devices); /* the device that pins staging memory; NULL: none */
 bool devices_usable(const struct devices *devices);
 
 /* The present state of a device, as other parts of the server see it. */
 struct device_state {
-    const attn_device *device; /* for questions about its abilities; NULL in tests without a device */
-    attn_device_info info;     /* result of attn_device_describe() */
-    bool usable;               /* the device has not failed */
-    int64_t running_requests;  /* requests on this device that are not answered yet */
+    const attn_capabilities *can; /* NULL in tests without a device */
+    attn_device_info info;        /* result of attn_device_describe() */
+    bool usable;                  /* the device has not failed */
+    int64_t running_requests;     /* requests on this device that are not answered yet */
 };
-/* An array of devices_count(); any thread. */
+/* Describes all devices in an array of devices_count() elements. Any thread may call this. */
 void devices_describe(struct devices *devices, struct device_state *states);
 
-/* Returns the device with the backend's number `index` (2 for "cuda:2"), for importing memory; *number is the server's
- * number of it. NULL: this server does not use it. Any thread. */
+/* Returns the device with the backend's number `index` (2 for "cuda:2"), for importing memory. *number becomes the
+ * server's number of the device. NULL: this server does not use the device. Any thread may call this. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 bool devices_is_usable(const struct devices *devices, int number); /* the device has not failed; any thread */
-/* Records that a call on the device's handle returned DEVICE_LOST; devices_to_disable() tells the loop. Any thread. */
+/* Records that a call for the device returned DEVICE_LOST; devices_to_disable() tells the loop. Any thread may call
+ * this. */
 void devices_note_lost(struct devices *devices, int number);
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
 
-/* A lower bound on the seconds that the job takes on the fastest device, below what any kernel needs. A job may take
- * several times as long. Any thread. */
+/* Returns a time in seconds that the job takes at least, even on the fastest device and with the best kernel. A job may
+ * take several times as long. Any thread may call this. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* Returns the device with the least work among those that may have room for a batch; NULL: all are busy. Devices whose
- * bits are set in `passed_over` do not count. */
+/* Returns the device with the least work among those that may have room for a batch. NULL: all are busy. Devices whose
+ * bits are set in `passed_over` are ignored. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* True if the device has room for a batch led by this job. If not, and the job's flow has no batch there, *wait_ns (set
- * by the caller) is reduced to the time until there may be room. */
+/* True if the device has room for a batch led by this job. If there is no room, and the job's flow has no batch there,
+ * *wait_ns (set by the caller) is reduced to the time until there may be room. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* True if the device is the CPU and has a batch that will end soon. Another batch would end no sooner if it were sent
- * now, and may grow meanwhile. *wait_ns: for how long that is so. */
+/* True if the device is the CPU and has a batch that will end soon. A second batch sent now would end no sooner than
+ * one sent then, and may grow meanwhile. *wait_ns becomes the time for which it may wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* Submits a batch of one late job, which is on the device already; it needs no room. */
+/* Submits a batch of one late job. The job is already on the device, so it needs no room. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch. */
 bool devices_away(const struct devices *devices);
@@ -132,11 +136,11 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. False: it was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL. Either it was noted as lost, or it has a batch that is not
- * done though its time has passed (--watchdog-ms, and what its size explains). *overdue: it is the latter. The
- * CPU is not watched. */
+/* Returns a device that must be disabled, or NULL. Either a thread noted it as lost, or it has a batch that has
+ * exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a batch has exceeded its
+ * time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
-/* The batches on a device, linked by `next`. */
+/* Returns the batches on a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);
 
 #endif

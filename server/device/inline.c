@@ -1,7 +1,7 @@
 /* inline.c: inline slots, through which HTTP threads run small problems themselves.
  *
  * There are as many slots as HTTP threads, each with a stream and a workspace. A thread takes the slot with its core's
- * number, whose workspace is probably in that core's cache, or else the next free one.
+ * number, because that slot's workspace is probably in the core's cache, or else the next free slot.
  *
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
  *
@@ -9,21 +9,23 @@
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
  * stream, which takes less time than a hand-over to another thread. The same holds if all tensors lie in a client's
  * region of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the transaction
- * (transaction.h), and the moves before the kernel also copy its tables (memory.c).
+ * (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
  *
- * A GPU is used only while it has no batches. Behind a batch the thread would wait for all of it, and many threads that
- * launch block each other in the driver. Busy GPUs get batches instead, with equal problems merged (merge.c). A cache
- * transaction runs here only if the GPU has no other work: transactions slow each other down, and small ones are faster
- * merged. Work that has not ended in INLINE_WAIT_NS (INLINE_STEP_WAIT_NS) is late. The device's thread then takes it
- * over like any batch, with deadline, hang-up and watchdog:
+ * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch, and many
+ * threads that launch kernels block each other in the driver. Busy GPUs get batches instead, in which equal problems
+ * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: transactions slow each other
+ * down, and small ones are faster merged.
+ *
+ * A job that has not ended in INLINE_WAIT_NS (INLINE_STEP_WAIT_NS) is late. The device's thread then takes it over like
+ * any batch, with deadline, hang-up and watchdog:
  *
  *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
  *
  * Invariants
- * 1. The thread that set a slot's `taken` alone uses its device and stream. No thread uses those of a late job until it
- *    is adopted or settled.
- * 2. A late job has a reference until its kernel has ended, even if its request stops waiting: that of its request on
- *    the way to the loop, then that of its batch. */
+ * 1. Only the thread that set a slot's `taken` uses the slot's device and stream. If the slot's job is late, no
+ *    thread uses them until the job is adopted or settled.
+ * 2. A late job has a reference until its kernel has ended, even if its request stops waiting. Its request holds the
+ *    reference on the way to the loop, and its batch holds it afterwards. */
 #include "server/device/inline.h"
 #include "server/device/internal.h"
 
@@ -39,7 +41,7 @@
 #include "server/work/request.h"
 #include "server/work/transaction.h"
 
-/* Opens the next inline slot. With several GPUs the slots are assigned to them in turn. */
+/* Opens the next inline slot. If there are several GPUs, the slots are assigned to them in turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -79,8 +81,8 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the slot of this core, or the next free one: a thread that was interrupted in its work still has its own.
- * `only`: number of the only device that can compute the job, or -1. */
+/* Takes the slot with this core's number, or the next free one, because a thread that was interrupted on this core may
+ * still have that slot. `only`: number of the only device that can compute the job, or -1. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -100,7 +102,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if all tensors are in a client's region of a GPU's memory; nothing is copied then, whatever their size. */
+/* True if all tensors are in a client's region of a GPU's memory. Such a job copies nothing, whatever the size of its
+ * tensors. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -108,10 +111,9 @@ static bool is_on_device(const struct job *job)
 
 static bool fits_inline(const struct job *job)
 {
-    if (job->shared && job->shared->pinned_bytes > 0) return false; /* pinned memory must be copied */
-    if (job->wants_judge || job->wants_verify || job->wants_measure || job->wants_save || job->saved ||
-        job->call->count != 1)
-        return false;
+    if (job->shared && job->shared->pinned_bytes > 0) return false; /* tensors in pinned memory must be copied */
+    if (job->wants_judge || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
+    if (job->call->count != 1) return false;
     if (job->transaction)
         return job_problem(job, 0) && is_on_device(job) && transaction_bytes(job) <= INLINE_STEP_BYTES;
     return job->kind != 0 || is_on_device(job);
@@ -124,8 +126,8 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(job) <= INLINE_FLOPS;
 }
 
-/* True if the GPU seems free for the job at this moment. A cache transaction must not overtake queued ones, which may
- * wait for its caches. */
+/* True if the GPU seems free for the job now. A cache transaction must not overtake queued transactions, which may wait
+ * for the same caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
@@ -144,14 +146,14 @@ bool inline_near(const struct devices *devices)
     return devices->inline_count > 0 && devices->device[0]->info.unified;
 }
 
-/* Polls the stream for its end, at most until until_ns. An error ends the polling, too. */
+/* Polls the stream for its end, at most until until_ns. An error also ends the polling. */
 static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
 {
     attn_error none;
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns; /* only a question to the driver reveals an error */
+            ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns; /* only a call to the driver reveals an error */
     *done = false;
     while (status == ATTN_OK && !*done) {
         if (notes && (*done = attn_stream_noted(stream))) break;
@@ -164,8 +166,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* Begins the job's cache transaction and makes *placed its problem with device addresses. False: the job cannot run
- * here; transaction_has_begun() tells whether the transaction has begun anyway. */
+/* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
+ * run here; transaction_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
     attn_error ignored; /* the loop meets the same error and reports it */
@@ -178,32 +180,33 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares all that the job needs to run at once: transaction, plan and scratch memory. The plan points at *placed if
- * the job has a transaction. False: the job cannot run here; see take_step(). */
+/* Prepares everything that the job needs to run at once: transaction, plan and scratch memory. If the job has a
+ * transaction, the plan points at *placed. False: the job cannot run here; see take_step(). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
     attn_device *const handle = inline_slot->handle;
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
+    const attn_capabilities *const can = attn_device_capabilities(handle);
     attn_error ignored; /* the loop meets the same error and reports it */
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
-           attn_plan_make(handle, problem, plan, &ignored) == ATTN_OK &&
+           batch_plan(can, job, 0, problem, plan, &ignored) == ATTN_OK &&
            (device->info.unified || fits_gpu(device, job, plan)) &&
-           attn_workspace(handle, plan, 1, &bytes, &ignored) == ATTN_OK &&
+           attn_workspace(can, plan, 1, &bytes, &ignored) == ATTN_OK &&
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Processor time of this thread, or real time for a GPU. There are more HTTP threads than cores, so the real time of a
- * computing thread includes other threads' work. */
+/* Returns the processor time of this thread, or for a GPU the real time. There are more HTTP threads than cores, so the
+ * real time of a computing thread would include other threads' work. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* Runs a job on its stream. *done: it has ended; otherwise it runs on. Sets the slot's launched_ns to the time at which
- * a GPU had the work. */
+/* Runs a job on its slot's stream. *done: the job has ended; otherwise it still runs. Sets the slot's launched_ns to
+ * the time at which a GPU had the work. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
@@ -216,12 +219,12 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
-    else (void)attn_stream_wait(slot->stream, &other); /* part of it may be on the stream */
+    else (void)attn_stream_wait(slot->stream, &other); /* a part of the job may be on the stream */
     if (status != ATTN_OK) *done = true;
     return status;
 }
 
-/* Adds to the number of requests that the device and its inline slots have, while an HTTP thread runs one. */
+/* Adds `by` to the device's number of requests, while an HTTP thread runs one. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -242,12 +245,12 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job that its inline slot is ready for. */
+/* Runs a job whose inline slot is ready for it. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {
     struct device *const device = inline_slot->device;
-    /* Times of a batch that starts when it is queued: both 0. */
+    /* A batch of this job alone. Its times left_ns and started_ns stay 0, as if it started when it was queued. */
     struct batch batch = { .device = device, .count = 1, .flops = job->flops };
     attn_error err = { 0 };
     bool done;
@@ -280,7 +283,7 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    give_inline_slot_back(inline_slot); /* the job may need more memory than an inline slot can wait for */
+    give_inline_slot_back(inline_slot); /* the job may need more memory than an inline slot may wait for */
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }
 

@@ -1,4 +1,4 @@
-/* internal.h: what the files of this folder share. The public header is devices.h.
+/* internal.h: types and functions that the files of this folder share. The public header is devices.h.
  *
  *   devices.c   the loop's side: opens, closes and describes devices, and submits batches
  *   thread.c    a device's threads: batches on its streams, and when they should be over
@@ -15,48 +15,52 @@
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 
-enum { LINE = 64 }; /* bytes of a cache line */
+enum { LINE = 64 }; /* size of a cache line in bytes */
 #define NEVER INT64_MAX
 
 struct mirror {
     struct job_region host;
     char *device;
-    bool copy; /* the host's bytes are copied to the device */
+    bool copy; /* the host's bytes must be copied to the device */
 };
 
-/* A place for one batch that runs. */
+/* A place on a device for one running batch. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* NULL: free */
-    int64_t due_ns;      /* time at which it should be over */
-    int64_t worst_ns;    /* time that its work takes at the slowest rate */
+    struct batch *batch; /* NULL: the slot is free */
+    int64_t due_ns;      /* time at which the batch should be over */
+    int64_t worst_ns;    /* time that the batch's work takes at the slowest rate */
     attn_problem *problems;
-    attn_plan *plans;          /* plans of the problems */
-    int room, count, launched; /* room for problems and plans; number in this batch; number on the stream */
-    double queued_s;           /* estimated seconds of its kernels on the stream; 0: none are known to be there */
-    bool blocked;              /* its next kernels wait for the turn of their flow */
-    int64_t piece_ns;          /* time when kernels were put on the stream last; before the first, when it began */
-    int64_t step;              /* step of attn_run_some() at which the next problems continue */
-    int64_t first_step;        /* step at which they begin: 0, or ATTN_EVERY_ROW */
-    int64_t began_ns;          /* time when the batch's first mark was on the stream */
-    int64_t launched_ns;       /* time when its first kernels were on the stream */
+    attn_plan *plans; /* plans of the problems */
+    /* The room for problems and plans, the number of problems in this batch, and the number of them on the stream. */
+    int room, count, launched;
+    double queued_s; /* estimated seconds of the batch's kernels on the stream; 0: no kernels are known to be there */
+    bool blocked;    /* the next kernels wait for the turn of their flow */
+    /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
+    int64_t piece_ns;
+    int64_t step;        /* step of attn_run_some() at which the next problems continue */
+    int64_t first_step;  /* step at which the problems begin: 0, or ATTN_EVERY_ROW */
+    int64_t began_ns;    /* time when the batch's first mark was on the stream */
+    int64_t launched_ns; /* time when the batch's first kernels were on the stream */
     void *workspace;
     size_t workspace_bytes;
     attn_move *moves; /* moves of a job, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    int *regions; /* numbers of the mirrors of regions, sorted by the regions' addresses */
+    int *regions; /* indices of the mirrors of regions, sorted by the regions' addresses */
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below are indexed by the batch's jobs. */
-    int16_t leader[CONFIG_MAX_BATCH];  /* the job whose problem it joins; its own number if it joins none */
-    int16_t members[CONFIG_MAX_BATCH]; /* of a leader: number of jobs in its problem, including itself */
+    /* The number of the job whose problem this job joins, or its own number if it joins none. */
+    int16_t leader[CONFIG_MAX_BATCH];
+    int16_t members[CONFIG_MAX_BATCH]; /* for a leader: the number of jobs in its problem, itself included */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members */
-    bool moved[CONFIG_MAX_BATCH];      /* moves bring its tensors to the leader's problem and back; it has no mirrors */
-    int problem[CONFIG_MAX_BATCH];     /* index in `problems` of its first one */
+    /* Moves copy the job's tensors to the leader's problem and back, and the job has no mirrors. */
+    bool moved[CONFIG_MAX_BATCH];
+    int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in `problems` */
 };
 
-/* A thread of a device. It alone fills and empties its slots. */
+/* A thread of a device. Only this thread fills and empties its slots. */
 struct device_thread {
     struct device *device;
     pthread_t thread;
@@ -78,50 +82,52 @@ struct device {
     int slot_count; /* number of slots, including those for guests */
     struct slot slots[DEVICE_MAX_STREAMS];
 
-    pthread_mutex_t lock; /* protects the members down to `over`, and the slots' `batch` and its started_ns */
+    /* Protects the members down to `over`, and each slot's `batch` with its started_ns. */
+    pthread_mutex_t lock;
     pthread_cond_t wake;
     struct message *first, **last; /* submitted batches that are not on a stream yet */
     bool stop;
     int threads_ended;
-    struct batch *held; /* a batch for which there was no memory while others ran */
-    bool held_may_run;  /* another batch has ended since, so it may be tried again */
+    struct batch *held; /* a batch for which there was no memory while other batches ran */
+    bool held_may_run;  /* another batch has ended since, so the held batch may be tried again */
     unsigned over;      /* number of batches that have ended */
 
     int64_t watchdog_ns;
-    _Atomic int64_t due_ns; /* earliest due_ns of the slots; NEVER: none runs, or the device is not watched */
+    /* The earliest due_ns of the slots. NEVER: no batch runs, or the device is not watched. */
+    _Atomic int64_t due_ns;
 
-    /* The loop uses these; other threads read only the atomic ones. */
+    /* The loop uses the members below; other threads read only the atomic ones. */
     int outstanding;
     double flops;
     bool disabled;
     struct batch *batches;
-    _Atomic int requests;        /* number of its requests, for /v1/info */
-    _Atomic int inline_requests; /* how many of them are in inline slots */
+    _Atomic int requests;        /* number of requests on the device, for /v1/info */
+    _Atomic int inline_requests; /* number of these requests that are in inline slots */
     _Atomic bool usable;
-    _Atomic bool lost; /* a thread other than the device's noted that it is lost */
+    _Atomic bool lost; /* a thread other than the device's noted that the device is lost */
 };
 
-/* A path through a device for one HTTP thread at a time. */
+/* A path to a device, for one HTTP thread at a time. */
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    attn_device *handle; /* on the CPU its own handle, on a GPU the device's */
+    attn_device *handle; /* on the CPU a handle of its own, on a GPU the device's handle */
     struct slot slot;    /* the stream and workspace of this path */
 };
 
 struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
-    int inline_count; /* 0: the devices are not the CPU, and do not read staging memory */
+    int inline_count; /* 0: the devices are not the CPU, and cannot read staging memory */
     struct inline_slot *inline_slots;
-    _Atomic int inline_jobs;   /* jobs since the last inline_learn() */
+    _Atomic int inline_jobs;   /* number of jobs since the last inline_learn() */
     _Atomic int64_t inline_ns; /* time that these jobs took */
 };
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
 
-/* The main function of a device's thread; the argument is its struct device_thread. It ends when device->stop is set
- * and it has nothing to run. */
+/* The main function of a device's thread; the argument is its struct device_thread. The function ends when device->stop
+ * is set and no work is left. */
 void *device_main(void *argument);
 
 /* ---- memory.c: on a device's thread, or on the thread that has taken an inline slot ------------------------------ */
@@ -129,47 +135,50 @@ void *device_main(void *argument);
 /* Allocates device memory for all regions that a job's problems use. A region that has a mirror keeps it. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
-/* Allocates device memory that lives until memory_drop_mirrors(). */
+/* Allocates device memory that exists until memory_drop_mirrors(). */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
 /* Sets the device addresses of the job's tensors in clients' pinned memory. Call memory_take_mirrors() before. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
-/* Translates a host address in a mirrored region to the device's; the next function does this for a whole problem. */
+/* Translates a host address in a mirrored region to the device's address. memory_place() does this for all tensors of a
+ * problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
-/* Put copies on the slot's stream: of its mirrors to the device, or of a job's outputs to the host. */
+/* Put copies on the slot's stream: memory_copy_in() copies the slot's mirrors to the device, and memory_copy_out() a
+ * job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts the moves of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
-/* Combines the copies of the slot's mirrors and the moves of a cache transaction, on a device
- * that reads staging memory. */
+/* Copies the slot's mirrors and makes the moves of a cache transaction in one launch, on a device that reads staging
+ * memory. */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
 /* Makes room for `count` moves in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
-/* Provides scratch memory of at least `bytes`. Its contents are lost when it grows. */
+/* Makes the workspace at least `bytes` large. Its contents are lost when it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);
 void memory_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
-/* Frees all that a slot of this device has. */
+/* Frees everything that a slot of this device has. */
 void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- merge.c: on a device's thread ----------------------------------------------------------------------------- */
 
-/* Decides which jobs of the slot's batch become one problem, and which are moved: fills
- * leader, members, place, moved. */
+/* Decides which jobs of the slot's batch become one problem, and which jobs are moved. Sets leader, members, place and
+ * moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
-/* Makes the one problem of a moved leader and its members, in newly allocated device memory. */
+/* Makes the merged problem of a leader and its members, in newly allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts the moves of moved jobs on the slot's stream: their inputs to the device, and new keys and values to their
- * pages. `out`: moves their outputs back instead. */
+/* Puts the moves of all moved jobs on the slot's stream. Their inputs go to the device, and new keys and values to
+ * their pages. With `out`, their outputs move back instead. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 
-/* Opens as many slots as there are HTTP threads, if the devices are the CPU or read staging memory; else none. */
+/* Opens as many slots as there are HTTP threads, if the devices are the CPU or read staging memory. Otherwise it opens
+ * none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
 /* A device's thread takes over the work that an inline slot left on its stream. */
@@ -177,18 +186,23 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */
 
-/* The operations of a job as kernels do them, in whole tiles: small heads count as padded. */
+/* Returns the operations of a job as kernels carry them out, in whole tiles: small heads count with their padding. */
 double batch_padded_flops(const struct job *job);
-/* Summary of the batches beside which a guest would run; guest_sees() adds one. */
+/* Plans `problem`, the problem of an item with this device's addresses. It adapts the plan that prepare_job() made. A
+ * problem of a cache transaction has no such plan, because its tables are known only now. */
+attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
+                       attn_plan *plan, attn_error *err);
+/* A summary of the batches beside which a guest would run. batch_guest_sees() adds a batch to it. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow of one of the batches */
     bool several_flows;
     int64_t oldest_ns, youngest_ns; /* times when the first and the last batch began */
 };
-void guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* How long a guest of so many expected seconds must wait; 0 or less: it may begin. others->count must be at least 1. */
-int64_t guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
+void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
+/* Returns how long a guest of so many expected seconds must still wait; 0 or less: it may begin. others->count must be
+ * at least 1. */
+int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Names the device and the kernel of a result: "cpu avx512bf16". */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel);

@@ -3,8 +3,8 @@
  * A unified device (the CPU) computes in staging memory, without copies. For a device with its own memory, each region
  * of a job (its inputs, the contexts it uses, its outputs) has a mirror: one block of device memory, copied in one
  * piece. The tensors' pointers are translated from the region to the mirror. Tensors in clients' regions
- * (regions/regions.h) differ: those in the device's own memory need no mirror. Those in pinned host memory have a
- * mirror each, because a client's tensors may overlap.
+ * (regions/regions.h) differ. Those in the device's own memory need no mirror. Those in pinned host memory have a
+ * mirror for each tensor, because a client's tensors may overlap.
  *
  * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
  * overlap, so slot->regions lists their mirrors by address for a binary search. */
@@ -64,7 +64,7 @@ static int regions_up_to(const struct slot *slot, const char *address)
     return low;
 }
 
-/* Allocates device memory for a region; `copy`: the region will be copied there. An existing mirror is kept. */
+/* Allocates device memory for a region. `copy`: the region will be copied there. An existing mirror is kept. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;
@@ -84,7 +84,7 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* This memory mirrors no region. */
+    /* A mirror without a region: memory that is only freed with the mirrors. */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 
@@ -94,7 +94,8 @@ void *memory_address(const struct slot *slot, void *address)
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* The tensor is in no region: it has no elements, or is on the device (a cache's page, a client's memory). */
+    /* The address is in no region: its tensor has no elements, or is on the device (a cache's page, a client's
+     * memory). */
     return address;
 }
 

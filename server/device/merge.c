@@ -1,4 +1,4 @@
-/* merge.c: makes one problem of equal small problems of a batch; small cache transactions without copies.
+/* merge.c: merges equal small problems of a batch into one, and runs small cache transactions without copies.
  *
  * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out take its thread 20 us. So
  * problems of a batch that differ only in their data become one problem, whose B is the sum of theirs:
@@ -8,14 +8,14 @@
  *       job 1: q k v   moves    one problem: out out out     moves     job 1: out
  *       job 2: q k v   ---->                                 ---->     job 2: out
  *
- * A kernel does the moves (attn_moves()), on devices that can read and write staging memory: three launches serve all
- * jobs. Each answer is the same to the bit as alone, because no kernel's arithmetic depends on B. If B changed the
- * choice of the kernel, the problems are not merged.
+ * A kernel makes the moves (attn_moves()), on devices that can read and write staging memory: three launches serve all
+ * jobs. Each answer is equal to the bit to the answer of a job that runs alone, because no kernel's arithmetic depends
+ * on B. If B changed the choice of the kernel, the problems are not merged.
  *
  * The keys and values of a decode transaction are in the pages of the pool, which all transactions of a device share.
- * Only the queries and the tables are therefore merged; the page table's rows are as long as the longest cache's. Its
- * moves also bring its new keys and values to their pages. A single transaction uses the same way, with three launches
- * and not five. */
+ * So only the queries and the tables are merged. The rows of the merged page table are as long as those of the longest
+ * cache. The moves also copy new keys and values to their pages. A single transaction uses the same method, with three
+ * launches instead of five. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
@@ -23,10 +23,11 @@
 
 #include "server/work/transaction.h"
 
-/* Tensors that have B as first axis and do not depend on it otherwise. Dropout depends on it. */
+/* Tensors whose first axis is B and which depend on B in no other way. Dropout makes out and the gradients depend on
+ * it. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
-/* Tensors of a cache transaction: those that are merged with its tables, and those that stay in the pool. */
+/* Tensors of a cache transaction: TABLES are merged, and POOL stays in the pool. */
 static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
 
@@ -48,7 +49,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged: it is contiguous, aligned also behind others, and in the job's own memory. */
+/* True if a tensor can be merged: it is contiguous, it stays aligned behind other tensors, and it is in the job's own
+ * memory. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -72,12 +74,13 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if two tensors allow merging. `paged`: both problems belong to cache transactions. */
+/* True if these two tensors allow their problems to be merged. `paged`: both problems belong to cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank; /* the rest may differ */
+    /* the lengths of the tables' rows may differ */
+    const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
         return false;
@@ -118,15 +121,17 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if one kernel takes all these problems and the merged one. Only the alignment of their addresses matters. */
+/* True if the same kernel takes all these problems and the merged one. Of their addresses only the alignment
+ * matters. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     const attn_problem wide = widened(slot, leader); /* MERGE_BYTES and CONFIG_MAX_BATCH bound its sizes */
+    const struct job *const job = batch_job(slot->batch, leader);
+    const attn_capabilities *const can = attn_device_capabilities(device->handle);
     attn_plan alone, together;
     attn_error ignored;
-    return attn_plan_make(device->handle, job_problem(batch_job(slot->batch, leader), 0), &alone, &ignored) ==
-               ATTN_OK &&
-           attn_plan_make(device->handle, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
+    return batch_plan(can, job, 0, job_problem(job, 0), &alone, &ignored) == ATTN_OK &&
+           attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
 /* Undoes the merging of a leader's members: each runs alone, with mirrors and without moves. */
@@ -168,7 +173,7 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    /* Tensors in the pool need no memory. */
+    /* Tensors in the pool need no new memory. */
     const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL : 0;
     size_t bytes = 0;
     void *memory;
@@ -186,7 +191,7 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds the moves of one tensor of a job. Its rows are contiguous unless the merged tensor's rows are longer. */
+/* Adds the moves of one tensor of a job. The job's rows are contiguous, unless rows of the merged tensor are longer. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {
@@ -200,7 +205,7 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Adds the moves of a job behind the first `count`. */
+/* Adds the moves of a job to the list, behind the first `count`. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

@@ -1,12 +1,13 @@
-/* thread.c: a device's threads. Each takes batches from the device's inbox, keeps as many on streams as there are
- * slots, and posts finished ones to the loop.
+/* thread.c: a device's threads. Each thread takes batches from the device's inbox, keeps at most as many on streams as
+ * it has slots, and posts finished batches to the loop.
  *
  * Invariants
- * 1. Calls on a device's handle are safe from any thread. One thread alone uses a stream: a device's thread, or in an
- * inline slot an HTTP thread.
- * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an error.
- * 3. While the thread is in a call that may never return, due_ns is the time by which it should;
- * the loop watches it. */
+ * 1. Calls on a device's handle are safe from any thread. Only one thread uses a stream: a device's thread, or for
+ *    an inline slot an HTTP thread.
+ * 2. A submitted batch comes back exactly once, whatever happens. Each of its jobs then has ran == true, or an
+ *    error.
+ * 3. While the thread is in a call that may never return, due_ns is the time by which the call should return. The
+ *    loop watches that time. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -27,7 +28,7 @@ static int64_t worst_ns(const struct batch *batch)
 {
     double flops = 0;
     for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch_job(batch, j));
-    const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* most: thirty years */
+    const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* 1e9 seconds are thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
@@ -40,8 +41,8 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a new batch should be over. Batches share the device, so each may wait for
- * all of the others. */
+/* Sets the time by which a new batch should be over. Batches share the device, so each may have to wait for all
+ * others. */
 static void watch(struct device *device, struct slot *slot)
 {
     int64_t others_ns = 0;
@@ -82,15 +83,16 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     size_t bytes = 0;
     for (int at = 0; at < count; at += DEVICE_MAX_RUN) {
         size_t part;
-        const attn_status status = attn_workspace(
-            device->handle, slot->plans + at, count - at < DEVICE_MAX_RUN ? count - at : DEVICE_MAX_RUN, &part, err);
+        const int some = count - at < DEVICE_MAX_RUN ? count - at : DEVICE_MAX_RUN;
+        const attn_status status = attn_workspace(attn_device_capabilities(device->handle), slot->plans + at, some,
+                                                  &part, err);
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
     }
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the batch's problems, with device addresses. *gathered: their number. */
+/* Collects the batch's problems, with device addresses. *gathered becomes their number. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -98,7 +100,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
         const struct job *job = batch_job(slot->batch, j);
         slot->problem[j] = count;
         if (slot->leader[j] != j) {
-            slot->problem[j] = slot->problem[slot->leader[j]]; /* the leader stands before it */
+            slot->problem[j] = slot->problem[slot->leader[j]]; /* the leader comes before its members */
             continue;
         }
         if (slot->moved[j]) {
@@ -118,9 +120,11 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Finds the kernel of each problem. prepare_job() may have found one on another device, which proves nothing here. */
+/* Plans all problems of the batch with their addresses on this device. A merged problem gets a plan of its own, because
+ * its sizes differ from those of the problems that prepare_job() planned. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
+    const attn_capabilities *const can = attn_device_capabilities(device->handle);
     int n = 0;
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = batch_job(slot->batch, j);
@@ -134,7 +138,9 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
                 batch_name_backend(&job->results[i], device, "");
                 continue;
             }
-            const attn_status status = attn_plan_make(device->handle, &slot->problems[n], &slot->plans[n], err);
+            const attn_status status = slot->moved[j]
+                                           ? attn_plan_make(can, &slot->problems[n], &slot->plans[n], err)
+                                           : batch_plan(can, job, i, &slot->problems[n], &slot->plans[n], err);
             if (status != ATTN_OK) return status;
             batch_name_backend(&job->results[i], device, slot->plans[n++].kernel->name);
         }
@@ -142,8 +148,8 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     return ATTN_OK;
 }
 
-/* Returns how many problems are put on the stream at a time, because work on a GPU's stream cannot be cancelled. A long
- * problem is put there in steps (attn_run_some()), so a group may take several calls. */
+/* Returns how many problems are put on the stream at a time. The number is limited because work on a GPU's stream
+ * cannot be cancelled. A long problem is put there in steps (attn_run_some()), so one group may take several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -161,17 +167,17 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the slot must wait before it puts kernels on its stream. Queued kernels cannot be taken back, and the kernels
- * of all other flows share the device with them. Long batches of one flow therefore take turns: one at a time while
- * another flow has a batch on the device, else as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest
- * is first. */
+/* True if the slot must wait before it puts kernels on its stream. Queued kernels cannot be withdrawn, and kernels of
+ * other flows share the device with them. So long batches of one flow take turns: one at a time while another flow has
+ * a batch on the device, else as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest is next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false; /* cancelled: its next call ends */
+    /* the next call ends a cancelled batch */
+    if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
         if (other == slot || other->batch == NULL) continue;
@@ -185,12 +191,13 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
 }
 
-/* Queues the next problems of the batch, or more of their steps. After the last problem it queues what follows, too. */
+/* Puts the next problems of the batch on the stream, or more steps of one. After the last problem, all work that
+ * follows the kernels is put there too. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    const bool begins = slot->launched == 0 && slot->step == 0; /* true once per batch */
+    const bool begins = slot->launched == 0 && slot->step == 0; /* true once for each batch */
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
     slot->blocked = false;
@@ -209,7 +216,41 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Queues the sums of rows whose lse only the device can check. The tensors are on the device now. */
+/* Translates the tensors of a part's result to the device's addresses. */
+static attn_result result_on_device(const struct slot *slot, const attn_result *host)
+{
+    attn_result result = *host;
+    result.out.data = memory_address(slot, result.out.data);
+    result.lse.data = memory_address(slot, result.lse.data);
+    return result;
+}
+
+/* Queues the merges of the batch. They are short: they read each number once or twice. */
+static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
+{
+    attn_result lists[2 * ATTN_MERGE_PARTS];
+    attn_status status = ATTN_OK;
+    for (int j = 0; j < slot->batch->count; j++) {
+        const struct job *job = batch_job(slot->batch, j);
+        for (int i = 0; i < job->call->count && status == ATTN_OK; i++) {
+            const proto_item *const item = &job->call->items[i];
+            if (item->error.status != ATTN_OK || item->parts == NULL) continue;
+            proto_item here = *item;
+            if (!device->info.unified) memory_place(slot, &here.problem);
+            attn_merge_problem m = proto_item_merge(&here);
+            const int count = m.gradients ? 2 * m.count : m.count;
+            for (int p = 0; p < count && !device->info.unified; p++)
+                lists[p] = result_on_device(slot, &item->parts->at[p]);
+            if (!device->info.unified) m.parts = lists;
+            if (!device->info.unified && m.gradients) m.gradients = lists + m.count;
+            status = attn_merge(slot->stream, &m, err);
+        }
+    }
+    return status;
+}
+
+/* Puts the kernels on the stream that sum the rows whose lse only the device can check. The tensors are on the device
+ * now. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -222,8 +263,8 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the whole batch, or its first group, on the stream. After an error part of it may be on the stream: the caller
- * must wait for that before it frees memory. */
+/* Puts the whole batch, or its first group, on the stream. After an error a part of the batch may be on the stream. The
+ * caller must then wait for that part before it frees memory. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -248,21 +289,23 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     for (int j = 0; j < batch->count; j++)
         if (!slot->moved[j] && (status = memory_move(device, slot, batch_job(batch, j), err)) != ATTN_OK) return status;
     if ((status = sum_lse(slot, err)) != ATTN_OK) return status;
+    if ((status = merge_parts(device, slot, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    (void)attn_stream_left_rows(slot->stream); /* a batch that failed may have left rows: they are not this one's */
+    /* a failed batch may have left rows, which do not belong to this batch */
+    (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* poll_slots() goes on */
+    if (slot->blocked) return ATTN_OK; /* poll_slots() continues the launch */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
 }
 
-/* Records a batch's times by stage. A GPU that has finished the copies may be idle until the kernels are on the stream.
- * The delay between the thread's calls and the GPU is taken as equal for the first mark and the kernels. The thread's
- * time between the two calls therefore tells when the kernels could begin. */
+/* Records a batch's times by stage. After the copies, a GPU may be idle until the kernels are on the stream. The delay
+ * between a call and the GPU is assumed to be equal for the first mark and for the kernels. So the thread's time
+ * between the two calls tells when the kernels could begin. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
@@ -284,7 +327,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
 {
     struct batch *batch = slot->batch;
     assert(request_role() == ROLE_DEVICE && batch->device == device);
-    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2 */
+    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2 of this file */
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK) note_stages(device, slot);
     batch->charged_ns = attn_stream_spent_ns(slot->stream);
@@ -330,13 +373,13 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Does what launch() does, but after an error nothing is on the stream and nothing allocated. */
+/* Does what launch() does, but after an error no work is on the stream and no memory is allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
     attn_status status = launch(device, slot, err);
     if (status == ATTN_OK) return status;
-    /* Work put on the stream before the error still uses the buffers. Waiting for it shows whether
+    /* Work that was put on the stream before the error still uses the buffers. Waiting for that work also shows whether
      * the device is lost. */
     if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
         status = ATTN_DEVICE_LOST;
@@ -354,7 +397,7 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* There is no memory for the slot's batch. If others run, it is put aside until one of them has ended. */
+/* Handles a lack of memory for the slot's batch. If other batches run, this one is held until one of them has ended. */
 static bool hold(struct device *device, struct slot *slot)
 {
     attn_stream_heed(slot->stream, NULL);
@@ -393,7 +436,7 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends batches whose stream is done. `wait`: waits for at least one. Returns whether there was one. */
+/* Ends the batches whose streams are done. `wait`: waits for at least one. True: at least one batch has ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -438,7 +481,7 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if a batch is young; most batches end while they are. */
+/* True if the youngest batch of this thread is young, because most batches end early. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
@@ -449,8 +492,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to the
- * time from which it may. *flow_has: batches of its flow on slots. Call this with the lock held. */
+/* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If it may not, *until_ns is reduced to
+ * the time from which it may. *flow_has becomes the number of batches of its flow on slots. Call this with the lock
+ * held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -460,19 +504,19 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
         const struct batch *other = device->slots[s].batch;
         if (other == NULL) continue;
         own += other->flow == batch->flow;
-        guest_sees(&others, other->flow, other->started_ns);
+        batch_guest_sees(&others, other->flow, other->started_ns);
     }
     *flow_has = own;
     if (others.count < device->streams || batch->adopted) return true;
     if (own > 0 || others.count == device->slot_count) return false;
-    const int64_t wait_ns = guest_wait_ns(&others, batch->seconds, now_ns);
+    const int64_t wait_ns = batch_guest_wait_ns(&others, batch->seconds, now_ns);
     if (wait_ns > 0 && now_ns + wait_ns < *until_ns) *until_ns = now_ns + wait_ns;
     return wait_ns <= 0;
 }
 
-/* Returns the next batch, or NULL if none may begin before *until_ns. A batch that was put aside comes first: otherwise
- * small ones behind it would always take its memory. Else it is one of the flow with the fewest batches on slots. Call
- * this with the lock held. */
+/* Returns the next batch, or NULL if none may begin before *until_ns. A held batch comes first, because otherwise small
+ * batches behind it would always take its memory. Otherwise the next batch belongs to the flow with the fewest batches
+ * on slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     *until_ns = NEVER;
@@ -482,7 +526,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     struct batch *best = NULL;
     int fewest = 0;
     for (struct message *message = device->first; message; message = message->next) {
-        struct batch *const batch = (struct batch *)message; /* the first member of struct batch */
+        struct batch *const batch = (struct batch *)message; /* `message` is the first member of struct batch */
         int flow_has;
         if (!may_begin(device, batch, now_ns, &flow_has, until_ns) || (best && flow_has >= fewest)) continue;
         best = batch;
@@ -507,10 +551,10 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     *link = batch->message.next;
     if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    if (device->first) pthread_cond_signal(&device->wake); /* another thread takes the others */
+    if (device->first) pthread_cond_signal(&device->wake); /* another thread takes the other batches */
 }
 
-/* Waits until there is something new or the time has come. Call this with the lock held. */
+/* Waits until there is new work or until_ns has come. Call this with the lock held. */
 static void wait_for_work(struct device *device, int64_t until_ns)
 {
     const struct timespec at = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
@@ -523,7 +567,7 @@ void *device_main(void *argument)
     struct device_thread *thread = argument;
     struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
-    (void)prctl(PR_SET_TIMERSLACK, 1UL); /* otherwise the kernel may make each pause 50 us longer */
+    (void)prctl(PR_SET_TIMERSLACK, 1UL); /* the default slack would let the kernel make each pause 50 us longer */
     for (;;) {
         struct slot *slot = free_slot(thread);
         const bool busy = busy_slots(thread->slots, thread->slot_count) > 0;
@@ -544,7 +588,7 @@ void *device_main(void *argument)
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* A batch runs. The thread looks for new work between two polls. */
+        /* A batch runs. Between two polls the thread looks for new work. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

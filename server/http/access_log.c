@@ -15,7 +15,7 @@
 #include "server/http/connections.h"
 #include "server/routes/routes.h"
 
-/* Was the request turned away though it may be a good one? Alerts look for an increase of these. */
+/* True for errors with which the server may refuse a request that is correct. Alerts watch how often these occur. */
 static bool is_watched(proto_error error)
 {
     switch (error) {
@@ -31,26 +31,30 @@ static bool is_watched(proto_error error)
     }
 }
 
-/* Why a request was refused; PROTO_ERROR_COUNT: it was not. A request that was cut has a status, and no document of
- * ours. (A probe may be answered 503 too, which is no refusal.) */
+/* Returns the error with which a request was refused, or PROTO_ERROR_COUNT if it was not refused. A request whose
+ * connection was cut has a status but no problem document. A 503 that answers a health probe is not a refusal. */
 static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    for (int error = 0; error < PROTO_ERROR_COUNT; error++) /* 400 without a document is one of framing */
+    /* A 400 without a problem document stands for invalid framing, never for an invalid body. */
+    for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
     return PROTO_ERROR_COUNT;
 }
 
 enum {
-    SECRET_DIGITS = 16, /* a run of more hexadecimal digits is an id that nobody else may learn, of which */
-    SHOWN_DIGITS = 12,  /* so many tell it from others, and leave 112 random bits of a cache's unsaid */
+    /* A run of more hexadecimal digits than this is taken for a secret id. */
+    SECRET_DIGITS = 16,
+    /* The log shows so many digits of a secret id. They tell ids apart, and 112 random bits of a cache's id stay
+     * secret. */
+    SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };
 
-/* The path as it may be logged: the id of a cache (caches/caches.h) is a secret, and is cut. So is whatever looks like
- * one, for a path that is misspelt names a cache all the same. At least as much of it as log_clean() takes. */
+/* Copies the path for the log and shortens every run of digits that may be the id of a cache. Such an id is a secret
+ * (caches/caches.h), and a misspelt path may contain one too. Copies at least as many bytes as log_clean() reads. */
 static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
 {
     struct text t = text_in(buffer, PATH_BYTES);
@@ -65,11 +69,12 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* Most bytes of an escaped value with its NUL, and of all other words of a line. A line has room for all of them. */
+/* The most bytes of each escaped value with its NUL, and of all other words of a line. A line has room for all of
+ * them. */
 enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 260 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 
-/* A text that a client or the operator chose, as a value of at most `most` bytes. */
+/* Appends ` name="value"`. A client or the operator chose the value; it is escaped and gets at most `most` bytes. */
 static void put_quoted(struct text *t, const char *name, const char *value, size_t most)
 {
     char clean[LOG_CLEAN_BYTES];
@@ -80,7 +85,8 @@ static void put_quoted(struct text *t, const char *name, const char *value, size
     text_put_char(t, '"');
 }
 
-/* method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248 bytes_out=45381 peer=10.0.0.1
+/* Writes a line such as this one:
+ * method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248 bytes_out=45381 peer=10.0.0.1
  * token="team-a" code=invalid-request pointer="/k/shape/2" */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
@@ -137,12 +143,13 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Whoever left while it waited was counted by the loop. Half a head was no request yet, and libmicrohttpd's
-         * own 400 is no departure. */
+        /* The loop has already counted a client that left while its request waited. A connection that ends within a
+         * head had no request yet. A 400 by libmicrohttpd is a refusal and not a departure. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns); /* it never had an answer */
+    /* no answer was queued, so it is counted here */
+    if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);
     text_put_three(&status_text, (unsigned)status);

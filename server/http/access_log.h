@@ -1,12 +1,14 @@
-/* access_log.h: one line of the log and a few numbers for each request, when all is over. */
+/* access_log.h: writes one line of the log and updates the metrics when a request has ended. */
 #ifndef ACCESS_LOG_H
 #define ACCESS_LOG_H
 
 #include "server/http/exchange.h"
 
-/* A rate sees nothing in the first sample of a series: what an alert watches is there, at 0, before it happens. */
+/* Creates at 0 every series that an alert watches. A rate ignores the first sample of a series, so a series that
+ * appeared with its first event would hide that event. */
 void access_log_begin(void);
-/* The request is over, in the way that libmicrohttpd says. By its owner, before it is freed. */
+/* Logs and counts a request that has ended; `how` is what libmicrohttpd says of its end. The owner of the request calls
+ * this before it frees the request. */
 void access_log_request(struct request *request, enum MHD_RequestTerminationCode how);
 
 #endif

@@ -1,19 +1,19 @@
-/* answer.h: from a request in ANSWERING to a response that libmicrohttpd sends: tensors, a problem document, or what a
- * handler wrote. */
+/* answer.h: makes the response that libmicrohttpd sends for a request in ANSWERING: tensors, a problem document, or the
+ * text of a handler. */
 #ifndef ANSWER_H
 #define ANSWER_H
 
 #include "server/http/exchange.h"
 
-/* Queues the answer, from the HTTP thread. MHD_NO: the connection is to be closed without one. `close`: the
- * connection ends with it. */
+/* Queues the answer. Call this on the HTTP thread. MHD_NO: close the connection without an answer. `close`: the
+ * connection ends after the answer. */
 enum MHD_Result answer_queue(struct request *request, bool close);
 
-/* Moves the request to ANSWERING, gives back what it needs no more, and queues its answer. */
+/* Moves the request to ANSWERING, releases the memory that it no longer needs, and queues its answer. */
 enum MHD_Result answer_now(struct request *request, bool close);
 
-/* Writes "recv;dur=1.234, decode;dur=..." (milliseconds) from the request's times. Returns its length. For tests as
- * well. */
+/* Writes "recv;dur=1.234, decode;dur=..." (milliseconds) from the request's times, and returns the length. Public for
+ * tests. */
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity);
 
 #endif

@@ -1,8 +1,9 @@
 /* body.c: the body of a request.
  *
- *   body_admit    a slot in the queue, memory, a parser: before the first byte
- *   body_piece    each piece goes through the parser; a compressed one is unpacked before, a turn at a time
- *   body_done     the end: checked, then computed in this thread, or suspended and posted to the loop, or refused */
+ *   body_admit    before the first byte: reserves a place in the queue, memory and a parser
+ *   body_piece    for each piece: feeds the parser; a compressed piece is unpacked first, a limited amount per call
+ *   body_done     at the end: checks the body, then computes in this thread, or suspends the connection and posts the
+ *                 request to the loop, or refuses the request */
 #include "server/http/body.h"
 #include "server/http/exchange.h"
 
@@ -31,14 +32,17 @@
 #include "server/work/transaction.h"
 
 enum {
-    FIRST_STEP = 64 << 10, /* staging memory leased at first where none was leased ahead */
-    EXPECTED_TENSORS = 16, /* of a body, for its size in memory; more of them make it grow */
+    /* bytes of staging memory that are leased first when none was leased ahead */
+    FIRST_STEP = 64 << 10,
+    /* the number of tensors that the first estimate of a body's memory assumes; a body with more of them gets more
+     * memory */
+    EXPECTED_TENSORS = 16,
 };
 
 /* ---- Before the first byte --------------------------------------------------------------------------------------- */
 
-/* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is
- * no room for that it grows by what is needed. */
+/* Enlarges the memory of a body whose size could not be leased ahead. It doubles the memory, up to the announced size.
+ * If there is no room for that, it adds only what is needed. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -49,7 +53,7 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
         ample = exchange_of(request)->expected_bytes;
     for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
         const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
-        attn_error *const why = attempt == 0 ? NULL : err; /* of the first there is nothing to tell */
+        attn_error *const why = attempt == 0 ? NULL : err; /* an error of the first attempt is not reported */
         if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
         else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
     }
@@ -57,10 +61,10 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* A place, memory and a parser: everything that a body needs, before its first byte. Memory is leased ahead for what
- * the inputs need and as much again as is usual for outputs (a third of the inputs), as long as not too much is leased
- * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the parser's first
- * value leases the first of it. */
+/* Reserves what a body needs before its first byte: a place, memory and a parser. It leases memory ahead for the inputs
+ * and a third more for the outputs, unless too much is leased ahead already (staging.h). Without that lease, the parser
+ * leases the first memory with its first value. A large block only reserves addresses; the system provides pages at the
+ * first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -83,7 +87,7 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-    } else if (f->has_length && f->length > 0) { /* what a compressed body unpacks to, its length does not say */
+    } else if (f->has_length && f->length > 0) { /* the length of a compressed body does not tell its unpacked size */
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
         (void)staging_lease_ahead(server->staging, request->caller, exchange->expected_bytes, &request->block);
@@ -96,7 +100,7 @@ void body_admit(struct request *request, const struct http_head *f)
 
 /* ---- Pieces ------------------------------------------------------------------------------------------------------ */
 
-/* A body that is refused: what is left of it is dropped. */
+/* Refuses a body. The bytes that are still to come are dropped. */
 static void refuse_body(struct request *request, const attn_error *why)
 {
     request_fail_status(request, why);
@@ -114,7 +118,7 @@ static attn_status decode(struct request *request, const char *bytes, size_t cou
     return status;
 }
 
-/* As much as makes a turn; *count becomes what is left. */
+/* Unpacks and decodes at most one turn, about UNPACK_TURN_BYTES. Sets *count to the number of bytes that are left. */
 static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
 {
     const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
@@ -128,7 +132,7 @@ static attn_status unpack_and_decode(struct request *request, const char *bytes,
     return status;
 }
 
-/* Of a route whose handler reads its body. */
+/* Collects the body for a route whose handler reads it. */
 static void keep_body(struct request *request, const char *bytes, size_t count)
 {
     if (request->failed || request->route == NULL || !request->route->keeps_body) return;
@@ -145,7 +149,7 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
     request->text_bytes += count;
 }
 
-/* Of a body whose content type was refused, what it seems to be. */
+/* Looks at the bytes of a body whose content type was refused, to tell the client what the body seems to be. */
 static void look_at_body(struct request *request, const char *bytes, size_t count)
 {
     if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA ||
@@ -162,9 +166,9 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     struct exchange *const exchange = exchange_of(request);
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
     size_t left = 0;
-    if (exchange->received_bytes + count > limit) { /* only a chunked body gets here */
+    if (exchange->received_bytes + count > limit) { /* only a body in chunks can get here */
         exchange->received_bytes += count;
-        request->failed = false; /* whatever else is wrong, for this the connection ends */
+        request->failed = false; /* an earlier error is replaced: this one ends the connection */
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
                      (unsigned long long)limit);
@@ -190,14 +194,14 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* A client is as fast as its bytes weigh. */
+    /* For a compressed body, progress counts the unpacked bytes where these are more. */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);
     return left;
 }
 
-/* Is what goes into shared memory so little that this thread can write it? */
+/* True if the job writes so little to shared memory that this thread can do it. */
 static bool shares_little(const struct job *job)
 {
     return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
@@ -213,8 +217,8 @@ static void write_shared(struct request *request)
     request->times.encode_ns += clock_ns() - began;
 }
 
-/* Of a step that began in this thread: its caches are as they were, or longer.
- * Steps that came meanwhile may have found it there. */
+/* Ends a step that began in this thread: its caches stay as they were, or have grown. The loop is told if requests are
+ * queued, because some may wait for the end of this step. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -222,8 +226,8 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
-/* Gives the request the flow of its token, or of its connection. A connection without memory for a flow has none, and
- * shares the queue's flow for such jobs. */
+/* Gives the request the flow of its token, or else that of its connection. A connection that had no memory for a flow
+ * has none; its jobs share a flow of the queue. */
 static void join_flow(struct request *request)
 {
     struct connection *const connection = exchange_of(request)->connection;
@@ -233,7 +237,8 @@ static void join_flow(struct request *request)
     request->flow = flow_hold(flow);
 }
 
-/* Nothing of the body is to come any more: its parser and unpacker have all of it. False: the request has failed. */
+/* The body has ended. Finishes the unpacker, which must have reached the end of its stream. False: the request has
+ * failed. */
 static bool end_body(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -248,8 +253,8 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* A body that is quick to check gets its job here, the loop has the others checked in pieces. False: the request has
- * its answer, because it failed, because every item was refused, or because a handler answers. */
+/* Checks the body and makes its job here if that is quick; otherwise the loop lets the body be checked in pieces.
+ * False: the answer is decided, because the request failed, every item was refused, or a handler answers. */
 static bool check_here(struct request *request)
 {
     struct check_result result;
@@ -265,12 +270,12 @@ static bool check_here(struct request *request)
 
 static enum inline_outcome run_here(struct request *request)
 {
-    if (request->job == NULL) return INLINE_NOT; /* it is still to be checked */
+    if (request->job == NULL) return INLINE_NOT; /* the body is not checked yet */
     request_move(request, REQUEST_COMPUTING);
     return shares_little(request->job) ? inline_run(request->server->devices, request->job) : INLINE_NOT;
 }
 
-/* The job is over, in this thread. */
+/* The job has ended in this thread: writes its shared memory, ends its step and answers. */
 static enum MHD_Result answer_done(struct request *request)
 {
     struct server *const server = request->server;
@@ -281,21 +286,23 @@ static enum MHD_Result answer_done(struct request *request)
     return answer_now(request, false);
 }
 
-/* The loop gets the request: to have its body checked, to queue its job, or (`late`) to wait for what runs. */
+/* Gives the request to the loop, which has its body checked, queues its job, or (`late`) waits for a job that runs
+ * already. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
     struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
-    /* What runs already waits for no device and needs no place; nor may this thread wait for its end. */
+    /* A late job already runs on a device, so it takes no place in the queue. The loop waits for the job's end, because
+     * an HTTP thread must not. */
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);
         return answer_now(request, false);
     }
 
-    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop
-     * sets the flag and then reads the count: one of the two sees the other. */
+    /* From here on the loop may see the request. This thread counts it as suspended and then reads `stopping`; the loop
+     * sets `stopping` and then reads the count. So at least one of the two sees what the other did. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -314,7 +321,7 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     return MHD_YES;
 }
 
-/* The body is complete. */
+/* The last byte of the body has arrived: decides where its job runs. */
 enum MHD_Result body_done(struct request *request)
 {
     if (!end_body(request)) return answer_now(request, false);
@@ -322,7 +329,7 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          CONNECTION_WORK)) { /* cut in this moment for being too slow */
+                          CONNECTION_WORK)) { /* the sweep has just cut this connection because it was too slow */
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
     }
@@ -332,7 +339,9 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        break; /* queued; after INLINE_BEGAN its transaction has begun, after INLINE_LOST job->part.device is lost */
+        /* The job goes to the queue. After INLINE_BEGAN its transaction has begun; after INLINE_LOST the device
+         * job->part.device is lost. */
+        break;
     }
     return hand_over(request, false);
 }

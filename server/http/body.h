@@ -1,5 +1,5 @@
-/* body.h: the body of a request, from before its first byte until its job runs or waits. By an HTTP thread, which owns
- * the request. */
+/* body.h: receives the body of a request, from before its first byte until its job runs or waits. Call these functions
+ * on the HTTP thread that owns the request. */
 #ifndef BODY_H
 #define BODY_H
 
@@ -8,16 +8,16 @@
 #include "server/http/http_head.h"
 #include "server/http/exchange.h"
 
-/* Reserves what the body needs before its first byte: a slot, memory and a parser. Memory is leased ahead for what the
- * inputs need, and for outputs of a third of the inputs, as long as not too much is leased so (staging.h). Large blocks
- * reserve addresses; pages come with the first touch. On an error the request fails. */
+/* Reserves what the body needs before its first byte: a slot, memory and a parser. It leases memory ahead for the
+ * inputs and a third more for the outputs, unless too much is leased ahead already (staging.h). A large block only
+ * reserves addresses; the system provides pages at the first access. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);
 
-/* Takes a piece of the body. Returns how many of its last bytes are left for another call. */
+/* Takes a piece of the body. Returns how many bytes at its end were not consumed; pass these again in the next call. */
 size_t body_piece(struct request *request, const char *bytes, size_t count);
 
-/* The body is complete: its job is computed here, or the request goes to the loop, or its answer is queued. MHD_NO: the
- * connection is to be closed. */
+/* The body is complete: computes its job here, gives the request to the loop, or queues its answer. MHD_NO: close the
+ * connection. */
 enum MHD_Result body_done(struct request *request);
 
 #endif

@@ -1,16 +1,17 @@
 /* connections.c: the table of connections and the sweep over it.
  *
  * Three parties touch a connection: the web server's thread that owns the connection (phase, progress), the sweep in
- * the loop, and the end of the connection. Invariants:
- * 1. A connection is removed in libmicrohttpd's CLOSED notification, while its fd is still open, under the table's
- * lock. The sweep holds that lock: it can never shut down a number that belongs to somebody else by now.
- * 2. The sweep cuts by compare-and-swap from the phase it has judged to CUT. Whoever loses that race yields: a
- * request whose body was completed in the same moment is served, or its thread sees CUT and stops; never both.
+ * the loop, and the notification that the connection has ended. Invariants:
+ * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
+ *    open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken
+ *    over.
+ * 2. The sweep cuts a connection by compare-and-swap, from the phase that it has judged to CUT. If the HTTP thread
+ *    changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT and stops.
  * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too.
- * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that is closed,
- * whatever becomes of it in between: libmicrohttpd tells of the connections that it began with, but closes one for
- * which it has no memory without a word. Such a connection stays ADDED while its number stands for nothing or for
- * something else. */
+ * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is
+ *    closed. libmicrohttpd reports the connections that it starts to serve. One for which it has no memory it closes
+ *    without a report. The phase of such a connection stays ADDED, while its number belongs to no socket or to
+ *    another one. */
 #include "server/http/connections.h"
 
 #include <assert.h>
@@ -61,15 +62,15 @@ void connections_clear(struct connections *connections)
     pthread_mutex_destroy(&connections->lock);
 }
 
-/* What is open under this number; 0: nothing. */
+/* Returns the inode of the socket that is open under this number, or 0 if no socket is. */
 static uint64_t inode_of(int fd)
 {
     struct stat sb;
     return fstat(fd, &sb) == 0 && S_ISSOCK(sb.st_mode) ? sb.st_ino : 0;
 }
 
-/* Under the lock. Room for descriptors up to `fd`; they are the lowest that are free, so there are about as many as
- * connections. */
+/* Call this with the lock held. Makes room in the table for descriptors up to `fd`. The system gives out the lowest
+ * free numbers, so the table is about as long as the number of connections. */
 static bool reserve(struct connections *connections, int fd)
 {
     int capacity = connections->capacity > 0 ? connections->capacity : 256;
@@ -94,7 +95,7 @@ void connections_count_request(struct connections *connections, int more)
     atomic_fetch_add_explicit(&connections->totals.bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
 }
 
-/* Under the lock. */
+/* Call this with the lock held. Removes the connection from the table and the counters, and frees it. */
 static void drop(struct connections *connections, struct connection *connection)
 {
     assert(connections->by_fd[connection->fd] == connection); /* invariant 4: it is in the table, once */
@@ -111,7 +112,7 @@ static void drop(struct connections *connections, struct connection *connection)
     free(connection);
 }
 
-/* Drops a connection that the web server closed before it read from it. Call this with the lock held. */
+/* Drops a connection that the web server closed without serving it. Call this with the lock held. */
 static void drop_lost(struct connections *connections, struct connection *connection)
 {
     drop(connections, connection);
@@ -137,8 +138,8 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    if (connections->by_fd[fd])
-        drop_lost(connections, connections->by_fd[fd]); /* its number would not be given again before it ended */
+    if (connections->by_fd[fd]) /* the old socket is closed, because the system has given out its number again */
+        drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
     connection->next = connections->first;
     if (connection->next) connection->next->previous = connection;
@@ -162,7 +163,8 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    if (connection) (void)connection_enter(connection, CONNECTION_OPENED); /* it may have been cut already */
+    /* fails if the connection has been cut already */
+    if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }
 
@@ -178,8 +180,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* Written in this order, and read by a sweep in the other. Else an old since_ms beside no bytes would look like a
-     * client that is too slow. */
+    /* The sweep reads these fields in the reverse order of these stores. In another order, an old since_ms with 0 bytes
+     * would make the client look too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -201,7 +203,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    default: return false; /* WORK has a deadline of its own; CUT is done */
+    default: return false; /* WORK has the request's deadline, CUT is shut down, ADDED has no limit here */
     }
 }
 
@@ -211,8 +213,9 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* Returns whether nothing that this connection has sent is unread. For a connection that has sent nothing yet, the
- * kernel tells. It does not for a unix socket: then the result is false, and the deadline of the head decides. */
+/* True if the server has read all that this connection has sent, and the connection is idle or has never sent a byte.
+ * For TCP the kernel tells whether a byte has ever arrived. For a unix socket the result is false, and the deadline of
+ * the head decides. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -226,7 +229,7 @@ void connection_cut_with(struct connection *connection, proto_error error, const
     shutdown(connection->fd, SHUT_RDWR);
 }
 
-/* Has anything changed since the last sweep? */
+/* Has anything changed on this connection since the last sweep? Stores its state for the next one. */
 static bool has_moved(struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, int64_t now_ms)
 {
     if (phase == connection->seen_phase && bytes == connection->seen_bytes && since_ms == connection->seen_since_ms &&
@@ -240,8 +243,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* Whoever stands still where he should send may have left with his last bytes. One look is enough: a FIN that comes
- * later is an edge of its own. Only for phases in which nothing can follow that we would still answer. */
+/* True if the client has closed its side. A client that sends nothing while it should may have left with its last
+ * bytes. One check per standstill is enough, because a FIN that comes later wakes epoll. The phases checked are those
+ * in which no answer can follow any more. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -254,9 +258,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* Returns whether this connection, on which nothing has moved lately, delays the end of draining. An idle connection is
- * closed only when no requests come any more. Otherwise a load balancer might send a request at that moment, and would
- * not know whether it may send it again. */
+/* True if this connection, on which nothing has moved lately, delays the end of draining. An idle connection is closed
+ * only when no requests come any more. Otherwise a load balancer might send a request at that moment, and would not
+ * know whether it may send it again. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -273,8 +277,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* Has its client taken too long? What was sent and not read is our delay; but a whole body or answer may not take for
- * ever, whatever waits. */
+/* Has the client taken too long? Bytes that it has sent and the server has not read are the server's delay. A whole
+ * body or answer has a limit even then. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -303,7 +307,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
         const bool blocks = drain_limits && !moved && blocks_drain(connection, phase, since, now_ms, drain_limits);
         const bool sending = phase == CONNECTION_OPENED || phase == CONNECTION_HEAD || phase == CONNECTION_BODY;
         if (!moved && has_left(connection, phase)) {
-            shutdown(connection->fd, SHUT_RDWR); /* an edge: the web server sees the end now */
+            shutdown(connection->fd, SHUT_RDWR); /* wakes epoll: the web server now sees the end */
             continue;
         }
         if (!expired && !blocks) continue;
@@ -319,7 +323,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Room for another -------------------------------------------------------------------------------------------- */
 
-/* In which order connections go. A stranger is one that has not shown a token where there are tokens. */
+/* The order in which connections are closed to make room. A stranger has shown no token although the server has
+ * tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
@@ -331,14 +336,15 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    case CONNECTION_BODY: /* a stranger's body is read to be dropped, */
-    case CONNECTION_SEND: /* and its answer is a refusal or a public page */
+    case CONNECTION_BODY: /* the server drops a stranger's body, so it may be cut */
+    case CONNECTION_SEND: /* a stranger's answer is a refusal or a public page */
         return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
 }
 
-/* Under the lock. Adds a connection to the list, at whose end are those that go first. */
+/* Call this with the lock held. Fills the list of connections that may be closed. The first to close is last in the
+ * list. */
 static void look_for_old(struct connections *connections, const _Atomic int *tally, bool tokens, int64_t now_ms)
 {
     connections->old_count = 0;
@@ -352,7 +358,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        if (count == CONNECTIONS_OLD) { /* the one that would go last is not among them any more */
+        /* The list is full: the connection that would be closed last leaves it. */
+        if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);
         } else {
@@ -367,7 +374,7 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Under the lock. False: the connection has changed since it was put into the list. */
+/* Call this with the lock held. Cuts a connection of the list. False: it has changed since it was listed. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {
@@ -376,7 +383,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    if (rank != SLOW_STRANGER && has_unread(connection)) return false; /* a request may be there already */
+    if (rank != SLOW_STRANGER && has_unread(connection)) return false; /* it may have sent a request already */
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;
     atomic_fetch_add(leaving, 1);

@@ -1,6 +1,6 @@
-/* first_bytes.h: finds connections whose first bytes are of another protocol than the port's: a TLS client on a plain
- * port, plain HTTP on a TLS port, HTTP/2 (which gRPC needs). The web server or GnuTLS closes such a connection without
- * a word. The log says why, once a minute for each reason, with the number of connections since its last line. */
+/* first_bytes.h: finds connections whose client speaks another protocol than the port: TLS on a plain port, plain HTTP
+ * on a TLS port, or HTTP/2 (which gRPC needs). The web server or GnuTLS closes such a connection without an answer. The
+ * log says why, at most once a minute for each reason, with the number of connections since its last line. */
 #ifndef FIRST_BYTES_H
 #define FIRST_BYTES_H
 
@@ -20,17 +20,19 @@ enum first_bytes {
         FIRST_BYTES_COUNT
 };
 
-/* The protocol of these first bytes, on a plain or a TLS port; NOTHING: that of the port, or an unknown one. */
+/* Returns which other protocol these first bytes belong to, on a plain or a TLS port. NOTHING: the protocol of the
+ * port, or an unknown one. */
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
 
-/* A connection begins on this socket: the next bytes that this process receives there are looked at. */
+/* Call this when a connection begins on this socket: recv() then looks at the next bytes that arrive there. */
 void first_bytes_expect(int fd, bool tls);
 
-/* The web server has refused a request for its version of HTTP. If this thread received it on a TLS port, it is logged
- * as HTTP/2: what arrives there is encrypted, and recv() cannot see its version. */
+/* Call this when the web server has refused a request for its version of HTTP. If this thread received the request on a
+ * TLS port, it is logged as HTTP/2. The bytes on such a port are encrypted, so recv() cannot see the version. */
 void first_bytes_tell_in_tls(void);
 
-/* For a line that is written at most once a minute. True: write it now, for *count events. Pure, for tests. */
+/* Limits a log line to one a minute. True: write the line now, for *count events. A function of its arguments only, for
+ * tests. */
 struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;

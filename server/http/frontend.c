@@ -1,4 +1,5 @@
-/* frontend.c: what the loop asks of the side that holds the connections, and how slow a connection may be. */
+/* frontend.c: carries out what the loop requests from the part that holds the connections, and sets the connections'
+ * time limits. */
 #include "server/http/frontend.h"
 
 #include <microhttpd.h>
@@ -18,7 +19,7 @@ static int connections(void *context)
     return atomic_load(&frontend->connections.totals.count) + frontend->retiring;
 }
 
-/* Listeners at their end are closed when nobody can be at the door any more. */
+/* Closes retired listeners as soon as no client can still be in a handshake with them. */
 static void finish_listeners(struct frontend *frontend, int64_t now_ms)
 {
     frontend->retiring = 0;
@@ -29,7 +30,7 @@ static void finish_listeners(struct frontend *frontend, int64_t now_ms)
     }
 }
 
-/* Whom will nobody miss? */
+/* The limits by which a draining server finds connections on which no request will come. */
 static struct connection_drain_limits drain_limits_of(const struct frontend *frontend)
 {
     const int64_t drain_ms = atomic_load(&frontend->server->drain_since_ms),
@@ -53,7 +54,7 @@ static void sweep(void *context, int64_t now_ms, bool draining)
     if (++frontend->sweeps % (1 + (unsigned)connections(frontend) / FRONTEND_SWEEP_CONNECTIONS) == 0)
         connections_sweep(&frontend->connections, now_ms, &limits, draining ? &drain_limits : NULL);
     lingering_close_sweep(&frontend->connections.linger, now_ms);
-    if (!draining) http_server_balance(&frontend->main_http, now_ms);
+    if (!draining) mhd_balance(&frontend->main_http, now_ms);
 }
 
 static bool is_known(void *context, const struct caller *caller)
@@ -68,7 +69,7 @@ static void reload(void *context)
     if (frontend->server->tokens == NULL) return;
     if (tokens_reload(frontend->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* Nobody could unregister, delete or use them any more. */
+        /* No client has the removed tokens any more, so nobody could unregister, delete or use what belongs to them. */
         if (frontend->server->regions) regions_forget(frontend->server->regions, is_known, frontend->server->tokens);
         caches_forget(frontend->server->caches, is_known, frontend->server->tokens);
         contexts_forget(frontend->server->contexts, clock_ms(), is_known, frontend->server->tokens);
@@ -81,7 +82,7 @@ static void drain(void *context)
     for (int i = 0; i < frontend->listener_count; i++)
         if (frontend->listeners[i].http->kind == PORT_MAIN) listener_retire(&frontend->listeners[i]);
     finish_listeners(frontend, clock_ms());
-    http_server_unpin(&frontend->main_http);
+    mhd_unpin(&frontend->main_http);
 }
 
 static void close_metrics(void *context)
@@ -93,7 +94,7 @@ static void close_metrics(void *context)
 
 struct loop_frontend frontend_for_loop(struct frontend *frontend)
 {
-    return (struct loop_frontend){ frontend, http_server_resume, connections, sweep, reload, drain, close_metrics };
+    return (struct loop_frontend){ frontend, mhd_resume, connections, sweep, reload, drain, close_metrics };
 }
 
 static void on_lingering(void *context)
@@ -117,9 +118,9 @@ void frontend_init(struct frontend *frontend, struct server *server, struct list
 
 attn_status frontend_open(struct frontend *frontend, attn_error *err)
 {
-    attn_status status = http_server_open(&frontend->main_http, frontend->server, PORT_MAIN, err);
+    attn_status status = mhd_open(&frontend->main_http, frontend->server, PORT_MAIN, err);
     if (status == ATTN_OK && frontend->server->config->metrics_listen)
-        status = http_server_open(&frontend->metrics_http, frontend->server, PORT_METRICS, err);
+        status = mhd_open(&frontend->metrics_http, frontend->server, PORT_METRICS, err);
     return status;
 }
 
@@ -141,8 +142,8 @@ attn_status frontend_start(struct frontend *frontend, attn_error *err)
 void frontend_close(struct frontend *frontend)
 {
     for (int i = 0; i < frontend->listener_count; i++) listener_close(&frontend->listeners[i]);
-    http_server_close(&frontend->metrics_http);
-    http_server_close(&frontend->main_http);
+    mhd_close(&frontend->metrics_http);
+    mhd_close(&frontend->main_http);
 }
 
 void frontend_clear(struct frontend *frontend)

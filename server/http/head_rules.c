@@ -1,5 +1,5 @@
-/* head_rules.c: a function for each rule, in the order in which clients expect them: path, method, and rules[]. The
- * first that is broken is told. What is quoted is cut. */
+/* head_rules.c: one function for each rule, in the order in which clients expect them: path, method, then rules[]. The
+ * error names the first rule that the head breaks. Quotations from the request are cut to QUOTED_BYTES. */
 #include "server/http/head_rules.h"
 #include "server/http/exchange.h"
 
@@ -16,7 +16,7 @@
 #include "server/http/tokens.h"
 #include "server/work/server.h"
 
-enum { QUOTED_BYTES = 80 /* of what a client sent */, MEDIA_BYTES = 128 };
+enum { QUOTED_BYTES = 80 /* the most bytes of a client's text that an error quotes */, MEDIA_BYTES = 128 };
 
 static int quoted(const char *text)
 {
@@ -48,7 +48,7 @@ static void check_method(struct request *request, bool answers)
     if (answers) return;
     if (request->route->bodies)
         snprintf(more, sizeof more, " with tensors in the body, as JSON or binary (%s)",
-                 routes_media(request->route, media, sizeof media));
+                 route_media(request->route, media, sizeof media));
     else if (strcmp(exchange->method, "POST") == 0) snprintf(more, sizeof more, "; " ROUTES_WHERE_TO);
     else if (strcmp(exchange->method, "DELETE") == 0 && strcmp(exchange->path, "/v1/caches") == 0)
         snprintf(more, sizeof more, "; DELETE /v1/caches/{id} deletes one");
@@ -64,15 +64,16 @@ static void check_expectation(struct request *request, const struct http_head *f
                      quoted(expect), expect);
 }
 
-/* A page of another site could have a browser compute here, or fill the memory, without reading an answer. Reading is
- * what browsers themselves keep it from. */
+/* Refuses a request from a page of another site that this server does not allow. Browsers only keep such a page from
+ * reading the answer. Without this rule it could still compute here or fill the memory. */
 static void check_origin(struct request *request, const struct http_head *f)
 {
     const char *const origin = f->value[HEADER_ORIGIN], *host = f->value[HEADER_HOST];
     if (origin == NULL || exchange_of(request)->cors || request->route->method == ROUTE_GET) return;
     if (host == NULL) host = "";
     if (http_head_same_origin(origin, host)) return;
-    const char *const option = strcmp(origin, "null") == 0 ? "'*'" : origin; /* a page of no site has no other name */
+    /* a page without a site can be allowed only by '*' */
+    const char *const option = strcmp(origin, "null") == 0 ? "'*'" : origin;
     request_fail(request, PROTO_E_FORBIDDEN_ORIGIN, NULL,
                  "Origin is '%.*s', a page of another site than '%.*s'; such a page may use this server where it is "
                  "started with --cors-origin %.*s",
@@ -93,7 +94,7 @@ static void check_token(struct request *request, const struct http_head *f)
     else atomic_store_explicit(&exchange->connection->known, true, memory_order_relaxed);
 }
 
-/* KServe: the model and the version that the path names. */
+/* KServe: finds the model and the version that the path names. */
 static void check_model(struct request *request, const struct http_head *f)
 {
     char why[KSERVE_WHY_BYTES];
@@ -120,7 +121,7 @@ static bool names_several(const char *list)
     return list[strspn(list, between)] != '\0';
 }
 
-/* What the body is, of a route that has one. */
+/* Determines the compression and the format of the body, on a route that takes a body. */
 static void check_body_type(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -138,15 +139,15 @@ static void check_body_type(struct request *request, const struct http_head *f)
                      quoted(encoding), encoding, names_several(encoding) ? "which names several, one is taken: " : "");
         return;
     }
-    exchange->body = routes_body(request->route, type);
+    exchange->body = route_body(request->route, type);
     if (exchange->body == NULL)
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
                      "Content-Type is '%.*s', must be %s; send a JSON object or a safetensors file, and name it so",
-                     quoted(type), type, routes_media(request->route, media, sizeof media));
-    else request->answer_as = routes_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
+                     quoted(type), type, route_media(request->route, media, sizeof media));
+    else request->answer_as = route_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
 }
 
-/* KServe: how much of the body is JSON; of one that is compressed, how much of what it unpacks to. */
+/* KServe: reads how many bytes of the body are JSON. For a compressed body these are unpacked bytes. */
 static void check_json_length(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -170,7 +171,7 @@ static void check_timeout(struct request *request, const struct http_head *f)
     const proto_option *rule = proto_options;
     uint64_t timeout_ms;
     if (request->route->bodies == NULL || value == NULL) return;
-    while (strcmp(rule->name, "timeout_ms") != 0) rule++; /* the member of the body is of the same kind */
+    while (strcmp(rule->name, "timeout_ms") != 0) rule++; /* the body's member timeout_ms has the same limits */
     if (text_is_number(value, (uint64_t)rule->maximum, &timeout_ms) && (int64_t)timeout_ms >= rule->minimum)
         request->client_timeout_ms = (int64_t)timeout_ms;
     else
@@ -179,7 +180,7 @@ static void check_timeout(struct request *request, const struct http_head *f)
                      quoted(value), value, (long long)rule->minimum);
 }
 
-/* The first argument of the URL's query. */
+/* Keeps the first argument of the URL's query. */
 static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const char *name, const char *value)
 {
     (void)kind;
@@ -188,8 +189,8 @@ static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const
     return MHD_NO;
 }
 
-/* Refuses a query in the URL of a request that is not a GET. A client that writes options there would otherwise get an
- * answer that does not heed them. */
+/* Refuses a query in the URL of a request that is not a GET. Otherwise a client that writes options there would get an
+ * answer that ignores them. */
 static void check_query(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

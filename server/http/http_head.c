@@ -1,10 +1,10 @@
-/* http_head.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1
- * to 6.3.
+/* http_head.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1 to
+ * 6.3.
  *
- * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself (1.0.1 does some). Of two Content-Lengths
- * it takes the first. A Transfer-Encoding beside a Content-Length wins. "Content-Length : 5" is ignored. With an
- * unknown Transfer-Encoding it reads the body until the connection ends. What it hides from us cannot be checked:
- * 0.9.75 cuts a value at a NUL, and in both versions a bare LF ends a line. */
+ * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself; 1.0.1 enforces some. 0.9.75 takes the
+ * first of two Content-Lengths. It prefers a Transfer-Encoding to a Content-Length. It ignores "Content-Length : 5".
+ * With an unknown Transfer-Encoding it reads the body until the connection ends. This file cannot check what
+ * libmicrohttpd hides: 0.9.75 cuts a value at a NUL, and in both versions a bare LF ends a line. */
 #include "server/http/http_head.h"
 
 #include <ctype.h>
@@ -27,7 +27,7 @@ static const struct {
 #undef X
 };
 
-/* RFC 9110: the characters of a token. */
+/* Is this a character of a token (RFC 9110, 5.6.2)? */
 static bool is_token_char(unsigned char c)
 {
     if (c >= '0' && c <= '9') return true;
@@ -41,7 +41,7 @@ void http_head_begin(struct http_head *head, const char *version)
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-/* Keeps the value of header i. The values of a head have room here. */
+/* Copies the value of header i into `room`. `room` is as large as the largest head, so the values of one head fit. */
 static void keep(struct http_head *f, int i, const char *value, size_t length)
 {
     if (length >= sizeof f->room - f->used) {
@@ -184,7 +184,7 @@ bool http_head_end(struct http_head *f)
         if (!*length) http_head_fault(f, "Content-Length is empty");
         else if (length[strspn(length, "0123456789")] != '\0')
             http_head_fault(f, "Content-Length must be decimal digits");
-        else if (text_read_number(length, &value) == NULL) value = UINT64_MAX; /* over any limit */
+        else if (text_read_number(length, &value) == NULL) value = UINT64_MAX; /* too many digits: over any limit */
         if (f->fault[0]) return false;
         f->has_length = true;
         f->length = value;
@@ -192,7 +192,7 @@ bool http_head_end(struct http_head *f)
     return true;
 }
 
-/* How long the text is without ":443". */
+/* Returns the length of the text without a port such as ":443" at its end. */
 static size_t without_port(const char *text, const char *port)
 {
     const size_t length = strlen(text), tail = strlen(port);
@@ -224,7 +224,7 @@ bool http_head_is_request_id(const char *text)
     return length > 0;
 }
 
-/* `count` lower case hexadecimal digits, not all zero. */
+/* Is the text `count` lower case hexadecimal digits, and not all of them zero? */
 static bool is_hex_id(const char *text, int count)
 {
     bool zero = true;

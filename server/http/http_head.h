@@ -1,14 +1,13 @@
-/* http_head.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in frontend
- * may read differently (two lengths, a length and chunks, a space before the colon): request smuggling. What is
- * doubtful is refused here with 400 and the connection is closed, before anything else looks at the request. No
- * sockets: a head is fed header by header.
+/* http_head.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front of
+ * it may read differently, such as two lengths, a length and chunks, or a space before the colon. Attackers use such
+ * differences for request smuggling. A doubtful head is refused here with 400 and the connection is closed, before any
+ * other code looks at the request. This file uses no sockets: its caller passes header by header.
  *
  *   struct http_head f;
  *   http_head_begin(&f, "HTTP/1.1");
- *   http_head_header(&f, name, name_length, value, value_length);   // each of them
+ *   http_head_header(&f, name, name_length, value, value_length);   // call it for each header
  *   if (!http_head_end(&f)) answer 400 with f.fault, close
- *   f.value[HEADER_EXPECT] ...                                    // NULL where not given
- * */
+ *   f.value[HEADER_EXPECT] ...                                    // NULL where not given */
 #ifndef HTTP_HEAD_H
 #define HTTP_HEAD_H
 
@@ -18,13 +17,13 @@
 
 #include "server/base/limits.h"
 
-/* The headers that attnd reads. id, name, and a rule:
- *   FRAMING   a second one is refused. libmicrohttpd 0.9.75 takes white space behind the value for a part of it, so a
- *             value with such white space is refused there; 1.0.1 takes the white space away
- *   ONCE      a second one is refused
- *   FIRST     of several the first counts
- *   LIST      several are one, in their order, with commas (RFC 9110, 5.3)
- * In the last three, white space behind the value is no part of it (RFC 9110, 5.5). */
+/* The headers that attnd reads: id, name, and one of these rules:
+ *  FRAMING   the header may occur once. libmicrohttpd 0.9.75 keeps white space behind the value as a part of it, so a
+ *            value with such white space is refused there; 1.0.1 removes the white space
+ *  ONCE      the header may occur once
+ *  FIRST     if the header occurs several times, the first value counts
+ *  LIST      if the header occurs several times, its values are joined in their order, with commas (RFC 9110, 5.3)
+ * Under the last three rules, white space behind the value is no part of it (RFC 9110, 5.5). */
 #define HEADER_MAP(X)                                            \
     X(CONTENT_LENGTH, "Content-Length", FRAMING)                 \
     X(TRANSFER_ENCODING, "Transfer-Encoding", FRAMING)           \
@@ -47,37 +46,40 @@ enum header_id {
         HEADER_COUNT
 };
 
-enum { HTTP_HEAD_LIST_BYTES = 2048 }; /* of a list in several lines; a list in one line may be as long as a head */
+/* The most bytes of a list that is joined from several lines. A list in one line may be as long as a head. */
+enum { HTTP_HEAD_LIST_BYTES = 2048 };
 
 struct http_head {
-    const char *value[HEADER_COUNT]; /* NUL-ended: borrowed, or in `room`; NULL where not given */
+    /* Each value ends with NUL. It is borrowed from the caller or lies in `room`. NULL: the header was not given. */
+    const char *value[HEADER_COUNT];
     bool http10;
     bool chunked;
     bool has_length;
-    uint64_t length;                  /* Content-Length */
+    uint64_t length;                  /* the value of Content-Length */
     char fault[128];                  /* what is wrong; empty: nothing so far */
-    size_t used;                      /* of room */
-    char list[HTTP_HEAD_LIST_BYTES];  /* the lines of the one LIST */
+    size_t used;                      /* the number of bytes of `room` in use */
+    char list[HTTP_HEAD_LIST_BYTES];  /* the joined lines of a LIST header */
     char room[HTTP_CONNECTION_BYTES]; /* for values with white space behind them */
 };
 
 void http_head_begin(struct http_head *head, const char *version);
-/* value may be NULL (none). Both strings are NUL-ended as well. */
+/* Adds one header. `value` may be NULL (none). Both strings end with NUL, although their lengths are given too. */
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);
 bool http_head_end(struct http_head *head);
 /* Records a fault that the caller found. If there is a fault already, that one stays. */
 void http_head_fault(struct http_head *head, const char *fault);
-/* A token (RFC 9110, 9.1). */
+/* Is this method a token (RFC 9110, 9.1)? */
 bool http_head_is_method(const char *method);
-/* No spaces and no control characters below them: what stands between method and version. */
+/* Is this a sound target, the text between method and version? It has no spaces and no control characters. */
 bool http_head_is_target(const char *target);
 
-/* Resolves the percent-escapes of a target in place and returns its new length. Those of '/' and NUL stay as they
- * are: resolved, the first would be taken for a separator and the second for the end,
- * and the target for another one. */
+/* Resolves the percent-escapes of a target in place and returns its new length. The escapes of '/' and NUL stay as they
+ * are. A resolved '/' would be taken for a separator and a resolved NUL for the end, and either would change the
+ * target. */
 size_t http_head_unescape(char *text);
-/* The path of a target: of "http://host/path" (RFC 9112, 3.2.2) what follows the host, else all of it. */
+/* Returns the path of a target. For "http://host/path" (RFC 9112, 3.2.2) the path begins behind the host; any other
+ * target is a path as a whole. */
 const char *http_head_path(const char *target);
 /* Returns the number of arguments in the query of a target. */
 size_t http_head_arguments(const char *target);
@@ -87,13 +89,14 @@ static inline bool http_head_has_body(const struct http_head *f)
     return f->chunked || (f->has_length && f->length > 0);
 }
 
-/* Is a page of this Origin (RFC 6454) one of the server that Host names? Host and port must be the same; a port that
- * the scheme of the origin has by default may be left out. "null" is nobody's. */
+/* Does this Origin (RFC 6454) name the same server as Host? Host and port must be equal; the default port of the
+ * origin's scheme may be left out. The Origin "null" is equal to none. */
 bool http_head_same_origin(const char *origin, const char *host);
 
-/* [A-Za-z0-9._-]{1,128} */
+/* Is the text an id of the form [A-Za-z0-9._-]{1,128}? */
 bool http_head_is_request_id(const char *text);
-/* 00-<32 hex>-<16 hex>-<2 hex>, no all-zero ids. Copies both ids, NUL-ended. */
+/* Copies both ids of a traceparent, each with a NUL: 00-<32 hex>-<16 hex>-<2 hex>. False: malformed, or an id is all
+ * zeros. */
 bool http_head_traceparent(const char *text, char trace_id[33], char span_id[17]);
 
 #endif

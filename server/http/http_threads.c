@@ -12,11 +12,11 @@
 #include "server/base/polling_sleep.h"
 
 enum {
-    PERIOD_MS = 200,   /* between two looks */
-    LEAST_RATE = 1000, /* requests a second, for whose sake threads are held */
-    UNEVEN_LOOKS = 3,  /* the clients' threads move, too */
-    FREE_MS = 2000,    /* nobody is held again for so long after the load was uneven */
-    MOST_LEAD = 4,     /* connections that each thread of a core may have more than another */
+    PERIOD_MS = 200,   /* time between two decisions */
+    LEAST_RATE = 1000, /* requests a second from which threads are pinned to their cores */
+    UNEVEN_LOOKS = 3,  /* uneven periods before the threads are unpinned; the clients' threads change cores too */
+    FREE_MS = 2000,    /* threads stay unpinned for this time after an uneven load */
+    MOST_LEAD = 4,     /* connections that each thread of a core may have more than a thread of another core */
     MOST_CORES = CPU_SETSIZE,
 };
 
@@ -27,7 +27,8 @@ bool http_threads_init(struct http_threads *threads, struct http_server *http, i
     threads->list = aligned_alloc(_Alignof(struct http_thread), (size_t)count * sizeof *threads->list);
     if (threads->list == NULL) return false;
     memset(threads->list, 0, (size_t)count * sizeof *threads->list);
-    /* Below a quota processes share all cores of the machine, and must not all hold on to the first ones. */
+    /* Several processes under CPU quotas share all cores of the machine. They must not all pin themselves to the first
+     * cores. */
     if (allowed > 1 && allowed <= cores && count % allowed == 0 && count / allowed >= allowed) {
         threads->cpu = calloc((size_t)allowed, sizeof *threads->cpu);
         if (threads->cpu == NULL) {
@@ -51,7 +52,8 @@ void http_threads_clear(struct http_threads *threads)
     *threads = (struct http_threads){ 0 };
 }
 
-/* The index of the core where the last packet of the socket arrived; -1 when it is none of ours. */
+/* Returns the index of the core where the last packet of the socket arrived, or -1 if no thread belongs to that
+ * core. */
 static int core_of(const struct http_threads *threads, int fd)
 {
     int cpu = -1;
@@ -67,7 +69,7 @@ static int connections_of(const struct http_thread *thread)
     return atomic_load_explicit(&thread->connections, memory_order_relaxed);
 }
 
-/* The least busy thread of a core, or of all (core -1). */
+/* Returns the least busy thread of a core, or of all cores (core -1). */
 static struct http_thread *least_busy(const struct http_threads *threads, int core)
 {
     struct http_thread *best = NULL;
@@ -106,7 +108,8 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
     return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
-/* A thread that the system refuses to move, or that another program has moved, stays where it is. */
+/* Pins a thread to its core or unpins it. If the system refuses that, or another program has moved the thread, the
+ * thread stays where it is. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);
@@ -154,16 +157,17 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        hold(threads, true); /* also threads that had nothing to do before */
+        hold(threads, true); /* also threads that were idle before and have no thread id until now */
 }
 
 /* ---- How a thread waits ------------------------------------------------------------------------------------------ */
 
 static _Thread_local struct {
-    int count;              /* requests of this thread that are with the loop */
-    const _Atomic int *all; /* and those of all threads */
-    int64_t until_ns;       /* for the end of the last one that went there, the core is kept awake */
-    int64_t expected_ns;    /* time until which the next request of a client is expected at once; 0: none is */
+    int count;              /* requests of this thread that the loop has */
+    const _Atomic int *all; /* requests of all threads that the loop has */
+    /* The core is kept awake until this time, for the end of the request that went to the loop last. */
+    int64_t until_ns;
+    int64_t expected_ns; /* time until which the next request of a client is expected at once; 0: none is */
 } awaited;
 
 void http_threads_await(int more, const _Atomic int *all)
@@ -178,7 +182,7 @@ void http_threads_expect(void)
     awaited.expected_ns = clock_ns() + HTTP_EXPECT_NS;
 }
 
-/* The next request of a client that has its answer is on its way: asks without a pause. */
+/* Polls for the next request of a client that is about to receive its answer, until expected_ns. */
 static int expect(int epfd, struct epoll_event *events, int most)
 {
     int count;

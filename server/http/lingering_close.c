@@ -1,5 +1,5 @@
-/* lingering_close.c: see lingering_close.h. A socket is in the table exactly as long as the table's
- * descriptor of it is open. */
+/* lingering_close.c: see lingering_close.h. The table holds a duplicate descriptor of each socket. A socket is in the
+ * table exactly as long as this duplicate is open. */
 #include "server/http/lingering_close.h"
 
 #include <errno.h>
@@ -53,11 +53,12 @@ static bool is_delivered(int fd)
     return ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
-/* Under the lock. */
+/* Call this with the lock held. Closes socket i and removes it from the table. */
 static void close_at(struct lingering *linger, int i)
 {
     const int fd = linger->sockets[i].fd;
-    /* The web server's descriptor of this socket may still be open, and then close() would leave it in the set. */
+    /* The web server's descriptor of this socket may still be open. close() alone would then leave the socket in the
+     * epoll set. */
     (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     close(fd);
     linger->count--;
@@ -76,15 +77,15 @@ void lingering_close_clear(struct lingering *linger)
 }
 
 /* Makes close() reset the connection. After shutdown() for reading, the system never enlarges the receive window again.
- * A client that waits for room to send the rest of its body would wait for ever. It has the answer already. */
+ * A client that waits for room to send the rest of its body would then wait for ever. It has the answer already. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* Returns whether the socket may be closed, after it has dropped what its client sent. A socket that was cut always
- * reads as ended. For it, only the delivery of the answer counts. */
+/* Drops what the client sent and returns whether the socket may be closed. A socket that was cut always reads as ended,
+ * so for it only the delivery of the answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
@@ -116,7 +117,8 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Under the lock. The fewer sockets have bytes, the more is dropped of each, so that a fast sender is soon done. */
+/* Call this with the lock held. Drops bytes of socket i. The fewer sockets have bytes, the more is dropped of each, so
+ * that a fast sender is soon done. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

@@ -1,15 +1,16 @@
 /* listen.c: listening and accepting.
  *
  * Invariants
- * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket,
- * then closed. At the limit an idle connection is closed to make room for it: those that never showed a token go
- * first (connections_make_room()).
- * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
- * backlog never keeps the loop busy with connections that it cannot accept.
- * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections: the loop has other things to do.
- * 4. Whom the kernel lets in is served. It lets in for as long as the socket is open, also between the last accept()
- * and close(), which resets who is still in the backlog; a client has sent its request by then, and a balancer may not
- * repeat it. So a listener is hidden first. */
+ * 1. A client whose connection cannot be taken gets a reason where that is possible: 503 with Retry-After is written
+ *    to its socket. At the limit an idle connection is closed to make room, first those that never showed a token
+ *    (connections_make_room()).
+ * 2. When descriptors run out, the spare one is closed for a moment to accept and refuse one client. Otherwise the
+ *    backlog would keep waking the loop for connections that it cannot accept.
+ * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections, because the loop has other work.
+ * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket
+ *    is closed, also between the last accept() and close(), and close() resets the connections in the backlog. Such
+ *    a client may have sent its request, and a load balancer may not repeat it. So listener_hide() makes the kernel
+ *    refuse new handshakes before the listener is closed. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
@@ -38,7 +39,7 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* One descriptor kept back for the day when there are none: invariant 2. Used by the loop's thread alone. */
+/* A descriptor that is kept for the time when no other is free: invariant 2. Only the loop's thread uses it. */
 static int spare_fd = -1;
 
 /* ---- Open -------------------------------------------------------------------------------------------------------- */
@@ -65,7 +66,7 @@ static void describe(struct listener *listener)
     }
 }
 
-/* Does anybody accept connections on this path? */
+/* Does a process accept connections on this path? */
 static bool is_alive(const struct sockaddr_un *address)
 {
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -93,8 +94,8 @@ static attn_status open_unix(struct listener *listener, const char *option, cons
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* The file's mode is what it is made with: for its owner and group alone. Nothing else runs yet that the umask
-     * could touch. */
+    /* The socket's file gets its mode when bind() makes it: access for owner and group only. No other thread runs yet
+     * that could be affected by the changed umask. */
     const mode_t before = umask(0117);
     const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);
@@ -121,7 +122,7 @@ static attn_status open_tcp(struct listener *listener, const char *option, const
     listener->fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener->fd >= 0) {
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        /* [::] means IPv6 alone, so that 0.0.0.0 of the same port can be listened on beside it. */
+        /* [::] means IPv6 only, so that another listener can use 0.0.0.0 with the same port. */
         if (found->ai_family == AF_INET6) (void)setsockopt(listener->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
     }
     if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 ||
@@ -178,7 +179,7 @@ bool listener_is_local(const struct listener *listener)
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
 {
     static const struct {
-        const char *any, *here; /* every address of the machine is no address to go to */
+        const char *any, *here; /* a browser cannot connect to the address that means all addresses */
     } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
     const char *host = "", *rest = listener->address;
     *text = '\0';
@@ -191,8 +192,8 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 
 /* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
-/* What the client has sent, or still sends, is dropped. Unread bytes at close() would be answered by a reset, which
- * could overtake the answer. */
+/* Refuses an accepted socket with 503. The client's bytes are then dropped: if they were unread at close(), the system
+ * would send a reset, which could overtake the answer. */
 static void refuse(struct http_server *http, int fd)
 {
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
@@ -207,7 +208,7 @@ static void set_options(const struct listener *listener, int fd)
 {
     const int on = 1, idle = LISTEN_KEEPALIVE_S, timeout = LISTEN_USER_TIMEOUT_MS;
     if (listener->is_unix) return;
-    /* These options only improve how the socket works. The server goes on without one that the system refuses. */
+    /* These options only improve how the socket works. If the system refuses one, the server goes on without it. */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
@@ -252,7 +253,7 @@ static void accept_some(struct listener *listener, int limit)
         socklen_t length = sizeof address;
         const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            if (errno == ECONNABORTED || errno == EINTR) continue; /* that client is gone: the next */
+            if (errno == ECONNABORTED || errno == EINTR) continue; /* that client has left: accept the next one */
             if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
                 refuse_with_spare(listener))
                 continue;
@@ -267,7 +268,7 @@ static void accept_some(struct listener *listener, int limit)
             continue;
         }
         set_options(listener, fd);
-        if (!http_server_add(http, fd, (struct sockaddr *)&address, length)) refuse(http, fd);
+        if (!mhd_add(http, fd, (struct sockaddr *)&address, length)) refuse(http, fd);
     }
 }
 
@@ -301,9 +302,8 @@ void listener_hide(struct listener *listener)
 {
     const int nowhere = NOWHERE;
     unlink_path(listener);
-    /* A socket that is bound to another interface than the one where a SYN arrives is not the one that it is for: the
-     * kernel refuses it. A handshake that has begun goes on. Linux 5.7 or later; without it,
-     * a few may be let in and reset. */
+    /* The kernel refuses a SYN whose interface is not the one that the socket is bound to. A handshake that has begun
+     * goes on. This needs Linux 5.7 or later; without it, a few clients may be accepted and then reset. */
     if (!listener->is_unix && listener->fd >= 0)
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof nowhere);
 }
@@ -318,7 +318,7 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* What was adopted, the supervisor hides: it may need it for another server. */
+    /* For an adopted socket the supervisor calls listener_hide(), because it may need the socket for another server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
     if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);
@@ -333,12 +333,12 @@ bool listener_is_retiring(const struct listener *listener, int64_t now_ms)
 void listener_stop(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* Whoever completed the handshake before now was accepted by the kernel in our name. */
+    /* The kernel has completed the handshakes of the clients in the backlog, so these clients are accepted first. */
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
     /* An open listener would accept clients while the server drains, and reset them at the end. A load balancer whose
-     * connection is refused goes to the next server at once. A supervisor keeps its own descriptor. */
+     * connection is refused goes to the next server at once. A supervisor keeps its own descriptor of the socket. */
     close(listener->fd);
     listener->fd = -1;
 }

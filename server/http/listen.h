@@ -1,6 +1,6 @@
-/* listen.h: the sockets that attnd listens on. They are ours, not libmicrohttpd's: accepting in the loop makes the
- * connection limit an answer (503) instead of a silence, never spins when descriptors run out, and lets a
- * supervisor keep the sockets while a server is replaced. */
+/* listen.h: the sockets that attnd listens on. attnd accepts connections itself, in the loop, instead of libmicrohttpd.
+ * So a client over the connection limit gets 503 and not silence, the server does not spin when descriptors run out,
+ * and a supervisor can keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 
@@ -18,39 +18,40 @@ struct server;
 struct listener {
     int fd;
     bool is_unix;
-    char address[160];        /* as it came out: "127.0.0.1:40123", "unix:/run/attnd.sock" */
-    char path[108];           /* of a unix socket that we made: removed at the end; empty otherwise */
-    struct loop_watch *watch; /* NULL: nothing is accepted */
+    char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
+    char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
+    struct loop_watch *watch; /* NULL: no connections are accepted */
     bool adopted;             /* another process (the supervisor) holds the socket too */
-    int64_t retired_ms;       /* time at which it was retired; 0: it is not retired */
+    int64_t retired_ms;       /* time at which the listener was retired; 0: it is not retired */
     struct server *server;
     struct http_server *http;
 };
 
 /* Binds and listens on "127.0.0.1:8080", "[::1]:0", "localhost:8080" or "unix:/run/attnd.sock", non-blocking and
- * close-on-exec. A unix socket on which no process listens any more is replaced. INVALID with one clear line otherwise,
- * which begins with `option`, such as "--listen". */
+ * close-on-exec. A unix socket on which no process listens any more is replaced. On an error it returns INVALID with
+ * one line of text, which begins with `option`, such as "--listen". */
 attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err);
 /* Takes over a socket that another process (the supervisor) has opened. */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
-void listener_close(struct listener *listener); /* stops accepting; removes a unix socket that we made */
+void listener_close(struct listener *listener); /* stops accepting; removes a unix socket that attnd made */
 
-/* Accepts in the loop, for `port`. */
+/* Starts to accept connections in the loop, for the web server `http`. */
 attn_status listener_start(struct listener *listener, struct loop *loop, struct server *server,
                            struct http_server *http, attn_error *err);
 /* True if only this machine can reach the listener. */
 bool listener_is_local(const struct listener *listener);
-/* "http://127.0.0.1:8080/", for a browser on this machine; "" for a unix socket. Returns `text`. */
+/* Returns `text`: "http://127.0.0.1:8080/", for a browser on this machine, or "" for a unix socket. */
 enum { LISTENER_URL_BYTES = 192 };
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES]);
-/* From here on new clients are refused, as if nobody listened, and those whose handshake is under way are let in. It
- * cannot be undone, and is so for every process that has this socket. */
+/* From this call on the kernel refuses new clients, as if no process listened, but completes handshakes under way. This
+ * cannot be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* The first step of its end: it is hidden. One that cannot be is stopped at once. */
+/* Calls listener_hide(), so that the last handshakes can end before listener_stop(). Where the kernel still takes new
+ * clients after that, and for a unix socket, it stops the listener at once. */
 void listener_retire(struct listener *listener);
-/* It is retired, and a handshake that was under way then may not have ended yet. */
+/* True while the listener is retired and a handshake from before may still be under way. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);
-/* Takes what is in the backlog, then stops. */
+/* Accepts the connections in the backlog, then stops the listener. */
 void listener_stop(struct listener *listener);
 
 #endif

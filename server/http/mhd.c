@@ -1,14 +1,14 @@
 /* mhd.c: the libmicrohttpd side of a request.
  *
- *   on_uri          the request line: a request is born
- *   on_request      STEP_HEAD      framing, route, limits, token, admission        (nothing of the body is kept before)
- *                   STEP_DECODE    each piece of the body goes through the parser; a compressed one is unpacked
- *                                  before, a turn at a time
- *                   STEP_DISCARD   refused: the body is read and dropped, so that the client can read the answer
- *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
- *                                  small that it was computed here
- *                   STEP_WAIT      resumed: answer
- *   on_completed    the client has it, or left: log line, metrics, everything is freed */
+ *   on_uri         the request line has arrived: makes the request
+ *   on_request     STEP_HEAD      checks framing, route, limits, token and admission; keeps no byte of the body before
+ *                  STEP_DECODE    feeds each piece of the body to the parser; a compressed piece is unpacked first, a
+ *                                 limited amount per call
+ *                  STEP_DISCARD   the request was refused: reads and drops the body, so the client reads the answer
+ *                  (body ends)    checks it; suspends the connection and posts the request to the loop; or answers
+ *                                 a request that was refused or is so small that this thread computed it
+ *                  STEP_WAIT      the connection was resumed: answers
+ *   on_completed   the client has the answer, or has left: writes the log line and metrics, frees everything */
 #include "server/http/mhd.h"
 #include "server/http/exchange.h"
 
@@ -49,7 +49,7 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* The id and the trace come first, for every answer and log line carries them. */
+/* Reads the request's id and trace first, because every answer and log line carries them. */
 static void read_identity(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -74,7 +74,7 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* Sets the peer: where a trusted proxy sent the request, the client behind the proxy. */
+/* Sets the peer's address. If a trusted proxy sent the request, this is the address of the client behind the proxy. */
 static void read_peer(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -87,7 +87,7 @@ static void read_peer(struct request *request)
                          exchange->peer);
 }
 
-/* The first call: the headers are there. */
+/* Handles the first call for a request: all headers have arrived. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -101,7 +101,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        exchange->connection->sending = true; /* the client may send more, whatever it is */
+        exchange->connection->sending = true; /* the framing is unknown, so the client may send more */
         return answer_now(request, true);
     }
     head_rules_origin(request, &f);
@@ -117,14 +117,14 @@ static enum MHD_Result head(struct request *request, const char *version)
             return answer_now(request, true);
         }
     }
-    quirks_expectation(request, &f);
+    mhd_quirks_expectation(request, &f);
     if (http_head_has_body(&f) && !connection_enter(exchange->connection, CONNECTION_BODY)) return MHD_NO;
     return MHD_YES;
 }
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* The connection is not suspended any more. */
+/* Ends a suspension: the loop has resumed the connection, or the connection broke after that. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -159,7 +159,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     const size_t arguments = http_head_arguments(uri);
     exchange->bad_line = !http_head_is_target(uri);
     exchange->has_query = arguments > 0;
-    if (arguments > HTTP_ARGUMENTS_MAX) { /* quirk 8 */
+    if (arguments > HTTP_ARGUMENTS_MAX) { /* quirk 8 of mhd_quirks.h */
         exchange->http_status = 414;
         connection_cut_with(connection, PROTO_E_TARGET_TOO_LONG, NULL);
     }
@@ -181,7 +181,7 @@ static size_t on_unescape(void *context, struct MHD_Connection *mhd, char *text)
     return http_head_unescape(text);
 }
 
-/* What is to be done next with a request: libmicrohttpd calls one function for everything. */
+/* Does the next step of a request. libmicrohttpd calls one function for every event. */
 static enum MHD_Result advance(struct request *request, const char *url, const char *method, const char *version,
                                const char *upload, size_t *upload_size)
 {
@@ -190,7 +190,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     route_error_media(exchange->path)); /* escapes are resolved now */
+                     route_error_media(exchange->path)); /* the percent-escapes of the path are resolved now */
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;
         return head(request, version);
@@ -199,7 +199,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            if (*upload_size > 0) { /* quirk 5 */
+            if (*upload_size > 0) { /* quirk 5 of mhd_quirks.h */
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
             }
@@ -232,13 +232,13 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = exchange_of(request)->connection;
-    end_wait(request); /* the connection broke between being resumed and being answered */
+    end_wait(request); /* needed if the connection broke after it was resumed and before it was answered */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    (void)connection_enter(connection, CONNECTION_IDLE); /* when it was cut, it is about to end anyway */
+    (void)connection_enter(connection, CONNECTION_IDLE); /* this fails after a cut, when the connection ends anyway */
 }
 
 static void on_completed(void *context, struct MHD_Connection *mhd, void **request_context,
@@ -267,8 +267,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd closes without on_completed() where it refuses a body itself (1.0.1: a chunk's head longer than
-         * its buffer), or refuses a head twice (0.9.75). The head's memory has then been freed. */
+        /* libmicrohttpd closes without on_completed() in two cases: 1.0.1 when a chunk's head is longer than its
+         * buffer, and 0.9.75 when it refuses a head twice. The memory of the head has then been freed. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;
@@ -323,7 +323,7 @@ static char *read_pem(const char *option, const char *path, attn_error *err)
     return text;
 }
 
-/* The daemons of the threads, with what they have in common. */
+/* Starts one daemon for each thread, all with the same options. */
 static bool start_threads(struct http_server *http, unsigned flags, const struct MHD_OptionItem *more)
 {
     for (int i = 0; i < http->threads.count; i++) {
@@ -343,7 +343,7 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
 /* Versions before TLS 1.2 must not be used any more (RFC 8996). */
 static char tls_versions[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
-attn_status http_server_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
+attn_status mhd_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
 {
     const struct config *config = server->config;
     const bool tls = kind == PORT_MAIN && config->tls_cert;
@@ -366,24 +366,24 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         http->cert = read_pem("--tls-cert", config->tls_cert, err);
         http->key = http->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
         if (http->key == NULL) {
-            http_server_close(http);
+            mhd_close(http);
             return ATTN_INVALID;
         }
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, http->cert };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_PRIORITIES, 0, tls_versions };
     }
-    count += quirks_options(&more[count]);
+    count += mhd_quirks_options(&more[count]);
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
-    if (quirks_self_test(err) != ATTN_OK) {
-        http_server_close(http);
+    if (mhd_quirks_self_test(err) != ATTN_OK) {
+        mhd_close(http);
         return ATTN_INTERNAL;
     }
     MHD_set_panic_func(on_panic, NULL);
     if (!start_threads(http, flags, more)) {
         const int error = errno;
-        http_server_close(http);
+        mhd_close(http);
         if (tls)
             return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS",
                              config->tls_cert, config->tls_key);
@@ -393,7 +393,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
     return ATTN_OK;
 }
 
-void http_server_close(struct http_server *http)
+void mhd_close(struct http_server *http)
 {
     for (int i = 0; i < http->threads.count; i++)
         if (http->threads.list[i].daemon) MHD_stop_daemon(http->threads.list[i].daemon);
@@ -403,7 +403,7 @@ void http_server_close(struct http_server *http)
     *http = (struct http_server){ 0 };
 }
 
-bool http_server_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
+bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
 {
     const bool near = http->server->devices && inline_near(http->server->devices);
     struct http_thread *thread = near ? http_threads_pick(&http->threads, fd)
@@ -413,27 +413,28 @@ bool http_server_add(struct http_server *http, int fd, const struct sockaddr *ad
     if (connection == NULL) return false;
     (void)peer_text(address, connection->peer);
     first_bytes_expect(fd, !http->plain);
-    if (MHD_add_connection(thread->daemon, fd, address, length) != MHD_YES) { /* it has closed the socket */
+    if (MHD_add_connection(thread->daemon, fd, address, length) != MHD_YES) { /* libmicrohttpd has closed the socket */
         connections_remove(http->server->connections, connection);
         metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     }
     return true;
 }
 
-void http_server_balance(struct http_server *http, int64_t now_ms)
+void mhd_balance(struct http_server *http, int64_t now_ms)
 {
     if (inline_near(http->server->devices)) http_threads_balance(&http->threads, now_ms);
 }
 
-void http_server_unpin(struct http_server *http)
+void mhd_unpin(struct http_server *http)
 {
     http_threads_unpin(&http->threads);
 }
 
-void http_server_resume(struct request *request)
+void mhd_resume(struct request *request)
 {
     struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);
     MHD_resume_connection(
-        mhd); /* the HTTP thread owns the request from here on, so nothing of it may be read or written here */
+        /* The HTTP thread owns the request from here on, so the loop may not read or write it any more. */
+        mhd);
 }

@@ -12,10 +12,11 @@
 
 static bool is_0_9(void)
 {
-    return strcmp(MHD_get_version(), "1") < 0; /* the one that runs, not the one whose header this was compiled with */
+    /* the version that runs may differ from the header that this was compiled with */
+    return strcmp(MHD_get_version(), "1") < 0;
 }
 
-attn_status quirks_self_test(attn_error *err)
+attn_status mhd_quirks_self_test(attn_error *err)
 {
     int (*const found)(int, struct epoll_event *, int, int) = (__typeof__(&epoll_wait))dlsym(RTLD_DEFAULT,
                                                                                              "epoll_wait");
@@ -28,24 +29,24 @@ attn_status quirks_self_test(attn_error *err)
     return ATTN_OK;
 }
 
-int quirks_options(struct MHD_OptionItem *options)
+int mhd_quirks_options(struct MHD_OptionItem *options)
 {
     if (!is_0_9()) return 0;
     options[0] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, HTTP_CONNECTION_STEP, NULL };
     return 1;
 }
 
-void quirks_expectation(struct request *request, const struct http_head *head)
+void mhd_quirks_expectation(struct request *request, const struct http_head *head)
 {
     char *const value = (char *)MHD_lookup_connection_value(exchange_of(request)->mhd, MHD_HEADER_KIND, "Expect");
     if (value) value[http_head_has_body(head) ? strlen(head->value[HEADER_EXPECT]) : 0] = '\0';
 }
 
-/* In place of libc's function of this name, for the libraries too: they are linked to a program's own definition. A
- * caller that was given as many events as it asked for does not sleep when it asks the same set again. */
+/* Replaces libc's epoll_wait() in the whole process, also in the libraries. A call that returned as many events as were
+ * requested is followed by one that does not sleep, if it is for the same set. */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
-    static _Thread_local int full_epfd = -1; /* that gave this thread all that it asked for, the last time */
+    static _Thread_local int full_epfd = -1; /* the set that filled the whole buffer in this thread's last call */
     const int count = http_threads_wait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout);
     full_epfd = count == maxevents ? epfd : -1;
     return count;

@@ -1,5 +1,5 @@
 /* own_answers.c: see own_answers.h. libgnutls comes with libmicrohttpd and is not linked here, so its functions are
- * looked up. */
+ * looked up at run time. */
 #include "server/http/own_answers.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@
 #include "server/http/refusal.h"
 #include "server/http/exchange.h"
 
-static _Thread_local struct http_thread *this_thread; /* NULL: not one that serves connections */
+static _Thread_local struct http_thread *this_thread; /* NULL: this thread serves no connections */
 
 void own_answers_begin(struct http_thread *thread)
 {
@@ -28,18 +28,19 @@ void own_answers_begin(struct http_thread *thread)
 }
 
 /* Statuses with which libmicrohttpd refuses, and the errors that are sent instead. 505 is sent unchanged. */
-enum { MALFORMED = 0 }; /* the row of a malformed message */
+enum { MALFORMED = 0 }; /* index of the row for a malformed message */
 static const struct {
     int status;
     proto_error error;
-    const char *detail; /* NULL: the title says it all */
+    const char *detail; /* NULL: the title of the error says everything */
 } refusals[] = {
     [MALFORMED] = { 400, PROTO_E_INVALID_FRAMING, NULL },
     { 301, PROTO_E_INVALID_FRAMING, "the request line contains a character where it cannot stand" },
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" }, /* nor does 413 */
+    /* libmicrohttpd's 413 does not fit into that memory either, so it answers 500. */
+    { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };
 
@@ -71,8 +72,7 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Looks for a mistake in the part of the head that libmicrohttpd has read. Returns false if there is none that this
- * server refuses. */
+/* Looks for a mistake in the part of the head that libmicrohttpd has read. False: there is none that attnd refuses. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -106,8 +106,8 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* Fills `refusal` with what is sent instead of the answer that begins with these bytes, and returns its length. 0: the
- * answer is ours, or is sent unchanged. */
+/* Writes into `refusal` what is sent instead of the answer that begins with these bytes, and returns its length. 0: the
+ * answer is attnd's, or is sent unchanged. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);
@@ -115,7 +115,8 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
     struct connection *const connection = connections_find(this_thread->http->server->connections, fd);
     if (connection == NULL || (connection->request && exchange_of(connection->request)->step == STEP_ANSWER)) return 0;
     connection->sending = true;
-    if (connection->request) return refuse(connection->request, row, refusal); /* it is logged at its end */
+    /* access_log_request() logs it when the request ends */
+    if (connection->request) return refuse(connection->request, row, refusal);
     struct request *const lost = begin_lost_request(connection);
     if (lost == NULL) return refusal_text(refusal, refusals[row].error, refusals[row].detail, NULL, NULL);
     const size_t length = refuse(lost, row, refusal);
@@ -128,7 +129,7 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
 typedef ssize_t record_send(void *session, const void *bytes, size_t count);
 record_send gnutls_record_send;
 
-/* libgnutls's own gnutls_record_send(). */
+/* Calls gnutls_record_send() of libgnutls, which this program's own definition hides. */
 static ssize_t send_record(void *session, const void *bytes, size_t count)
 {
     static _Thread_local void *real;
@@ -167,7 +168,7 @@ void own_answers_end(struct connection *connection)
 
 /* ---- These replace the functions of the libraries ---------------------------------------------------------------- */
 
-/* Sends the refusal, and reports to libmicrohttpd that the client has gone, so that it closes the connection. */
+/* Sends the refusal, and reports to libmicrohttpd that the client has left, so that it closes the connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
@@ -193,7 +194,7 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 ssize_t gnutls_record_send(void *session, const void *bytes, size_t count)
 {
     enum { GNUTLS_E_PUSH_ERROR = -53 };
-    static _Thread_local void *fd_of; /* int fd_of(void *session) */
+    static _Thread_local void *fd_of; /* libgnutls's function: int fd_of(void *session) */
     char refusal[REFUSAL_BYTES];
     if (fd_of == NULL) fd_of = dlsym(RTLD_NEXT, "gnutls_transport_get_int");
     if (status_of(bytes, count) == MHD_HTTP_HTTP_VERSION_NOT_SUPPORTED) first_bytes_tell_in_tls();

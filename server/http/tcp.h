@@ -1,5 +1,5 @@
-/* tcp.h: what only the kernel knows about a connection. A file of its own: <linux/tcp.h> and <netinet/tcp.h>, which
- * libuv includes, do not go together, and glibc's has no tcpi_bytes_received. */
+/* tcp.h: what only the kernel knows about a connection. It is a separate file because it needs <linux/tcp.h>. That
+ * header conflicts with <netinet/tcp.h>, which libuv includes and in which glibc has no tcpi_bytes_received. */
 #ifndef TCP_H
 #define TCP_H
 

@@ -1,8 +1,8 @@
 /* tokens.c: bearer tokens.
  *
- * A comparison that stops at the first difference tells an attacker how much of a guess was right. So every token
- * is held in a field of fixed length, padded with zeros, and a candidate is compared with all of them, all bytes,
- * whatever was found before. */
+ * A comparison that stops at the first difference tells an attacker how much of a guess was right. So every token is
+ * stored in a field of fixed length, padded with zeros. A candidate is compared with all bytes of all tokens, even
+ * after a match. */
 #include "server/http/tokens.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
-    struct caller *caller; /* a reference */
+    struct caller *caller; /* holds a reference */
     char name
         [METRICS_LABEL_BYTES]; /* name of a new account: the comment behind the token, or else the number of its line */
 };
@@ -49,8 +49,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Every token gets its account: that of the same line in the list before, or of the same token further up in this one.
- * False when out of memory. */
+/* Gives every token its account: the account of the same token in the list before or further up in this list, or else a
+ * new one. False: out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -64,7 +64,7 @@ static bool open_accounts(struct token_list *list, const struct token_list *befo
     return true;
 }
 
-/* One token alone shares with nobody. */
+/* Sets each account's share of the bounds. If there is only one token, it may use all of each bound. */
 static void set_shares(struct token_list *list, int share_percent)
 {
     bool several = false;
@@ -98,7 +98,8 @@ static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
     }
 }
 
-/* Reads a line of any bytes, with its line feed, or as much of it as fits. False: there are no more lines. */
+/* Reads a line with its line feed, or as much of it as fits. The line may contain any bytes. False: there are no more
+ * lines. */
 static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
 {
     *length = 0;
@@ -110,7 +111,7 @@ static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
     return *length > 0;
 }
 
-/* A token is sent in a header. False: the byte at *at cannot be sent there. */
+/* True if a header can carry all bytes of the token. False: the byte at *at cannot be sent. */
 static bool is_token(const char *text, size_t length, size_t *at)
 {
     for (*at = 0; *at < length; ++*at)
@@ -220,7 +221,8 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
 {
     struct token_list *list = read_file(tokens->path, why, why_capacity);
     if (list == NULL) return false;
-    if (!open_accounts(list, tokens->list)) { /* only this thread changes it, so it may read it without the lock */
+    /* only this thread changes the list, so it may read it without the lock */
+    if (!open_accounts(list, tokens->list)) {
         snprintf(why, why_capacity, "--token-file %s: out of memory", tokens->path);
         free_list(list);
         return false;
@@ -234,7 +236,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
     return true;
 }
 
-static const char scheme[] = "Bearer "; /* and the token */
+static const char scheme[] = "Bearer "; /* the token follows it */
 
 struct caller *tokens_find(struct tokens *tokens, const char *authorization)
 {
@@ -253,8 +255,8 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
             tokens->list->tokens[i].text; /* volatile: the compiler must not stop early either */
         unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
-        /* `same` is all ones if no byte differs, else 0; there is no branch, so the time tells nothing. A token that is
-         * listed twice has one account, so `found` is never a mixture of two. */
+        /* `same` is all ones if no byte differs, else 0. There is no branch, so the time reveals nothing. A token that
+         * is listed twice has one account, so `found` is never a mixture of two accounts. */
         const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
         found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }

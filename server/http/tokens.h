@@ -1,7 +1,7 @@
-/* tokens.h: the bearer tokens that may use this server (--token-file): one per line, blank lines and lines that start
- * with # are skipped. Text behind " #" names the token in /metrics and in the log; without one it is called "line 3".
- * Each has an account of its own (caller.h). The file is read again on SIGHUP; a token that stays keeps its account and
- * its name. Thread-safe. */
+/* tokens.h: the bearer tokens that may use this server (--token-file). The file has one token per line; blank lines and
+ * lines that start with # are skipped. Text behind " #" names the token in /metrics and in the log; without such text
+ * the name is the line's number, such as "line 3". Each token has an account of its own (caller.h). SIGHUP makes the
+ * server read the file again; a token that stays keeps its account and its name. Thread-safe. */
 #ifndef TOKENS_H
 #define TOKENS_H
 
@@ -13,8 +13,8 @@
 
 struct tokens;
 
-/* `share_percent`: how much of each bound a token may use while there are others. NULL after filling `why` with one
- * clear line. */
+/* Reads the token file. `share_percent` is how much of each bound one token may use while there are others. NULL: an
+ * error, described by one line in `why`. */
 struct tokens *tokens_open(const char *path, int share_percent, char *why, size_t why_capacity);
 void tokens_close(struct tokens *tokens); /* may be NULL */
 
@@ -22,7 +22,7 @@ void tokens_close(struct tokens *tokens); /* may be NULL */
 bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
 
 /* Finds the account of the token in the value of an Authorization header (may be NULL). Returns a reference that the
- * caller owns; NULL: no token matches. Takes the same time for every token and every wrong one of the same length. */
+ * caller owns, or NULL if no token matches. Known and unknown tokens of the same length take the same time. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
 /* True if one of the tokens has this account. */

@@ -57,10 +57,12 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Leases one block for all inputs that are read, and a third more for outputs (as body_admit() does). A warm block
- * already has its pages, while the parser's block would grow by new pages. If there is no such block, that one grows.
- * It is done only if these inputs are larger than the parser's block: then the parser requests more memory than it
- * has, and is told the new address. */
+/* Leases one block for all inputs in shared memory, and a third more for outputs (as body_admit() does). A block that
+ * was used before already has its pages, while the parser's block would grow by new pages. If no such block is free,
+ * the parser's block grows instead.
+ *
+ * This happens only if the inputs are larger than the parser's block. The parser then requests more memory than it has,
+ * and learns the new address in this way. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -82,7 +84,7 @@ static bool is_within(const struct staging_block *block, const struct region_use
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Copies inputs from shared memory to staging memory. The copy is what is checked, since the client cannot change it.
+/* Copies inputs from shared memory to staging memory. The server checks the copy, since the client cannot change it.
  * Inputs in a GPU's memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
@@ -121,7 +123,7 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     return at_ns;
 }
 
-/* Sets the cache that the path of an append names. False: the name is too long to be one. */
+/* Sets the cache that the path of an append names. False: the name is too long for a cache's id. */
 static bool name_cache(const struct request *request, proto_item *item)
 {
     const struct slice *const id = &request->parameters[0];
@@ -158,27 +160,27 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->job->caches = server->caches;
     request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* the job owns it now */
+    request->block = NULL; /* the job owns the block now */
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
-    request->shared = NULL; /* the job owns this, too */
+    request->shared = NULL; /* the job owns the list of regions now */
     if (proto_operations[call->op].cache_in_path && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->part.device = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);
-    status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
+    status = prepare_job(request->job, devices_capabilities(server->devices), devices_largest(server->devices), err);
     if (status != ATTN_OK) proto_call_locate(call, err);
     return status;
 }
 
-/* Refuses work at once that one request may not request, or that cannot be done in time. --max-seconds is compared
- * with the expected time of the work. The deadline is compared with the least time the work can take: a request that
+/* Refuses a request at once if its work exceeds --max-seconds or cannot be done in time. --max-seconds is compared with
+ * the expected time of the work. The deadline is compared with the least time that the work can take, so a request that
  * might still be done in time is not refused. */
 static void refuse_hopeless(const struct request *request, struct check_result *result)
 {
     const struct server *server = request->server;
     struct job *const job = request->job;
-    prepare_look_closer(job, devices_any(server->devices), devices_largest(server->devices));
+    prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double least_s = devices_least_seconds(server->devices, job);
     result->failed = true;

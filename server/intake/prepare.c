@@ -1,14 +1,15 @@
 /* prepare.c: makes a job that a device can run from a decoded body.
  *
- * The tensors lie in one block, leased at the headers. A second block is leased only if the outputs are larger than
- * expected:
+ * The tensors lie in one block, which was leased when the headers arrived. A second block is leased only if the outputs
+ * are larger than expected:
  *
  *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Outputs in a client's region of a GPU's memory lie there instead. Every tensor here starts on a 64-byte boundary.
- * All outputs lie in one piece, and so do the inputs: a device with its own memory copies each piece at once. */
+ * Outputs for a client's region of a GPU's memory lie in that region instead. Every tensor here starts on a 64-byte
+ * boundary. All outputs form one piece, and all inputs form another: a device with its own memory copies each piece at
+ * once. */
 #include "server/intake/prepare.h"
 
 #include <assert.h>
@@ -26,11 +27,15 @@
 #include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
-enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* of attn_move */ };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* alignment of attn_move */ };
 
-static bool is_output(attn_tensor_id id, attn_op op)
+/* The output of this number, for which memory is needed; NULL: none. A context keeps more than what is answered. */
+static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
-    return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
+    if (number >= ATTN_TENSOR_COUNT || item->parts) return proto_item_result(item, number);
+    if (!attn_writes(&item->problem, (attn_tensor_id)number)) return NULL;
+    return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
 /* True if an item before this one uses the same context. */
@@ -55,7 +60,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* An item of the same request has taken it and will use it up. */
+    /* An earlier item of the same request has taken the context and will use it up. */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -68,7 +73,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    if (status != ATTN_OK) { /* the fault is in how it is used, not in what was saved */
+    if (status != ATTN_OK) { /* the error is in this item's tensors, not in the saved ones */
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
         return status;
@@ -98,9 +103,9 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* Refuses `save` for a forward whose backward could not be computed. It examines only the tensors that decide this,
+/* Refuses `save` for a forward whose backward could not be computed. Only the tensors that decide this are examined,
  * because reading the values of masks a second time would take long. */
-static attn_status check_save(const proto_item *item, const attn_device *device, attn_error *err)
+static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
         ATTN_T_q,         ATTN_T_k,         ATTN_T_v,          ATTN_T_cu_seqlens_q, ATTN_T_cu_seqlens_k,
@@ -113,17 +118,17 @@ static attn_status check_save(const proto_item *item, const attn_device *device,
     backward.layout = item->problem.layout;
     for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
         backward.tensor[decide[i]] = item->problem.tensor[decide[i]];
-    /* Their memory is not placed yet; any non-NULL address will do. */
+    /* The outputs have no memory yet; the check needs only an address that is not NULL. */
     backward.out.data = backward.lse.data = backward.q.data;
     backward.dout = backward.out;
     attn_status status = attn_check(&backward, &why);
-    if (status == ATTN_OK) status = attn_plan_make(device, &backward, &plan, &why);
+    if (status == ATTN_OK) status = attn_plan_make(can, &backward, &plan, &why);
     if (status == ATTN_OK) return ATTN_OK;
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* Draws a seed for a forward with dropout and without one, so that each call drops other elements. The seed is below
- * 2^53: JSON readers that have only doubles keep it exactly. */
+/* Draws a seed for a forward with dropout whose client gave no seed, so that each call drops other elements. The seed
+ * is below 2^53, so JSON readers that have only doubles keep it exactly. */
 static attn_status draw_seed(proto_item *item, attn_error *err)
 {
     enum { BITS = 53 };
@@ -135,9 +140,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Binds the tensors of a body with one problem that lie in clients' regions, now that the shapes are known.
- * Those in a GPU's memory are the client's again after the request, and the CPU cannot read them: `save`
- * and `verify` are refused. */
+/* Binds the tensors that lie in clients' regions, for a body with one problem, now that the shapes are known. Tensors
+ * in a GPU's memory are the client's again after the request, and the CPU cannot read them. So `save` and `verify` are
+ * refused for them. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -163,46 +168,48 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Outputs that need no staging memory, because they lie in a client's memory. */
+/* Returns the outputs that lie in a client's memory and therefore need no staging memory. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
 }
 
 /* Adds the bytes of an item's outputs, except `elsewhere`, each rounded up to the alignment. */
-static attn_status count_outputs(const proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
+static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_tensor *t = &item->problem.tensor[id];
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        const attn_tensor *t = output_of(item, elsewhere, n);
+        char name[PROTO_NAME_BYTES];
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
+        if (t == NULL) continue;
         if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) ||
             __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
             __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
-            return attn_fail(err, ATTN_TOO_LARGE, NULL, "%s: its size does not fit in 64 bits", attn_tensors[id].name);
+            return attn_fail(err, ATTN_TOO_LARGE, NULL, "%s: its size does not fit in 64 bits",
+                             proto_tensor_name(n, true, name));
         *bytes = *bytes / ALIGNMENT * ALIGNMENT;
     }
     return ATTN_OK;
 }
 
-/* How many numbers of the item an answer writes as text. */
-static int64_t count_numbers(const proto_item *item)
+/* Returns how many numbers of the item an answer writes as text. */
+static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_tensor *t = &item->problem.tensor[id];
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        const attn_tensor *const t = proto_item_result(item, n);
         int64_t elements;
-        if ((item->outputs >> id & 1) && attn_shape_elements(t->rank, t->shape, &elements)) sum += elements;
+        if (t && attn_shape_elements(t->rank, t->shape, &elements)) sum += elements;
     }
     return sum;
 }
 
 static void place_outputs(proto_item *item, uint64_t elsewhere, char **at)
 {
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        attn_tensor *t = &item->problem.tensor[id];
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        attn_tensor *const t = output_of(item, elsewhere, n);
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
+        if (t == NULL) continue;
         t->data = *at;
         if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size))
             *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -218,42 +225,42 @@ static bool is_better_alone(const struct job *job)
 static job_kind kind_of(const struct job *job)
 {
     const double most = job->memory_bound ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
-    if (job->wants_judge || job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES)
-        return 0;
-    if (is_better_alone(job)) return 0;
+    if (job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
+    if (is_better_alone(job) || job->wants_judge || proto_operations[job->call->op].merges) return 0;
     if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
     const attn_problem *p = &job->call->items[0].problem;
+    if (p->op == ATTN_OP_OBSERVE) return 0;
     const attn_dims d = attn_dims_of(p);
     if (d.H > 0xfff || d.Hk > 0xfff) return 0;
     return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 |
            (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->transaction != NULL) << 50;
 }
 
-/* Scratch memory of all problems that will run, as a device reserves it. */
-static attn_status workspace_of(const struct job *job, const attn_device *device, size_t *bytes, attn_error *err)
+/* Sums the scratch memory of all problems that will run, as a device reserves it. */
+static attn_status workspace_of(const struct job *job, const attn_capabilities *can, size_t *bytes, attn_error *err)
 {
-    const proto_call *call = job->call;
-    attn_plan one, *plans = job->runnable == 1 ? &one : malloc((size_t)job->runnable * sizeof *plans);
-    attn_status status = ATTN_OK;
+    const int all = job->call->count;
     int count = 0;
-    if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
-    for (int i = 0; i < call->count && status == ATTN_OK; i++)
-        if (job_problem(job, i)) status = attn_plan_make(device, job_problem(job, i), &plans[count++], err);
-    if (status == ATTN_OK) status = attn_workspace(device, plans, count, bytes, err);
-    if (plans != &one) free(plans);
+    if (all == 1) return attn_workspace(can, job->plans, job_problem(job, 0) != NULL, bytes, err);
+    attn_plan *const plans = malloc((size_t)all * sizeof *plans);
+    if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", all);
+    for (int i = 0; i < all; i++)
+        if (job_problem(job, i)) plans[count++] = job->plans[i];
+    const attn_status status = attn_workspace(can, plans, count, bytes, err);
+    free(plans);
     return status;
 }
 
-/* Refuses a job that no device has enough memory for, even alone: a later try would fail, too. A device with its own
+/* Refuses a job that needs more memory than any device has, because a later try would fail too. A device with its own
  * memory mirrors the inputs, the outputs and the contexts used (memory.c). Every device needs scratch memory. */
-static attn_status check_fits(const struct job *job, const attn_device *device, const attn_device_info *largest,
+static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                               attn_error *err)
 {
     size_t bytes = 0;
     attn_status status;
     if (job->runnable == 0 || job->wants_judge || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE))
         return ATTN_OK;
-    if ((status = workspace_of(job, device, &bytes, err)) != ATTN_OK) return status;
+    if ((status = workspace_of(job, can, &bytes, err)) != ATTN_OK) return status;
     if (!largest->unified) {
         bytes += job->inputs_used + job->outputs.bytes + (job->shared ? (size_t)job->shared->pinned_bytes : 0);
         for (int i = 0; job->saved && i < job->call->count; i++) {
@@ -290,7 +297,28 @@ static void add_judge_cost(struct job *job, const proto_item *item)
     job->worst_seconds = job->seconds;
 }
 
-/* The priority of a body; with several problems, that of the most urgent one. */
+/* Adds the time that counting an item's pairs takes (attn_counter). */
+static void add_count(struct job *job, const proto_item *item)
+{
+    const double step_s = 1e-9;
+    const double seconds = item->counts ? attn_count_work(&item->problem, proto_tile(item)) * step_s : 0;
+    job->seconds += seconds;
+    job->worst_seconds += seconds;
+}
+
+/* Is counting the item's pairs not too much work? */
+static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
+{
+    attn_counter *counter;
+    if (!item->counts) return ATTN_OK;
+    const attn_status status = attn_counter_open(&item->problem, proto_tile(item), &counter, err);
+    if (status != ATTN_OK) return status;
+    (void)attn_counter_close(counter);
+    job->wants_count = true;
+    return ATTN_OK;
+}
+
+/* Returns the priority of a body. A body with several problems has the priority of its most urgent problem. */
 static int64_t priority_of(const proto_call *call)
 {
     int64_t first = PROTO_PRIORITY_USUAL;
@@ -301,33 +329,32 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Tensors in this process's own memory, to which nothing else writes now. These are not tensors in caches, in a GPU's
- * memory, or copied by a GPU from a client's pages. */
+/* Returns the tensors that are in this process's own memory and that no other thread or process writes now. Tensors in
+ * caches, in a GPU's memory, or copied by a GPU from a client's pages are not among them. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
     return ATTN_EVERYTHING;
 }
 
-void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest)
+void prepare_look_closer(struct job *job, const attn_device_info *largest)
 {
     const uint64_t draw = (uint64_t)clock_ns();
     double costliest = 0;
     if (job->wants_judge) return;
     const bool looks = job->worst_seconds > PREPARE_STRANGE_S && job->worst_seconds > PREPARE_STRANGE * job->seconds;
-    if (job->seconds < PREPARE_CLOSER_S && !looks) return;
+    if ((job->seconds < PREPARE_CLOSER_S && !looks) || proto_operations[job->call->op].merges) return;
     job->flops = job->seconds = job->worst_seconds = 0;
     for (int i = 0; i < job->call->count; i++) {
-        const attn_problem *p = job_problem(job, i);
-        attn_error ignored;
-        attn_plan plan;
-        if (p == NULL || attn_plan_make(device, p, &plan, &ignored) != ATTN_OK) continue;
-        const attn_cost cost = attn_cost_closer(largest, &plan, looks ? readable_of(job) : 0, draw + (uint64_t)i);
+        if (job_problem(job, i) == NULL) continue;
+        const attn_cost cost = attn_cost_closer(largest, &job->plans[i], looks ? readable_of(job) : 0,
+                                                draw + (uint64_t)i);
         add_cost(job, &cost, &costliest);
+        add_count(job, &job->call->items[i]);
     }
 }
 
-attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)
+attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest, attn_error *err)
 {
     proto_call *call = job->call;
     const proto_operation *const operation = &proto_operations[call->op];
@@ -339,18 +366,21 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
 
     job->because = "";
     job->wants_judge = operation->judges;
+    job->plans = malloc((size_t)call->count * sizeof *job->plans);
+    if (job->plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", call->count);
     for (int i = 0; i < call->count; i++) {
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
-        if (error->status == ATTN_OK && operation->takes_caches) error->status = transaction_prepare(job, error);
+        if (error->status == ATTN_OK && proto_uses_caches(call->op, item))
+            error->status = transaction_prepare(job, error);
         if (error->status == ATTN_OK) bind_regions(job, item, error);
         if (error->status == ATTN_OK && operation->op == ATTN_OP_FORWARD) draw_seed(item, error);
-        attn_plan plan; /* tests that a kernel exists; the device that runs the problem makes its own plan */
-        if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
-        if (error->status == ATTN_OK) verify_lse(job, i, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
-        if (error->status == ATTN_OK && item->save) check_save(item, device, error);
+        if (job_problem(job, i)) attn_plan_make(can, &item->problem, &job->plans[i], error);
+        if (error->status == ATTN_OK) verify_lse(job, i, error);
+        if (error->status == ATTN_OK && item->save) check_save(item, can, error);
+        if (error->status == ATTN_OK) check_count(job, item, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
@@ -364,9 +394,12 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
             continue;
         }
         job->runnable += proto_is_run(operation);
-        if (job_problem(job, i)) {
-            const attn_cost cost = attn_cost_of(largest, &plan);
+        if (job_problem(job, i) || operation->merges) {
+            const attn_merge_problem merge = operation->merges ? proto_item_merge(item) : (attn_merge_problem){ 0 };
+            const attn_cost cost = operation->merges ? attn_merge_cost(largest, &merge)
+                                                     : attn_cost_of(largest, &job->plans[i]);
             add_cost(job, &cost, &costliest);
+            add_count(job, item);
         } else if (operation->judges) add_judge_cost(job, item);
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
         if (proto_writes_numbers(call, item)) numbers += count_numbers(item);
@@ -400,7 +433,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     job->kind = kind_of(job);
     job->priority = priority_of(call);
     job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;
-    if ((status = check_fits(job, device, largest, err)) != ATTN_OK) return status;
+    if ((status = check_fits(job, can, largest, err)) != ATTN_OK) return status;
 
     if (saves == 0) return ATTN_OK;
     job->wants_save = true;

@@ -4,14 +4,15 @@
 
 #include "server/work/job.h"
 
-/* Does all that happens between decoding and queueing: resolves contexts, places outputs, looks up kernels, counts
- * work. A failed item keeps its error in results[i], and an envelope answers it there. If the body is no envelope,
- * that error is returned. Errors of the whole job: BUSY (no memory for the outputs), TOO_LARGE (more than `largest`,
- * the device with the most memory, will ever have for it). */
-attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err);
+/* Does all work between decoding and queueing: resolves contexts, places outputs, plans problems, estimates work. The
+ * error of item i that fails is in call->items[i].error. An envelope, which holds several requests, answers it in that
+ * item's place. For any other body, prepare_job() returns it. Errors of the whole job: BUSY (no memory for the
+ * outputs), TOO_LARGE (more memory than `largest`, the device with the most memory, will ever have for the job). */
+attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest,
+                        attn_error *err);
 
-/* Makes a closer estimate of a job that may take long, from its tensors' values (attn_cost_closer()); prepare_job()
- * does not read them. It does nothing for other jobs. */
-void prepare_look_closer(struct job *job, const attn_device *device, const attn_device_info *largest);
+/* Makes a closer estimate of a job that may take long, from the values of its tensors (attn_cost_closer()), which
+ * prepare_job() does not read. It does nothing for other jobs. */
+void prepare_look_closer(struct job *job, const attn_device_info *largest);
 
 #endif

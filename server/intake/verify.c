@@ -15,7 +15,7 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
-    /* Preparing a head costs as much as a row, once for each head that has such a row. */
+    /* For each head with a row to verify, the preparation costs as much as one row. */
     const int64_t heads = d.B * d.H;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
@@ -52,7 +52,7 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const attn_problem *const p = &item->problem;
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
-    /* A context's lse was computed here. */
+    /* The server itself computed the lse of a context. */
     if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

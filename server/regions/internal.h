@@ -1,4 +1,4 @@
-/* internal.h: what the files of this folder share. The public header is regions.h.
+/* internal.h: types and functions that the files of this folder share. The public header is regions.h.
  *
  *   table.c    the table: which objects may be registered, their owners, and limits
  *   keeper.c   references, and the thread that closes, pins and unpins
@@ -19,19 +19,19 @@ struct region {
     enum region_kind kind;
     int references; /* changed under the table's lock */
     struct regions *regions;
-    struct caller *caller; /* a reference */
+    struct caller *caller; /* holds a reference */
     char name[PROTO_REGION_BYTES];
     int64_t offset, bytes; /* range in the object; offset is 0 in a GPU's memory */
-    struct region *next;   /* list of regions to close */
+    struct region *next;   /* next in the list of regions to close */
 
     /* The members below are used for regions of kind SYSTEM. */
     char key[PROTO_REGION_BYTES];
-    int fd; /* -1: none */
+    int fd; /* -1: the region has no descriptor */
     dev_t filesystem;
     ino_t inode;
     struct pin *pin;      /* NULL: not pinned; this and the next members are under the table's lock */
     struct timespec seen; /* last modification of the object, ignoring the server's own writes */
-    int writing;          /* the server's writes that are running */
+    int writing;          /* number of the server's writes that are running */
     bool intact;          /* no client had modified the object before these writes */
     int64_t pinned_ms;    /* time of the last attempt to pin it */
     bool is_to_pin;       /* the region is in the list `fresh`, which holds a reference */
@@ -49,8 +49,8 @@ struct pin {
     int references; /* under the table's lock: one for the region, and one for each use */
     struct regions *regions;
     char *mapping, *memory; /* the mapping of whole pages, and the region's first byte in it */
-    size_t bytes;           /* size of the mapping */
-    struct pin *next;       /* list of pins to undo */
+    size_t bytes;           /* size of the mapping in bytes */
+    struct pin *next;       /* next in the list of pins to undo */
 };
 
 struct regions {
@@ -77,7 +77,7 @@ struct regions {
 
 /* ---- table.c: with the lock held --------------------------------------------------------------------------------- */
 
-/* True if both are of one object or one allocation. This one needs no lock. */
+/* True if both regions are of one object or one allocation. The lock is not needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
 /* Index in the table; -1: the caller has no region of that name. */
@@ -85,9 +85,9 @@ int regions_find(const struct regions *regions, const struct caller *caller, con
 
 /* ---- keeper.c: with the lock held -------------------------------------------------------------------------------- */
 
-/* Drops a reference. */
+/* Drops a reference to the region. */
 void region_let_go(struct region *region);
-void region_let_pin_go(struct pin *pin); /* NULL is fine */
+void region_let_pin_go(struct pin *pin); /* does nothing for NULL */
 
 /* True if no client has modified the object since it was pinned, and it is not too short. */
 bool region_is_intact(const struct region *region);

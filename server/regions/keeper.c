@@ -86,9 +86,9 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Maps the pages and pins them. Truncation meanwhile is an error of the system calls, and no SIGBUS. The first write
- * to a page of a mapping counts as a modification, so all pages are written first. The pauses before and after make a
- * later modification have another time. */
+/* Maps the pages and pins them. If the client truncates the object meanwhile, a system call fails and no SIGBUS is
+ * raised. The first write to a page of a mapping counts as a modification, so all pages are written first. The pauses
+ * before and after make sure that a later modification has another time. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -127,8 +127,8 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* Pins the next region of the list. Beyond the bound on pinned memory regions are copied instead. Call this with the
- * lock held; it is given up meanwhile. */
+/* Pins the next region of the list. Regions beyond the bound on pinned memory are copied instead. Call this with the
+ * lock held; the function releases the lock while it pins. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;

@@ -79,8 +79,8 @@ int regions_unregister(struct regions *regions, enum region_kind kind, const str
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* What visit() is told about a region. regions_visit() calls it for the caller's region of this name, or for all of
- * the kind if `name` is NULL, and returns how many. visit() must not call functions of this header. */
+/* The properties of a region that visit() gets. regions_visit() calls it for the caller's region of this name, or for
+ * all of the kind if `name` is NULL, and returns how many. visit() must not call functions of this header. */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
@@ -97,13 +97,13 @@ struct region;
 
 /* One tensor of a request that lies in a region. */
 struct region_use {
-    struct region *region; /* a reference */
+    struct region *region; /* holds a reference */
     attn_tensor_id id;
     bool output;
     int index;       /* index in the body's inputs or outputs, for error pointers */
-    int64_t offset;  /* offset in the object */
-    int64_t bytes;   /* size; of an output before region_uses_bind(), the room for it */
-    int64_t done;    /* bytes copied so far */
+    int64_t offset;  /* offset of the tensor in the object */
+    int64_t bytes;   /* size; for an output before region_uses_bind(), the size of its buffer */
+    int64_t done;    /* number of bytes copied so far */
     char *memory;    /* the other end of the copy, in staging memory */
     char *in_place;  /* address in a GPU's memory; NULL: it is copied */
     char *pinned;    /* address of the pinned pages for copies by devices; NULL: the CPU copies */
@@ -115,7 +115,7 @@ struct region_use {
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes that the CPU copies */
     int64_t pinned_bytes;              /* bytes that devices copy; an output counts with its room */
-    bool placed;                       /* `memory` of the inputs is set */
+    bool placed;                       /* `memory` of the inputs has been set */
     bool writes;                       /* the CPU copies some outputs */
     int home;                          /* number of the device whose memory has tensors used in place; -1: none */
     uint64_t elsewhere;                /* outputs that need no staging memory: bits of attn_tensor_id */
@@ -127,7 +127,7 @@ struct region_uses {
  * tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
-void region_uses_free(struct region_uses *uses); /* NULL is fine */
+void region_uses_free(struct region_uses *uses); /* does nothing for NULL */
 /* Drops the inputs that were read; pinned ones and those in a GPU's memory stay. *uses may be NULL, and is NULL
  * afterwards if nothing is left. */
 void region_uses_drop_inputs(struct region_uses **uses);

@@ -41,7 +41,7 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count)
     if (regions == NULL) return NULL;
     regions->prefixes = prefixes;
     regions->prefix_count = prefix_count;
-    if (!hash_key_draw(&regions->key)) {
+    if (!keyed_hash_draw(&regions->key)) {
         fprintf(stderr, "attnd: the system gave no random bytes\n");
         abort();
     }
@@ -305,7 +305,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* If there is no room anyway, nothing is opened. */
+    /* Checks the limits first, so that nothing is opened if there is no room. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

@@ -1,8 +1,8 @@
-/* uses.c: what a request uses of regions. In a list of uses the inputs come before the outputs.
+/* uses.c: the tensors of a request that lie in regions. In a list of uses the inputs come before the outputs.
  *
- * A tensor is accessed in one of three ways. The CPU copies it piece by piece with pread() and pwrite(): if the client
- * truncates its object meanwhile, that is an error of a system call and no signal. Or a GPU copies it from or to
- * pinned pages. Or it is in a GPU's memory, and kernels use it in place. */
+ * A tensor is accessed in one of three ways. The CPU copies it piece by piece with pread() and pwrite(); if the client
+ * truncates its object meanwhile, a system call fails and no signal is raised. Or a GPU copies it from or to pinned
+ * pages. Or it is in a GPU's memory, and kernels use it in place. */
 #include "server/regions/internal.h"
 
 #include <errno.h>
@@ -80,7 +80,8 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor in a GPU's memory: it must be allowed there, and on the same GPU as those before it. */
+/* Checks a tensor in a GPU's memory: the tensor must be allowed there, and must be on the same GPU as the request's
+ * earlier tensors. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;

@@ -1,4 +1,4 @@
-/* caches.c: see caches.h. Paths with a cache's id have it as their first parameter. */
+/* caches.c: see caches.h. The first parameter of a path with a cache's id is that id. */
 #include "server/routes/caches.h"
 
 #include <stdio.h>
@@ -8,12 +8,12 @@
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/caches/caches.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 #include "server/work/server.h"
 
 _Static_assert((int)PROTO_CACHE_HEADS == (int)CACHES_HEADS, "a body may ask for what there can be");
 
-/* The id in the path. One of another length is none of ours. */
+/* Copies the id from the path. An id of another length belongs to no cache. */
 static const char *id_of(const struct request *request, char id[CACHE_ID_BYTES])
 {
     const struct slice *const in = &request->parameters[0];
@@ -77,7 +77,7 @@ void caches_answer_list(struct request *request, struct answer *answer)
     struct json j = { 0 };
     int written, count;
     struct cache_info *infos = calloc(CACHES_LIST, sizeof *infos);
-    if (infos == NULL) return; /* no body: out of memory */
+    if (infos == NULL) return; /* out of memory: the answer stays without a body */
     caches_list(request->server->caches, request->caller, infos, CACHES_LIST, &written, &count);
     json_put(&j, "{'count':%d,'caches':[", count);
     for (int i = 0; i < written; i++) {

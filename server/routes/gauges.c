@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "server/routes/ready.h"
+#include "server/routes/health.h"
 #include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
@@ -62,14 +62,14 @@ void gauges_publish(struct server *server)
     metrics_set(METRIC_DRAIN_SECONDS, NULL, NULL, drain_since_ms > 0 ? (double)(clock_ms() - drain_since_ms) / 1e3 : 0);
     metrics_set(METRIC_DRAIN_LIMIT, NULL, NULL, (double)server->config->drain_ms / 1e3);
     char why[96];
-    metrics_set(METRIC_READY, NULL, NULL, ready(server, why, sizeof why));
+    metrics_set(METRIC_READY, NULL, NULL, health_ready(server, why, sizeof why));
     for (int kind = 0; kind < HEARTBEAT_KINDS; kind++)
         metrics_set(METRIC_THREAD_BUSY, heartbeat_label((enum heartbeat_kind)kind), NULL,
                     (double)heartbeat_longest_ms((enum heartbeat_kind)kind, clock_ms()) / 1e3);
 
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
-    if (devices == NULL) return; /* the gauges keep their last values */
+    if (devices == NULL) return; /* out of memory: the gauges keep their last values */
     devices_describe(server->devices, devices);
     for (int i = 0; i < count; i++) {
         metrics_set(METRIC_DEVICE_USABLE, devices[i].info.name, NULL, devices[i].usable);
@@ -77,4 +77,16 @@ void gauges_publish(struct server *server)
         metrics_set(METRIC_DEVICE_BYTES, devices[i].info.name, "used", (double)devices[i].info.memory_used);
     }
     free(devices);
+}
+
+void gauges_answer(struct request *request, struct answer *answer)
+{
+    struct server *server = request->server;
+    gauges_publish(server);
+    metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->open_connections->count));
+    metrics_set(METRIC_CONNECTION_BYTES, "used", NULL, (double)atomic_load(&server->open_connections->bytes));
+    metrics_set(METRIC_CONNECTION_BYTES, "limit", NULL, (double)config_connection_bytes(server->config));
+    answer->status = 200;
+    answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
+    answer->body = metrics_write(&answer->length);
 }

@@ -1,10 +1,13 @@
-/* gauges.h: the gauges of /metrics whose values are kept elsewhere. */
+/* gauges.h: sets the gauges of /metrics, whose values other parts of the server keep. */
 #ifndef GAUGES_H
 #define GAUGES_H
 
-struct server;
+#include "server/work/request.h"
 
 /* Sets all gauges. Call this on any thread before the page of /metrics is written. */
 void gauges_publish(struct server *server);
+
+/* GET /metrics: publishes the gauges and writes the page. */
+void gauges_answer(struct request *request, struct answer *answer);
 
 #endif

@@ -1,8 +1,8 @@
-/* info.c: what this server is and how it does, for programs: /v1/info.
+/* info.c: the state and the abilities of this server, for programs: /v1/info.
  *
- * /v1/info is written from the tables and a snapshot (struct info_facts). What a backend can compute is what the rows
- * of its kernels say, by which a kernel is chosen for each request: so the answer is what a request would meet.
- * (openapi.c holds the schema of this document; the test of the two compares them.) */
+ * /v1/info is written from the program's tables and a snapshot (struct info_facts). What a backend can compute is read
+ * from the rows of its kernels. The same rows choose the kernel of each request, so the answer cannot differ from what
+ * a request finds. openapi.c holds the schema of this document, and a test compares the two. */
 #include "server/routes/info.h"
 
 #include <cjson/cJSON.h>
@@ -10,10 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
+#include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
+#include "server/base/staging.h"
+#include "server/caches/caches.h"
+#include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -49,11 +53,12 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        return false; /* it has no other */
+        /* A decode takes a keep mask only at the end of the keys, so a kernel without that option takes none. */
+        return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
 
-/* The members of one kernel, or of several together. */
+/* Writes the members that describe one kernel, or the union of several. */
 static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 {
     json_put(j, "'dtypes':[");
@@ -77,16 +82,17 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
     json_raw(j, "]");
 }
 
-static void put_op_features(struct json *j, const attn_device *device, proto_op op)
+static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
-    attn_kernel all = { 0 }; /* what any of them takes */
-    const attn_kernel *k;
-    for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++)
-        if (computes(k, op)) all.dtypes |= k->dtypes, all.features |= k->features;
+    attn_kernel all = { 0 }; /* the union of the features of all kernels */
+    for (int n = 0; n < can->kernel_count; n++)
+        if (computes(can->kernels[n], op))
+            all.dtypes |= can->kernels[n]->dtypes, all.features |= can->kernels[n]->features;
     json_raw(j, "{");
     put_row(j, &all, op);
     json_put(j, ",'kernels':[");
-    for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++) {
+    for (int n = 0; n < can->kernel_count; n++) {
+        const attn_kernel *const k = can->kernels[n];
         if (!computes(k, op)) continue;
         json_comma(j);
         json_put(j, "{'name':'%s','head_dim':%d,", k->name, k->head_dim);
@@ -96,15 +102,15 @@ static void put_op_features(struct json *j, const attn_device *device, proto_op 
     json_raw(j, "]}");
 }
 
-/* By backend: devices of one backend can do the same. */
+/* Writes the features of each backend once, because devices of one backend have the same kernels. */
 static void put_features(struct json *j, const struct info_facts *facts)
 {
     json_put(j, ",'features':{");
     for (int i = 0; i < facts->device_count; i++) {
         const struct device_state *d = &facts->devices[i];
-        bool seen = d->device == NULL;
+        bool seen = d->can == NULL;
         for (int k = 0; k < i; k++)
-            seen |= facts->devices[k].device != NULL && strcmp(facts->devices[k].info.backend, d->info.backend) == 0;
+            seen |= facts->devices[k].can != NULL && strcmp(facts->devices[k].info.backend, d->info.backend) == 0;
         if (seen) continue;
         json_comma(j);
         json_put(j, "'%s':{", d->info.backend);
@@ -112,7 +118,7 @@ static void put_features(struct json *j, const struct info_facts *facts)
             if (!proto_operations[op].computes) continue;
             json_comma(j);
             json_put(j, "'%s':", proto_operations[op].name);
-            put_op_features(j, d->device, op);
+            put_op_features(j, d->can, op);
         }
         json_raw(j, "}");
     }
@@ -152,7 +158,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
-        { "connection_bytes", config_connection_bytes(c) }, /* of all of them, without tensors */
+        { "connection_bytes", config_connection_bytes(c) }, /* memory of all connections, without tensors */
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },
         { "token_share_percent", c->token_share },
@@ -168,7 +174,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
-        { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* but for arrays of numbers */
+        { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* bytes of a body's JSON without its arrays of numbers */
         { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
         { "json_members", l->members },
@@ -178,10 +184,11 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "context_ttl_ms", CONTEXTS_TTL_MS },
         { "kv_bytes", facts->kv_bytes },
         { "caches", CACHES_MAX_COUNT },
-        { "cache_ttl_ms", CACHES_TTL_MS }, /* where ttl_s is not given, */
+        { "cache_ttl_ms", CACHES_TTL_MS }, /* used if ttl_s is not given */
         { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
         { "cache_kv_heads", CACHES_HEADS },
-        { "cache_page_size", CACHES_PAGE_SIZE }, /* where page_size is not given; else one of these two */
+        /* Used if page_size is not given. A given page_size is one of the next two values. */
+        { "cache_page_size", CACHES_PAGE_SIZE },
         { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
@@ -274,4 +281,39 @@ char *info_write(const struct info_facts *facts, size_t *length)
     put_counters(&j);
     json_raw(&j, "}\n");
     return json_take(&j, length);
+}
+
+void info_answer(struct request *request, struct answer *answer)
+{
+    struct server *server = request->server;
+    const int count = devices_count(server->devices);
+    struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
+    int64_t requests, bytes;
+    if (devices == NULL) return; /* no body: the answer is 500 */
+    devices_describe(server->devices, devices);
+    queue_waiting(&server->queue, &requests, &bytes);
+    int inflight = 0;
+    struct caches_totals caches;
+    caches_totals(server->caches, &caches);
+    for (int state = 0; state < REQUEST_STATE_COUNT; state++) inflight += request_count((enum request_state)state);
+    const struct info_facts facts = {
+        .config = server->config,
+        .limits = &server->limits,
+        .state = server_phase_label(atomic_load(&server->phase)),
+        .web_library = server->web_library,
+        .loop_library = server->loop_library,
+        .uptime_s = (double)(clock_ms() - server->started_ms) / 1e3,
+        .devices = devices,
+        .device_count = count,
+        .queue_requests = requests,
+        .queue_bytes = bytes,
+        .connections = atomic_load(&server->open_connections->count),
+        .inflight_requests = inflight,
+        .staging_used_bytes = staging_leased_bytes(server->staging),
+        .kv_bytes = caches.bytes,
+    };
+    answer->status = 200;
+    answer->content_type = "application/json";
+    answer->body = info_write(&facts, &answer->length);
+    free(devices);
 }

@@ -1,13 +1,13 @@
 /* kserve.c: the models, their descriptions, and their statistics. See kserve.h.
  *
- * A model is an operation under a name. Clients such as perf_analyzer can say nothing but a name, a shape and a dtype,
- * and send every input that the metadata list: so there is a model for each dtype and for causal, and the metadata list
- * what is required, and what a sequence needs to start, as optional. What may be given besides stands in the
- * configuration's parameters.
+ * A model is a name for an operation. Clients such as perf_analyzer can choose only a name, shapes and a dtype, and
+ * send every input that the metadata list. So there are models for each dtype and for causal. The metadata list the
+ * required inputs, and as optional those that a sequence needs to start. The configuration's parameters list all other
+ * inputs.
  *
- * Statistics count what was answered, in the parts that Triton has: success and fail with the time of the whole
- * request, queue, compute_input (decoding and copying in), compute_infer, compute_output (copying out and encoding).
- * They only grow. A batch is counted by the first of its requests for a model. */
+ * Statistics count answered requests and their time, in the parts that Triton has: success and fail with the time of
+ * the whole request, queue, compute_input (decoding and copying in), compute_infer, and compute_output (copying out and
+ * encoding). The counts only grow. A batch is counted once per model, by the model's first request in the batch. */
 #include "server/routes/kserve.h"
 
 #include <stdatomic.h>
@@ -16,8 +16,10 @@
 #include <time.h>
 
 #include "text/text.h"
+#include "server/routes/health.h"
 #include "server/routes/route.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
+#include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -25,13 +27,12 @@
 
 #define VERSION "1"
 
-/* The models of all operations, in the order of the table; NULL: n is behind the last. */
+/* Returns the nth model of all operations, in the order of the table, or NULL if there are no more. */
 static const proto_model *model_at(int n)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
-        if (proto_operations[op].models == NULL) continue;
-        if (n < PROTO_MODELS) return &proto_operations[op].models[n];
-        n -= PROTO_MODELS;
+        if (n < proto_operations[op].model_count) return &proto_operations[op].models[n];
+        n -= proto_operations[op].model_count;
     }
     return NULL;
 }
@@ -58,9 +59,11 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
     struct text text = text_in(why, KSERVE_WHY_BYTES);
     text_printf(&text, "there is no model '%.*s'%s%s%s; there are ", shown, name.at,
                 nearest.name ? ", did you mean '" : "", nearest.name ? nearest.name : "", nearest.name ? "'?" : "");
-    for (int m = 0; (model = model_at(m)) != NULL; m += PROTO_MODELS)
-        text_printf(&text, "%s%s", m == 0 ? "" : model_at(m + PROTO_MODELS) ? ", " : " and ", model->name);
-    text_printf(&text, ", each also with _fp32, _fp16 or _bf16, and then _causal behind its name (GET /v2/models lists "
+    for (int m = 0, next; (model = model_at(m)) != NULL; m = next) {
+        next = m + proto_operations[model->op].model_count;
+        text_printf(&text, "%s%s", m == 0 ? "" : model_at(next) ? ", " : " and ", model->name);
+    }
+    text_printf(&text, ", some also with _fp32, _fp16 or _bf16, and then _causal behind the name (GET /v2/models lists "
                        "them)");
     return NULL;
 }
@@ -72,7 +75,7 @@ static bool is_required(const proto_model *model, attn_tensor_id id)
     return proto_operations[model->op].needs >> id & 1;
 }
 
-/* A request of a sequence that has begun may leave them out. */
+/* True for an input that a request of a running sequence may leave out. */
 static bool is_optional(const proto_model *model, attn_tensor_id id)
 {
     return proto_operations[model->op].appends >> id & 1;
@@ -90,7 +93,7 @@ static const char *datatype_of(const proto_model *model, attn_tensor_id id)
     return proto_datatype(dtypes >> model->dtype & 1 ? model->dtype : (attn_dtype)__builtin_ctz(dtypes));
 }
 
-/* [-1,-1,-1,-1]: as many axes as it has at most. */
+/* Writes a shape such as [-1,-1,-1,-1], with as many axes as the tensor may have. */
 static void put_open_shape(struct json *j, attn_tensor_id id)
 {
     const int rank = 31 - __builtin_clz(attn_tensor_ranks(id));
@@ -99,12 +102,23 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* What the metadata say of a tensor, or (`type` "TYPE_") the configuration, which has other names for the same. */
-static void put_tensor(struct json *j, const proto_model *model, attn_tensor_id id, bool config)
+/* Adds the names of the parts' tensors, or of their gradients, from part `first` on: "parts.1.out,parts.1.lse,...". */
+static void add_parts(struct text *t, int first, bool gradients)
 {
+    char name[PROTO_NAME_BYTES];
+    for (int n = ATTN_TENSOR_COUNT + 2 * first; n < PROTO_TENSORS; n++)
+        text_printf(t, "%s%s", t->used ? "," : "", proto_tensor_name(n, gradients, name));
+}
+
+/* Describes a tensor as the metadata do, or as the configuration does (`type` is "TYPE_"). The two have different names
+ * for the same facts. */
+static void put_tensor(struct json *j, const proto_model *model, int number, bool config)
+{
+    char name[PROTO_NAME_BYTES];
+    const attn_tensor_id id = proto_tensor_id(number);
     json_comma(j);
     json_put(j, config ? "{'name':'%s','data_type':'TYPE_%s','dims':" : "{'name':'%s','datatype':'%s','shape':",
-             attn_tensors[id].name, datatype_of(model, id));
+             proto_tensor_name(number, false, name), datatype_of(model, id));
     put_open_shape(j, id);
     if (is_optional(model, id)) json_put(j, ",'optional':true");
     json_raw(j, "}");
@@ -115,16 +129,20 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_put(j, config ? "'input':[" : "'inputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
+    const proto_operation *const operation = &proto_operations[model->op];
+    const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
+    for (int which = 0; which < 2 && proto_operations[model->op].merges; which++) /* of the part that all merges have */
+        put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (proto_operations[model->op].usual >> id & 1) put_tensor(j, model, (attn_tensor_id)id, config);
+        if (outputs >> id & 1) put_tensor(j, model, (attn_tensor_id)id, config);
     if (proto_operations[model->op].judges)
         json_put(j, config ? "{'name':'report','data_type':'TYPE_STRING','dims':[1]}"
                            : "{'name':'report','datatype':'BYTES','shape':[1]}");
     json_raw(j, "]");
 }
 
-char *kserve_server(const struct config *config, size_t *length)
+static char *write_server(const struct config *config, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'attnd','version':'%s','extensions':[", ATTND_VERSION);
@@ -138,7 +156,7 @@ char *kserve_server(const struct config *config, size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_models(size_t *length)
+static char *write_models(size_t *length)
 {
     struct json j = { 0 };
     const proto_model *model;
@@ -151,7 +169,7 @@ char *kserve_models(size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_metadata(const proto_model *model, size_t *length)
+static char *write_metadata(const proto_model *model, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'%s','versions':['" VERSION "'],'platform':'attnd',", model->name);
@@ -160,7 +178,7 @@ char *kserve_metadata(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_ready(const proto_model *model, size_t *length)
+static char *write_ready(const proto_model *model, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'%s','ready':true}\n", model->name);
@@ -174,9 +192,9 @@ static void put_names(struct json *j, const char *name, const struct text *names
     json_put(j, "'%s':{'string_value':'%s'}", name, names->at);
 }
 
-char *kserve_config(const proto_model *model, size_t *length)
+static char *write_config(const proto_model *model, size_t *length)
 {
-    enum { NAMES_BYTES = 1024 };
+    enum { NAMES_BYTES = 4096 };
     struct json j = { 0 };
     char inputs[NAMES_BYTES], outputs[NAMES_BYTES], options[NAMES_BYTES];
     struct text in = text_in(inputs, sizeof inputs), out = text_in(outputs, sizeof outputs),
@@ -188,6 +206,7 @@ char *kserve_config(const proto_model *model, size_t *length)
             text_printf(&in, "%s%s", in.used ? "," : "", name);
         if ((operation->gives & ~operation->usual) >> id & 1) text_printf(&out, "%s%s", out.used ? "," : "", name);
     }
+    if (operation->merges) add_parts(&in, 1, false), add_parts(&out, 0, true);
     for (const proto_option *o = proto_options; o->name; o++)
         if ((o->ops >> model->op & 1) && proto_is_parameter(o))
             text_printf(&option, "%s%s", option.used ? "," : "", o->name);
@@ -206,7 +225,7 @@ char *kserve_config(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_index(bool ready, bool ready_alone, size_t *length)
+static char *write_index(bool ready, bool ready_alone, size_t *length)
 {
     struct json j = { 0 };
     const proto_model *model;
@@ -222,7 +241,7 @@ char *kserve_index(bool ready, bool ready_alone, size_t *length)
 
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
-/* The parts of a request's time; cache_hit and cache_miss, which clients insist on, stay 0. */
+/* The parts of a request's time. cache_hit and cache_miss stay 0; they exist because clients require them. */
 #define PART_MAP(X) \
     X(success) X(fail) X(queue) X(compute_input) X(compute_infer) X(compute_output) X(cache_hit) X(cache_miss)
 enum part {
@@ -236,7 +255,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* Those that a batch has. */
+/* The parts of a batch's time. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {
@@ -246,7 +265,7 @@ static struct statistics {
     atomic_llong last_ms, batches;
     struct {
         atomic_llong count, ns[BATCH_PARTS];
-    } batch[CONFIG_MAX_BATCH]; /* by how many requests were in it, one less */
+    } batch[CONFIG_MAX_BATCH]; /* indexed by the number of requests in the batch, minus 1 */
 } statistics[PROTO_OP_COUNT][PROTO_MODELS];
 
 static struct statistics *statistics_of(const proto_model *model)
@@ -294,7 +313,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    count_part(s, PART_success, ns); /* the last: whoever sees it sees its parts */
+    count_part(s, PART_success, ns); /* counted last: a reader that sees it sees the other parts too */
 }
 
 static void put_statistics(struct json *j, const proto_model *model)
@@ -324,7 +343,7 @@ static void put_statistics(struct json *j, const proto_model *model)
     json_put(j, "],'memory_usage':[]}");
 }
 
-char *kserve_stats(const proto_model *model, size_t *length)
+static char *write_stats(const proto_model *model, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'model_stats':[");
@@ -334,3 +353,79 @@ char *kserve_stats(const proto_model *model, size_t *length)
     json_raw(&j, "]}\n");
     return json_take(&j, length);
 }
+
+/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
+
+static void answer_json(struct answer *answer, char *body)
+{
+    answer->status = 200;
+    answer->content_type = "application/json";
+    answer->body = body;
+}
+
+void kserve_answer_server(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_server(request->server->config, &answer->length));
+}
+
+void kserve_answer_models(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_json(answer, write_models(&answer->length));
+}
+
+void kserve_answer_metadata(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_metadata(request->model, &answer->length));
+}
+
+void kserve_answer_ready(struct request *request, struct answer *answer)
+{
+    char why[96];
+    if (health_ready(request->server, why, sizeof why))
+        answer_json(answer, write_ready(request->model, &answer->length));
+    else request_fail(request, PROTO_E_UNAVAILABLE, NULL, "%s is not ready: %s", request->model->name, why);
+}
+
+void kserve_answer_config(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_config(request->model, &answer->length));
+}
+
+void kserve_answer_stats(struct request *request, struct answer *answer)
+{
+    answer_json(answer, write_stats(request->model, &answer->length));
+}
+
+void kserve_answer_index(struct request *request, struct answer *answer)
+{
+    char why[96];
+    attn_error err = { 0 };
+    bool ready_alone;
+    if (proto_index_read(request->text, request->text_bytes, &ready_alone, &err) == ATTN_OK)
+        answer_json(answer, write_index(health_ready(request->server, why, sizeof why), ready_alone, &answer->length));
+    else request_fail_status(request, &err);
+}
+
+/* Answers requests of Triton's protocol that this server does not support. */
+void kserve_answer_no_loading(struct request *request, struct answer *answer)
+{
+    (void)answer;
+    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
+                 "models are not loaded or unloaded here, all of POST /v2/repository/index are always there");
+}
+
+void kserve_answer_no_settings(struct request *request, struct answer *answer)
+{
+    (void)answer;
+    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
+                 "traces and logs are set when the server starts (--log-level), not over HTTP");
+}
+
+/* A KServe request may have any Content-Type or none; Triton's own client sends none. */
+static const char *const as_whatever[] = { "*", NULL };
+const struct route_body kserve_bodies[] = {
+    { "application/json", as_whatever, &proto_kserve, NULL },
+    { "application/octet-stream", NULL, &proto_kserve, ROUTE_SCHEMA("InferBinary") },
+    { NULL, NULL, NULL, NULL },
+};

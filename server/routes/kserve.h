@@ -1,29 +1,36 @@
-/* kserve.h: KServe v2 as Triton speaks it, but for the tensors (proto-json/kserve.c): models, what is said of them, and
- * their statistics. Bodies are malloc'ed and NUL-ended, *length bytes without the NUL; NULL when out of memory. Any
- * thread may call. */
+/* kserve.h: the protocol KServe v2 in Triton's form: models, their descriptions, and their statistics.
+ * proto-json/kserve.c reads and writes the tensors. Any thread may call these functions. */
 #ifndef KSERVE_H
 #define KSERVE_H
 
 #include "proto-json/proto.h"
+#include "server/routes/route.h"
 #include "server/base/config.h"
 #include "server/work/request.h"
 
-/* The model of that name and version (empty: any); NULL, and in `why` a sentence that names others,
- * where there is none. */
+/* Returns the model of this name and version (empty: any version). NULL: there is none, and `why` is a sentence that
+ * names the existing ones. */
 enum { KSERVE_WHY_BYTES = 384 };
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES]);
 
-char *kserve_server(const struct config *config, size_t *length); /* GET /v2 */
-char *kserve_models(size_t *length);                              /* GET /v2/models */
-char *kserve_metadata(const proto_model *model, size_t *length);  /* GET /v2/models/{model} */
-char *kserve_ready(const proto_model *model, size_t *length);     /* .../ready */
-char *kserve_config(const proto_model *model, size_t *length);    /* .../config */
-char *kserve_stats(const proto_model *model, size_t *length);     /* .../stats; of all where `model` is NULL */
-/* POST /v2/repository/index; `ready_alone`: of those that are ready. */
-char *kserve_index(bool ready, bool ready_alone, size_t *length);
+/* The content types that POST /v2/models/{model}/infer takes. */
+extern const struct route_body kserve_bodies[];
 
-/* Before the answer leaves, so that who has it and asks for statistics finds it there; or where a request ends without
- * one. `status` is that of the answer, `ns` how long it took. Counts what is for a model. */
+/* Handlers (route.h) of routes about the server and about the model that the path names. */
+void kserve_answer_server(struct request *request, struct answer *answer);   /* GET /v2 */
+void kserve_answer_models(struct request *request, struct answer *answer);   /* GET /v2/models */
+void kserve_answer_metadata(struct request *request, struct answer *answer); /* GET /v2/models/{model} */
+void kserve_answer_ready(struct request *request, struct answer *answer);    /* .../ready */
+void kserve_answer_config(struct request *request, struct answer *answer);   /* .../config */
+void kserve_answer_stats(struct request *request, struct answer *answer); /* .../stats: of one model or of all models */
+void kserve_answer_index(struct request *request, struct answer *answer); /* POST /v2/repository/index */
+/* Answer 501 with a sentence: models cannot be loaded, and traces and logs have no settings. */
+void kserve_answer_no_loading(struct request *request, struct answer *answer);
+void kserve_answer_no_settings(struct request *request, struct answer *answer);
+
+/* Counts a request for a model in the model's statistics. `status` is the status of the answer, `ns` the request's
+ * time. Call this before the answer is sent, so that a client that has the answer finds it in the statistics; also call
+ * it when a request ends without an answer. */
 void kserve_count(const struct request *request, int status, int64_t ns);
 
 #endif

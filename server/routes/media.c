@@ -13,8 +13,8 @@ bool media_is(const char *text, const char *type)
     return *text == '\0' || *text == ';';
 }
 
-/* Of one element of Accept, from `at` to `end`: its q in thousandths; 1000 where there is none,
- * or none that can be read. */
+/* Returns the weight q of one element of Accept, from `at` to `end`, in thousandths; 1000 if there is no q or it is
+ * malformed. */
 static int weight_of(const char *at, const char *end)
 {
     int weight = 1000;
@@ -30,7 +30,8 @@ static int weight_of(const char *at, const char *end)
     return weight > 1000 ? 1000 : weight;
 }
 
-/* How well an element names the type: 3 by its name, 2 by "application", star, 1 by two stars, 0 not. */
+/* Returns how closely an element matches the type: 3 by name, 2 by "application/" and a star, 1 by two stars, 0 not at
+ * all. */
 static int names(const char *at, const char *end, const char *type)
 {
     const char *const slash = strchr(type, '/');
@@ -45,7 +46,7 @@ static int names(const char *at, const char *end, const char *type)
 int media_accepts(const char *accept, const char *type)
 {
     enum { BY_NAME = 3 };
-    int best = 0, weight = 0; /* of the element that names it best, for that alone counts */
+    int best = 0, weight = 0; /* only the element that matches most closely counts */
     if (accept == NULL) accept = "";
     while (*accept == ' ' || *accept == '\t') accept++;
     if (*accept == '\0') accept = "*/*";

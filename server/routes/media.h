@@ -4,11 +4,10 @@
 
 #include <stdbool.h>
 
-/* Does a content type begin with the media type `type`, in any case, followed by nothing or by parameters? */
+/* Is the text this media type, in upper or lower case, followed by nothing or by parameters? */
 bool media_is(const char *text, const char *type);
-/* How much does this Accept (RFC 9110, 12.5.1) want the media type `type`? 0: not at all. More is better: by q, and
- * where that is the same, a type that is named is better than one that a range (application/x,
- * x/x with stars) has in it. */
+/* Returns how much this Accept (RFC 9110, 12.5.1) prefers the media type `type`; 0: not at all. A higher q gives a
+ * higher result. With equal q, a type that is named is preferred to one that a range with a star includes. */
 int media_accepts(const char *accept, const char *type);
 
 #endif

@@ -1,27 +1,29 @@
-/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from a skeleton and the program's tables.
+/* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from a skeleton (a text with marks that are
+ * replaced) and the program's tables.
  *
- * The problem: a description that is typed a second time is wrong a month later. The idea: the program runs by tables,
- * and the document is made of the same tables at run time. What no table has stands in the skeleton openapi.json. There
- * a mark, "@paths@", says where put_document() writes what this file makes of the tables:
+ * The problem: a description that repeats the tables by hand soon differs from them. The idea: the server works by
+ * tables, and this file writes the document from the same tables at run time. All other text is in the skeleton
+ * openapi.json. A mark such as "@paths@" in the skeleton tells put_document() where the text from a table goes:
  *
- *   the rows of the routes (route.h)   -> paths, and of each what it answers and may refuse
- *   proto_operations[]                 -> what each operation takes, needs and gives, and its summary
- *   attn_tensors[]                     -> the tensor members, their ranks, dtypes and shapes
- *   proto_options[]                    -> the other members, their types, ranges and defaults
+ *   the rows of the routes (route.h)   -> the paths, and the answers and errors of each
+ *   proto_operations[]                 -> the summaries of their routes; attention.c writes the schemas
  *   PROTO_ERROR_MAP                    -> the error responses
- *   config, proto_limits               -> security, and limits that a schema can state
+ *   config, proto_limits               -> security, and limits that a schema can express
  *
- * This file has two tables of its own: the errors that any request, or any with a body, may be answered with, and the
- * examples. The schemas of answers in the skeleton are typed; tests hold them against answers.
+ * This file has two tables of its own: the errors that many routes have in common, and the examples. The skeleton
+ * contains the schemas of answers, written by hand; tests compare them with real answers.
  *
  * Invariants
- * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. (But for the other
- * names of a dtype, which a generated client would have twice.) Where the server is stricter (shapes must fit each
- * other, which JSON Schema cannot say; which dtypes and axes a tensor has) the description says so.
- * 2. Every example is answered 200 as it stands, where there is the cache that it names (CACHE_EXAMPLE): an empty one.
- * 3. Programs that write clients can use it: names of components and operations are names in any language, all tensors
- * are one schema, as are all refusals, and each schema that is used twice has a name. */
-#include "server/routes/info.h"
+ * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one
+ *    exception is the aliases of dtypes, which would give a generated client two names for one value. Where the
+ *    server is stricter, the description says so: shapes must agree with each other, and each tensor has its dtypes
+ *    and axes.
+ * 2. The server answers every example with 200, if an empty cache exists that has the id in the example
+ *    (CACHE_EXAMPLE).
+ * 3. Programs that generate clients can use the document. Names of components and operations are valid names in any
+ *    programming language, all tensors have one schema, all refusals have one, and a schema that is used twice has a
+ *    name. */
+#include "server/routes/openapi.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -30,18 +32,18 @@
 
 #include "server/base/limits.h"
 #include "server/caches/caches.h"
+#include "server/routes/attention.h"
 #include "server/routes/caches.h"
-#include "proto-json/report.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* (The Makefile knows that this file depends on it.) */
+/* The Makefile states that this file depends on openapi.json. */
 __asm__(".pushsection .rodata\n"
         "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* ends with NUL */
 
 /* The document that is being written. */
 struct document {
@@ -50,47 +52,30 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    bool skips; /* what the skeleton has here is not offered */
+    bool skips; /* true while the skeleton describes something that this server does not offer */
 };
-
-/* One more name in an array. */
-static void put_name(struct json *j, const char *name)
-{
-    json_comma(j);
-    json_put(j, "'%s'", name);
-}
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
-/* Errors of every route, of those with tensors, of those that compute or change something, and of those that want a
- * token; a row adds its own. What is missing here and there is on no route: names of proto.h that nothing uses yet. (A
- * path that does not exist has no operation.) */
+/* The errors of every route, of routes with tensors, of routes that compute or change something, and of routes that
+ * require a token. A row adds its own errors. An error that is in none of these sets is returned by no operation of the
+ * document. The error for an unknown path, for example, belongs to no operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* too many connections */ | ROUTE_ERROR(OUT_OF_MEMORY);
+                                      ROUTE_ERROR(UNAVAILABLE) /* when there are too many connections */ |
+                                      ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
-static const uint64_t errors_of_changes = /* of all that are no GET: a query is refused, and pages of other sites */
-    ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
+/* Errors of all routes whose method is not GET: a query, and a page of another site. */
+static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. Scores have theirs in their table, where 0 is off. */
-static const struct {
-    const char *name;
-    double least, most;
-    bool below; /* `most` itself is too much */
-} number_ranges[] = {
-#define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
-    ATTN_SCORE_OPTION_MAP(X)
-#undef X
-        { "dropout_p", 0, 1, true },
-};
-
-/* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses that always have it;
- * 0: usual on every answer, but not on one that is written past the web server, such as 408 in the middle of a body. */
+/* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses whose answers always
+ * have the header. 0: answers usually have it, except those written directly to a socket, such as a 408 in the middle
+ * of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -104,13 +89,13 @@ static const struct {
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"
-/* The same q, k, v as the base64 of their little-endian bytes. */
+/* The same q, k and v, as base64 of their little-endian bytes. */
 #define Q_BASE64 "{'shape':[1,2,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPw=='}"
 #define K_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPwAAgD8AAIA/'}"
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    const char *body; /* a schema, as the rows of the routes name it */
+    const char *body; /* the schema of the body, by the name that the rows of the routes use */
     const char *name, *summary, *value;
 } examples[] = {
     { "ForwardRequest", "numbers", "Typed by hand: arrays of numbers in, arrays of numbers out",
@@ -129,6 +114,11 @@ static const struct {
     { "BackwardRequest", "requests", "Two problems in one body",
       "{'requests':[{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 "},"
       "{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 ",'causal':true}]}" },
+    { "MergeRequest", "numbers", "Typed by hand: two parts of equal weight, the second empty for the last query",
+      "{'parts':[{'out':{'shape':[1,2,1,1],'dtype':'float32','data':[1,2]},"
+      "'lse':{'shape':[1,1,2],'dtype':'float32','data':[0.5,0.25]}},"
+      "{'out':{'shape':[1,2,1,1],'dtype':'float32','data':[3,0]},"
+      "'lse':{'shape':[1,1,2],'dtype':'float32','data':[0.5,'-Infinity']}}],'encoding':'array'}" },
     { "AppendRequest", "numbers", "Typed by hand: three positions of a float32 cache with kv_heads 1 and head_dim 2",
       "{'k':{'shape':[3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]},"
       "'v':{'shape':[3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}}" },
@@ -138,257 +128,6 @@ static const struct {
       "'causal':true,'encoding':'array'}" },
 };
 /* clang-format on */
-
-/* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
-
-/* Names of dtypes, as elements of an array. */
-static void put_dtype_names(struct json *j, unsigned dtypes)
-{
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++)
-        if (dtypes >> d & 1) put_name(j, attn_dtype_name((attn_dtype)d));
-}
-
-/* A tensor as a member: 'q':{...}. What is special about it, the schema leaves to the server. */
-static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
-{
-    char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
-    const proto_tensor_doc *own = proto_operations[op].tensors;
-    json_comma(j);
-    if (proto_may_be_number(id))
-        json_put(
-            j, "'%s':{'oneOf':[{'$ref':'#/components/schemas/Tensor'},{'type':'number'}],'description':'a number, or ",
-            attn_tensors[id].name);
-    else json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'", attn_tensors[id].name);
-    while (own != NULL && own->says != NULL && own->id != id) own++;
-    if (own != NULL && own->says != NULL) {
-        json_put(j, "%s'}", own->says);
-        return;
-    }
-    json_put(j, "%s", attn_tensor_shape(id, shape));
-    if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list); /* one: the shape says it */
-    json_put(j, ": %s'}", attn_tensors[id].meaning);
-}
-
-/* ---- Options: from a row to a schema ----------------------------------------------------------------------------- */
-
-static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
-{
-    json_put(j, "'type':'integer','minimum':%lld,'maximum':%lld", (long long)minimum, (long long)maximum);
-}
-
-static void put_option_schema(struct json *j, const proto_option *o, proto_op op)
-{
-    json_put(j, "{'description':'%s',", o->help);
-    switch (o->type) {
-    case PROTO_TYPE_BOOL: json_put(j, "'type':'boolean'"); break;
-    case PROTO_TYPE_NUMBER:
-        json_put(j, "'type':'number'");
-        for (size_t i = 0; i < ARRAY_SIZE(number_ranges); i++)
-            if (strcmp(number_ranges[i].name, o->name) == 0)
-                json_put(j, ",'minimum':%g,'%s':%g", number_ranges[i].least,
-                         number_ranges[i].below ? "exclusiveMaximum" : "maximum", number_ranges[i].most);
-        break;
-    case PROTO_TYPE_INTEGER: put_integer(j, o->minimum, o->maximum); break;
-    case PROTO_TYPE_SEED: json_put(j, "'type':'integer','minimum':0,'maximum':18446744073709551615"); break;
-    case PROTO_TYPE_CHOICE:
-        json_put(j, "'type':'string','enum':[");
-        for (const char *const *c = o->choices; *c != NULL; c++) {
-            json_comma(j);
-            json_put(j, "'%s'", *c);
-        }
-        json_raw(j, "]");
-        break;
-    case PROTO_TYPE_PAIR:
-        json_put(j, "'type':'array','minItems':2,'maxItems':2,'items':{");
-        put_integer(j, o->minimum, o->maximum);
-        json_raw(j, "}");
-        break;
-    case PROTO_TYPE_DTYPE:
-        json_put(j, "'type':'string','enum':[");
-        put_dtype_names(j, attn_tensor_dtypes(ATTN_T_out));
-        json_raw(j, "]");
-        break;
-    case PROTO_TYPE_NAMES:
-        json_put(j, "'type':'array','items':{'type':'string','enum':[");
-        for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-            if (proto_gives_tensor(op, (attn_tensor_id)t)) {
-                json_comma(j);
-                json_put(j, "'%s'", attn_tensors[t].name);
-            }
-        json_put(j, "]},'minItems':1,'uniqueItems':true");
-        break;
-    case PROTO_TYPE_ROWS:
-        json_put(j, "'oneOf':[{");
-        put_integer(j, o->minimum, o->maximum);
-        json_put(j, "},{'type':'string','const':'all'}]");
-        break;
-    case PROTO_TYPE_IDS:
-        json_put(
-            j, "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'}",
-            PROTO_MAX_CACHES, PROTO_CONTEXT_BYTES - 1);
-        break;
-    case PROTO_TYPE_ID:
-        json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
-        break;
-    }
-    if (o->otherwise != NULL) {
-        json_put(j, ",'default':");
-        json_raw(j, o->otherwise);
-    }
-    json_raw(j, "}");
-}
-
-/* ---- Schemas ----------------------------------------------------------------------------------------------------- */
-
-static bool takes_option(proto_op op, const char *name)
-{
-    const proto_option *o = proto_options;
-    while (o->name != NULL && strcmp(o->name, name) != 0) o++;
-    return o->name != NULL && (o->ops >> op & 1);
-}
-
-/* Tensors that are not given without another one. */
-static void put_dependences(struct json *j, proto_op op)
-{
-    static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
-                                               { ATTN_T_cu_seqlens_k, ATTN_T_cu_seqlens_q },
-                                               { ATTN_T_out, ATTN_T_lse },
-                                               { ATTN_T_lse, ATTN_T_out } };
-    bool any = false;
-    for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
-        if (!proto_takes_tensor(op, pairs[i][0]) || (proto_operations[op].judged >> pairs[i][0] & 1)) continue;
-        if (!any) json_put(j, ",'dependentRequired':{");
-        else json_comma(j);
-        any = true;
-        json_put(j, "'%s':['%s']", attn_tensors[pairs[i][0]].name, attn_tensors[pairs[i][1]].name);
-    }
-    if (any) json_raw(j, "}");
-}
-
-/* A problem as its members; `with_context`: a backward whose inputs were saved by a forward. */
-static void put_problem_schema(struct json *j, proto_op op, bool with_context)
-{
-    const proto_operation *const operation = &proto_operations[op];
-    json_put(j, "{'type':'object','additionalProperties':false,'required':[");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-        if (!(operation->needs >> t & 1) || (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK)) continue;
-        put_name(j, attn_tensors[t].name);
-    }
-    if (operation->takes_caches && !operation->cache_in_path) put_name(j, "caches");
-    if (with_context) put_name(j, "context");
-    json_put(j, "],'properties':{");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-        if (!proto_takes_tensor(op, (attn_tensor_id)t)) continue;
-        if (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK) continue;
-        put_tensor(j, op, (attn_tensor_id)t);
-    }
-    for (const proto_option *o = proto_options; o->name != NULL; o++) {
-        if (!(o->ops >> op & 1)) continue;
-        if (o->type == PROTO_TYPE_ID ? !with_context : with_context && !o->with_context) continue;
-        json_comma(j);
-        json_put(j, "'%s':", o->name);
-        put_option_schema(j, o, op);
-    }
-    json_raw(j, "}");
-    if (!with_context) put_dependences(j, op);
-    json_raw(j, "}");
-}
-
-/* One problem, in either form. */
-static void put_problem_refs(struct json *j, const char *name, bool context)
-{
-    json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
-    if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
-}
-
-/* A body of one problem or, where the operation has an envelope, of several. */
-static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
-{
-    const char *const name = proto_operations[op].title;
-    const bool context = takes_option(op, "context");
-    if (!proto_operations[op].envelope) {
-        json_comma(j);
-        json_put(j, "'%sRequest':", name);
-        put_problem_schema(j, op, false);
-        return;
-    }
-    json_comma(j);
-    json_put(j, "'%sProblem':", name);
-    put_problem_schema(j, op, false);
-    if (context) {
-        json_put(j, ",'%sOfContext':", name);
-        put_problem_schema(j, op, true);
-    }
-    json_put(
-        j,
-        ",'%sBatch':{'type':'object','additionalProperties':false,'required':['requests'],'properties':{'requests':"
-        "{'type':'array','description':'Independent problems. One that is wrong is answered by an error in its "
-        "place; the others are computed.','minItems':1,'maxItems':%d,'items':{'anyOf':[",
-        name, limits->batch);
-    put_problem_refs(j, name, context);
-    json_put(j, ",{'description':'Anything else: answered by an error in its place.'}]}}}},'%sRequest':{'oneOf':[",
-             name);
-    put_problem_refs(j, name, context);
-    json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
-}
-
-/* The members of a check's answer that are its report; components/schemas of the skeleton has each. */
-static void put_report_schema(struct json *j)
-{
-    for (int i = 0; i < REPORT_MEMBERS; i++) {
-        json_comma(j);
-        json_put(j, "'%s':{'$ref':'#/components/schemas/Check_%s'}", report_members[i].name, report_members[i].name);
-    }
-}
-
-/* What is answered to one problem: {...}. */
-static void put_result_schema(struct json *j, proto_op op)
-{
-    const proto_operation *const operation = &proto_operations[op];
-    const bool sizes = operation->needs >> ATTN_T_q & 1;
-    json_put(j, "{'type':'object','additionalProperties':false,'required':[");
-    for (int i = 0; i < REPORT_MEMBERS && operation->judges; i++) put_name(j, report_members[i].name);
-    if (operation->takes_caches) put_name(j, "lengths");
-    put_name(j, "backend");
-    put_name(j, "timing_us");
-    json_put(j, sizes ? ",'sizes'],'properties':{" : "],'properties':{");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_gives_tensor(op, (attn_tensor_id)t)) put_tensor(j, op, (attn_tensor_id)t);
-    if (operation->judges) put_report_schema(j);
-    json_comma(j);
-    if (sizes)
-        json_put(j, "'sizes':{'$ref':'#/components/schemas/Sizes'},'hints':{'$ref':'#/components/schemas/Hints'},");
-    if (operation->takes_caches)
-        json_put(j, "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':"
-                    "'integer','minimum':0}},");
-    json_put(j,
-             "'backend':{'type':'string','description':'Which device and kernel %s it.'},"
-             "'timing_us':{'$ref':'#/components/schemas/Timing'}",
-             operation->takes_caches ? "did" : "computed");
-    if (takes_option(op, "seed") && !operation->judges)
-        json_put(j, ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that "
-                    "dropout used; drawn, below 2^53, where a forward was given none.'}");
-    if (takes_option(op, "verify")) json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'}");
-    if (takes_option(op, "save"))
-        json_put(j, ",'context':{'type':'string','description':'Of save: for one backward.'}");
-    json_raw(j, "}}");
-}
-
-static void put_answer_schemas(struct json *j, proto_op op)
-{
-    const char *const name = proto_operations[op].title;
-    const bool envelope = proto_operations[op].envelope;
-    json_put(j, envelope ? ",'%sResult':" : ",'%sAnswer':", name);
-    put_result_schema(j, op);
-    if (!envelope) return;
-    json_put(
-        j,
-        ",'%sAnswers':{'type':'object','additionalProperties':false,'required':['responses'],'properties':{"
-        "'responses':{'type':'array','description':'In the order of requests.','items':{'oneOf':["
-        "{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/Refusal'}]}}}},"
-        "'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/%sAnswers'}]}",
-        name, name, name, name, name);
-}
 
 /* ---- Paths ------------------------------------------------------------------------------------------------------- */
 
@@ -411,14 +150,14 @@ static uint64_t errors_of(const struct route *route, bool secured)
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
 
-/* Is this one of the errors, with this status? */
+/* Does the set contain this error, and does the error have this status? */
 static bool has_error(uint64_t errors, int error, int status)
 {
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* The error response of one status. Its codes are listed beside the schema, not in it: of a schema that narrows another
- * one, program generators make a class of its own for each response, or none. */
+/* Writes the error response of one status. Its codes are listed beside the schema and not in it. If the codes narrowed
+ * the schema, some client generators would make a class for each response, and others none. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -485,7 +224,7 @@ static void put_request_body(struct json *j, const struct route *route)
     json_raw(j, "}},");
 }
 
-/* An operationId, the name of a function in a generated client: get_v1_info; get_page for /. */
+/* Writes an operationId, the name of a function in a generated client: get_v1_info, and get_page for the path /. */
 static void put_operation_id(struct json *j, const char *method, const struct route *route)
 {
     char id[128];
@@ -516,7 +255,7 @@ static void put_parameters(struct json *j, const struct route *route)
     json_raw(j, "],");
 }
 
-/* What a 200 holds: one type, or with tensors any that a body may have. */
+/* Writes the content of a 200 answer: one content type, or all types of the body for a route with tensors. */
 static void put_answer(struct json *j, const struct route *route)
 {
     json_put(j, ",'content':{'%s':{'schema':", route->doc.media);
@@ -558,7 +297,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* The operations of all rows that have the path of row `first`, which is the first of them. */
+/* Writes the operations of all rows with the path of row `first`, the first row with this path. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);
@@ -606,26 +345,26 @@ static void put_timeout(struct document *d)
 
 static void put_error_codes(struct document *d)
 {
-    for (int e = 0; e < PROTO_ERROR_COUNT; e++) put_name(&d->json, proto_errors[e].code);
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++) json_name(&d->json, proto_errors[e].code);
 }
 
 static void put_all_dtypes(struct document *d)
 {
-    for (int i = 0; i < ATTN_DTYPE_COUNT; i++) put_name(&d->json, attn_dtype_name((attn_dtype)i));
-#define X(wire, safetensors, kserve, bytes, as) put_name(&d->json, wire);
+    for (int i = 0; i < ATTN_DTYPE_COUNT; i++) json_name(&d->json, attn_dtype_name((attn_dtype)i));
+#define X(wire, safetensors, kserve, bytes, as) json_name(&d->json, wire);
     PROTO_DTYPE_MAP(X)
 #undef X
 }
 
 static void put_cache_dtypes(struct document *d)
 {
-    put_dtype_names(&d->json, ATTN_DTYPES_FORWARD);
+    attention_put_dtypes(&d->json, ATTN_DTYPES_FORWARD);
 }
 
 static void put_stages(struct document *d)
 {
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
-        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* Server-Timing alone has them */
+        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* only Server-Timing has these stages */
         json_comma(&d->json);
         json_put(&d->json, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
     }
@@ -633,13 +372,11 @@ static void put_stages(struct document *d)
 
 static void put_operations(struct document *d)
 {
-    for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
-        put_request_schemas(&d->json, op, d->limits);
-        if (proto_is_run(&proto_operations[op])) put_answer_schemas(&d->json, op); /* others: the row of the route */
-    }
+    attention_put_schemas(&d->json, d->limits);
 }
 
-/* The marks of the skeleton. The function writes members or elements, each behind a json_comma(), or one value. */
+/* Marks that a function replaces. The function writes one value, or members or elements, with json_comma() before
+ * each. */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -670,7 +407,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* Does this server lack an option? From the mark @?OPTION@ to the mark @?@ the skeleton describes what needs it. */
+/* Does this server lack an option? The skeleton describes features that need the option between the marks @?OPTION@ and
+ * @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
@@ -689,8 +427,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Takes the mark behind the first @ of `at`; returns what follows it. A string that is a mark alone stands for more
- * than a string: its quotes go, and so does the 0 of a member that has it as its name. */
+/* Replaces the mark behind the first @ of `at` and returns the text behind the mark. A string that consists of a mark
+ * alone is replaced with its quotes. If such a string is the name of a member, the value 0 of that member is dropped
+ * too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
@@ -703,8 +442,8 @@ static const char *take_mark(struct document *d, const char *at)
     return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
 }
 
-/* The skeleton without its blanks, with what its marks stand for. A comma is written when it is known that something
- * follows it. (The skeleton's strings have no escapes.) */
+/* Writes the skeleton without its blanks and with its marks replaced. A comma is written only when another member or
+ * element follows it. The skeleton's strings contain no escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

@@ -1,28 +1,28 @@
 /* page.c: the pages at / and /docs, for browsers.
  *
- * They are index.html and docs.html, which the assembler puts into the program, with the version in the place of a
- * mark: no external asset, nothing that a client sent. Their scripts fetch /v1/info every two seconds, and
- * /openapi.json once, and write texts (never HTML) into the page. Style and script run by their SHA-256 in the
- * Content-Security-Policy; after an edit the failing test says the new hashes. */
+ * The pages are index.html and docs.html, which the assembler embeds in the program. A mark in them is replaced by the
+ * version. They contain no external asset and no text of a client. Their scripts fetch /v1/info every two seconds, or
+ * /openapi.json once, and insert texts (never HTML) into the page. The Content-Security-Policy allows their style and
+ * script by SHA-256; after an edit of a page a test fails and prints the new hashes. */
 #include "server/routes/page.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* (The Makefile knows that this file depends on the two.) */
+/* The Makefile states that this file depends on the two pages. */
 __asm__(".pushsection .rodata\n"
         "page_index: .incbin \"server/routes/index.html\"\n"
         ".byte 0\n"
         "page_docs: .incbin \"server/routes/docs.html\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char page_index[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char page_index[] __attribute__((visibility("hidden"))); /* ends with NUL */
 extern const char page_docs[] __attribute__((visibility("hidden")));
 
 static const char mark[] = "@VERSION@";
 
-/* Nothing but the page's own style and script, and what this server answers. */
+/* The policy allows only the page's own style and script, and requests to this server. */
 #define CSP(style, script)                \
     "default-src 'none'; "                \
     "style-src 'sha256-" style "'; "      \
@@ -54,4 +54,24 @@ char *page_write(enum page page, size_t *length)
 const char *page_csp(enum page page)
 {
     return pages[page].csp;
+}
+
+static void answer_html(enum page page, struct answer *answer)
+{
+    answer->status = 200;
+    answer->content_type = "text/html; charset=utf-8";
+    answer->csp = page_csp(page);
+    answer->body = page_write(page, &answer->length);
+}
+
+void page_answer_index(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_html(PAGE_INDEX, answer);
+}
+
+void page_answer_docs(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_html(PAGE_DOCS, answer);
 }

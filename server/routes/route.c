@@ -1,10 +1,12 @@
-/* route.c: from a path and a method to a row of the table of URLs. */
+/* route.c: finds the row of the table of URLs for a path and a method. */
 #include "server/routes/route.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
+#include "server/routes/media.h"
 #include "text/text.h"
 
 static_assert(PROTO_ERROR_COUNT <= 64, "struct route_doc has a bit for each");
@@ -35,7 +37,8 @@ const char *route_allow(unsigned bits, char text[ROUTE_ALLOW_BYTES])
     return text;
 }
 
-/* The method of rows that answer this one. Names of methods are case-sensitive (RFC 9110, 9.1). */
+/* Finds the method of the rows that answer a request with this method's name. Names of methods are case-sensitive (RFC
+ * 9110, 9.1). */
 static bool method_of(const char *name, enum route_method *method)
 {
     static const struct {
@@ -56,7 +59,7 @@ const char *route_error_media(const char *path)
                                                                          : "application/problem+json";
 }
 
-/* The segment that a path begins with, as a parameter; length 0: it can be none. */
+/* Returns the first segment of a path as a parameter; length 0: the segment is empty or too long for a parameter. */
 static struct slice parameter_of(const char *path)
 {
     size_t length = 0;
@@ -83,7 +86,7 @@ static bool fits(const char *pattern, const char *path, struct slice parameters[
     return *path == '\0';
 }
 
-/* Of two patterns that fit the same path: has `a` a literal where they first differ? */
+/* Two patterns fit the same path. Does `a` have a literal and `b` a parameter where they first differ? */
 static bool is_closer(const char *a, const char *b)
 {
     for (; *a != '\0' && *a == *b; a++) b++;
@@ -123,7 +126,7 @@ static bool same_segment(struct slice a, struct slice b)
     return a.length == b.length && a.length > 0 && strncasecmp(a.at, b.at, a.length) == 0;
 }
 
-/* May a client on this port ask for the pattern as it stands? */
+/* Is the pattern a path without parameters, and offered on this port? */
 static bool is_path(const struct route *row, unsigned port)
 {
     return (row->ports & port) && strchr(row->path, '{') == NULL;
@@ -138,4 +141,35 @@ const char *route_nearest(const struct route *rows, int count, unsigned port, co
     for (const struct route *row = rows; row < rows + count && nearest.name == NULL; row++)
         if (is_path(row, port) && same_segment(last, last_segment(row->path))) nearest.name = row->path;
     return nearest.name;
+}
+
+const struct route_body *route_body(const struct route *route, const char *content_type)
+{
+    if (content_type == NULL || *content_type == '\0') return route->bodies;
+    for (const struct route_body *body = route->bodies; body->media; body++) {
+        if (media_is(content_type, body->media)) return body;
+        for (const char *const *also = body->also; also && *also; also++)
+            if (strcmp(*also, "*") == 0 || media_is(content_type, *also)) return body;
+    }
+    return NULL;
+}
+
+const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept)
+{
+    const struct route_body *best = body;
+    int wanted = media_accepts(accept, body->media);
+    for (const struct route_body *other = route->bodies; other->media; other++) {
+        const int weight = media_accepts(accept, other->media);
+        if (weight > wanted) best = other, wanted = weight;
+    }
+    return wanted > 0 ? best : route->bodies;
+}
+
+const char *route_media(const struct route *route, char *text, size_t capacity)
+{
+    size_t used = 0;
+    *text = '\0';
+    for (const struct route_body *body = route->bodies; body->media && used < capacity; body++)
+        used += (size_t)snprintf(text + used, capacity - used, "%s%s", used > 0 ? " or " : "", body->media);
+    return text;
 }

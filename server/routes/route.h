@@ -1,13 +1,13 @@
-/* route.h: what a row of the table of URLs says, and how a path and a method find theirs.
+/* route.h: the columns of the table of URLs, and how a path and a method find their row.
  *
- * The rows and the functions that answer them are in routes/routes.c. What serves a request (mhd.c, answer.c) and what
- * describes it (openapi.c) read the same rows, so a new endpoint is a row, its handler and its test.
+ * routes/routes.c has the rows. mhd.c and answer.c serve requests by them, and openapi.c describes them, so a new
+ * endpoint is a row, a handler and a test.
  *
- * A pattern is a path, "/v1/info", or one with parameters, "/v1/caches/{id}/append". A parameter is a whole segment of
- * the path, of 1 to ROUTE_PARAMETER_BYTES bytes. A path is compared as it stands, percent-escapes resolved (but for
- * %2F and %00, see http_head_unescape(): so a slash always separates) and the query cut off: a slash at its end is one
- * more segment, an empty one, which no pattern has. Where several patterns fit, the one that has a literal where they
- * first differ is meant. A path is found for any method; a 405 lists the methods that it has. */
+ * A pattern is a path, "/v1/info", or has parameters, "/v1/caches/{id}/append". A parameter is a whole segment of the
+ * path, of 1 to ROUTE_PARAMETER_BYTES bytes. Before a path is compared, its percent-escapes are resolved and its query
+ * is cut off. The escapes %2F and %00 stay (http_head_unescape()), so every slash separates segments. A slash at the
+ * end begins an empty segment, which no pattern has. If several patterns fit, the one wins that has a literal where
+ * they first differ. A path is found with any method; a 405 lists the methods that it has. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -18,8 +18,8 @@
 #include "proto-json/proto.h"
 #include "server/work/request.h"
 
-/* id, what Allow says of it, its name in the OpenAPI document. GET rows answer HEAD too; with --cors-origin every row
- * answers OPTIONS (mhd.c). */
+/* Each method: its id, its part of the Allow header, its name in the OpenAPI document. GET rows answer HEAD too; with
+ * --cors-origin every row answers OPTIONS (mhd.c). */
 #define ROUTE_METHOD_MAP(X)    \
     X(GET, "GET, HEAD", "get") \
     X(POST, "POST", "post")    \
@@ -32,18 +32,22 @@ enum route_method {
         ROUTE_METHOD_COUNT
 };
 
-/* Which ports offer it: the main ones, --metrics-listen. */
+/* The ports that offer a route: the main ones, or that of --metrics-listen. */
 enum { PORT_MAIN = 1, PORT_METRICS = 2 };
 
 enum { ROUTE_PARAMETER_BYTES = 128, ROUTE_ALLOW_BYTES = 32 };
 
-/* A content type of a body, and of an answer. */
+/* A content type of bodies and of answers. */
 struct route_body {
-    const char *media; /* "application/json"; NULL ends a list. A body without a content type is of the first */
+    /* "application/json"; NULL ends the list. The first row also reads a body without a content type. */
+    const char *media;
     const char *const
-        *also; /* types that are taken for it, but are not documented, to a NULL: "*" is any; NULL: none */
+        /* Undocumented content types that are read as this one, up to a NULL; "*" stands for any. NULL: there are
+         * none. */
+        *also;
     const proto_format *format;
-    const char *schema; /* of both, JSON with ' for "; NULL: those that the route's row names */
+    /* The schema of body and answer, JSON with ' for "; NULL: the route's row names the schemas. */
+    const char *schema;
 };
 
 /* A parameter of the pattern, for the OpenAPI document. */
@@ -51,18 +55,20 @@ struct route_parameter {
     const char *name, *description, *example;
 };
 
-/* What the OpenAPI document says of a route besides what follows from the rest of its row, or is said of every route:
- * that HEAD goes where GET does, the errors that any request may meet, and those of a body or of a token. The row of an
- * operation (proto_operations[]) has the summary, the description and the answer of its route: here they are NULL. */
+/* The OpenAPI document's texts about one route alone. The document derives the rest from other columns, or says the
+ * same about all routes: HEAD, the errors of any request, and those of a body or of a token. For an operation, the row
+ * of proto_operations[] has the summary, the description and the answer, and they are NULL here. */
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
-        *schema;      /* of the 200 answer: what it is, its type, its schema (JSON with ' for "); NULL: it is empty */
-    int status;       /* of it; 0: 200 */
-    const char *body; /* schema of the body, of components/schemas: "ForwardRequest" */
-    struct route_parameter parameters[REQUEST_PARAMETERS]; /* as the pattern has them */
-    uint64_t errors;                                       /* ROUTE_ERROR(NOT_FOUND) | ...: its own */
-    bool plain_503;                                        /* its 503 may be a line of text, no problem document */
+        /* Of the 200 answer: its description, its content type, its schema (JSON with ' for "). NULL: the answer is
+         * empty. */
+        *schema;
+    int status;       /* status of a successful answer; 0: 200 */
+    const char *body; /* name of the body's schema in components/schemas: "ForwardRequest" */
+    struct route_parameter parameters[REQUEST_PARAMETERS]; /* in the order of the pattern */
+    uint64_t errors; /* errors of this route alone: ROUTE_ERROR(NOT_FOUND) | ... */
+    bool plain_503;  /* a 503 of this route may be a line of text instead of a problem document */
 };
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
@@ -72,31 +78,36 @@ enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
 
 struct route {
     enum route_method method;
-    const char *path;     /* the pattern */
-    const char *endpoint; /* label in /metrics and the log: aliases share one */
+    const char *path;     /* the pattern of the route's paths */
+    const char *endpoint; /* label in /metrics and the log; aliases of a path share one label */
     unsigned ports;
-    unsigned token; /* the ports on which it wants one, where tokens are configured */
-    bool quiet;     /* logged at debug: probes come every second */
-    bool model;     /* the first parameter of its path is a model's name, the second its version (routes/kserve.h) */
-    bool hidden;    /* the OpenAPI document leaves it out: another spelling, or what is not offered */
-    enum route_shm shm; /* it is offered with that; without, the OpenAPI document leaves it out too */
+    unsigned token; /* the ports on which the route requires a token, if tokens are configured */
+    bool quiet;     /* logged at level debug, because probes come every second */
+    /* The first parameter of the path is a model's name, the second its version (routes/kserve.h). */
+    bool model;
+    bool hidden; /* not in the OpenAPI document: another spelling, or not offered */
+    /* The option that offers the route. Without the option, the OpenAPI document leaves the route out too. */
+    enum route_shm shm;
 
-    /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what it asks for. A model says the
-     * latter itself. */
-    const struct route_body *bodies; /* NULL: a body is read and dropped, */
-    bool optional_body;              /* of those, it may be left out */
-    bool keeps_body;                 /* or kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES */
-    bool only_reads; /* the handler changes nothing, whatever its method: 503 where the answer finds no memory */
+    /* For a route with tensors, whose body may have up to --max-body-bytes: the formats of the body, and the operation.
+     * If the path names a model, the model determines the operation. */
+    const struct route_body *bodies; /* NULL: the route has no tensors, and its body is dropped */
+    bool optional_body;              /* a route without tensors: the body may be left out */
+    /* A route without tensors: the body is kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES. */
+    bool keeps_body;
+    /* The handler changes nothing, even with a method other than GET. If there is no memory for its answer, the client
+     * gets 503. */
+    bool only_reads;
     proto_op op;
-    /* Of the others, and of operations that no device runs (proto_is_run()): fills the answer, or fails the request
-     * (request_fail). request->parameters holds those of the path; an operation's decoded body is request->job->call,
-     * where each item has its own error. May be called from any HTTP thread. */
+    /* For routes without tensors, and operations that no device runs (proto_is_run()): fills the answer, or fails the
+     * request (request_fail). request->parameters has the parameters of the path. An operation's decoded body is
+     * request->job->call, where each item has its own error. Any HTTP thread may call it. */
     void (*answer)(struct request *request, struct answer *answer);
 
     struct route_doc doc;
 };
 
-/* The row of the operation that the route is for. NULL: it is for none, or for a model of any. */
+/* Returns the row of the route's operation. NULL: the route has none, or its path names a model. */
 static inline const proto_operation *route_operation(const struct route *route)
 {
     return route->bodies && !route->model ? &proto_operations[route->op] : NULL;
@@ -104,26 +115,41 @@ static inline const proto_operation *route_operation(const struct route *route)
 
 /* The result of a search for a path and a method. */
 struct route_match {
-    const struct route *route; /* NULL: there is no such path. Else the row, or without one for the method the first */
-    bool answers;              /* true: the row has this method */
-    unsigned methods;          /* of all rows of that path: bits of enum route_method */
-    struct slice parameters[REQUEST_PARAMETERS]; /* of the path: borrowed from it */
+    /* The row with this path and method, or the first row with this path if none has the method. NULL: the path does
+     * not exist. */
+    const struct route *route;
+    bool answers;                                /* true: `route` has the method */
+    unsigned methods;                            /* the methods of all rows with this path: bits of enum route_method */
+    struct slice parameters[REQUEST_PARAMETERS]; /* the parameters of the path, in the memory of the path */
 };
 
 /* Looks for a path among `count` rows, on a port (PORT_MAIN, PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
-/* The pattern, of those without parameters, that a path that fits none may have meant: but for capitals or a slash at
- * the end, with the same last segment, or with few mistakes of typing. NULL: none. */
+/* Returns the pattern without parameters that resembles a path most, for a hint. The two differ in a few letters, in
+ * case or in a slash at the end, or have the same last segment. NULL: none is similar. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
-/* The content type of a refusal at this path, with its query or without: KServe's clients get JSON, others a problem
- * document. A constant. */
+/* Returns the content type of a refusal at this path, with or without its query: JSON for KServe's clients, else that
+ * of a problem document. The text is a constant. */
 const char *route_error_media(const char *path);
 
-/* What the Allow header says of these methods: "GET, HEAD, DELETE". Returns `text`. */
+/* Writes the value of the Allow header for these methods: "GET, HEAD, DELETE". Returns `text`. */
 const char *route_allow(unsigned methods, char text[ROUTE_ALLOW_BYTES]);
-/* "get" */
+/* Returns a method's name in the OpenAPI document, such as "get". */
 const char *route_method_name(enum route_method method);
+
+/* Returns the row of `bodies` that decodes a body of this content type; NULL: there is none. The content type may be
+ * NULL or empty if the client named none. */
+const struct route_body *route_body(const struct route *route, const char *content_type);
+/* Returns the row of `bodies` that writes the answer to a body that the row `body` decoded. It is the row that Accept
+ * (NULL: not given) prefers, or `body` if Accept prefers no other. If Accept allows no row, it is the first: the client
+ * gets an answer in a format that it did not ask for, instead of an error. */
+const struct route_body *route_answer(const struct route *route, const struct route_body *body, const char *accept);
+/* Writes the content types of the route's bodies: "application/json or application/x-safetensors". Returns `text`. */
+const char *route_media(const struct route *route, char *text, size_t capacity);
+
+/* A reference to a schema of the OpenAPI document, for `schema` of a row. */
+#define ROUTE_SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
 
 #endif

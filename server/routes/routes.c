@@ -1,104 +1,29 @@
-/* routes.c: the table of URLs, and the handlers that need no device.
+/* routes.c: the table of URLs.
  *
- * A route is one row (server/routes/route.h has its columns). What a row does not say is the same for all: framing
- * checks, request ids, limits, HEAD, CORS, logging and counting (http/mhd.c, http/answer.c). A new endpoint is a row, a
- * handler and a test. */
+ * A route is one row (server/routes/route.h has its columns). What a row does not say is the same for all routes:
+ * framing checks, request ids, limits, HEAD, CORS, logging and counting (http/mhd.c, http/answer.c). A new endpoint is
+ * a row, a handler in the file of its resource, and a test. */
 #include "server/routes/routes.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "server/routes/attention.h"
 #include "server/routes/caches.h"
 #include "server/routes/gauges.h"
+#include "server/routes/health.h"
 #include "server/routes/info.h"
 #include "server/routes/kserve.h"
+#include "server/routes/openapi.h"
 #include "server/routes/page.h"
-#include "server/routes/ready.h"
 #include "server/routes/shared_memory.h"
-#include "server/base/staging.h"
-#include "server/base/clock.h"
-#include "server/base/metrics.h"
-#include "server/device/devices.h"
-#include "server/routes/media.h"
-#include "server/caches/caches.h"
 #include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
-
-static void answer_text(struct answer *answer, int status, const char *text)
-{
-    answer->status = status;
-    answer->content_type = "text/plain; charset=utf-8";
-    answer->length = strlen(text);
-    answer->body = strdup(text);
-}
-
-static void answer_livez(struct request *request, struct answer *answer)
-{
-    (void)request;
-    answer_text(answer, 200, "ok\n");
-}
-
-static void answer_readyz(struct request *request, struct answer *answer)
-{
-    char why[96], text[100];
-    const bool yes = ready(request->server, why, sizeof why);
-    snprintf(text, sizeof text, "%s\n", why);
-    answer_text(answer, yes ? 200 : 503, text);
-}
-
-static void answer_metrics(struct request *request, struct answer *answer)
-{
-    struct server *server = request->server;
-    gauges_publish(server);
-    metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->open_connections->count));
-    metrics_set(METRIC_CONNECTION_BYTES, "used", NULL, (double)atomic_load(&server->open_connections->bytes));
-    metrics_set(METRIC_CONNECTION_BYTES, "limit", NULL, (double)config_connection_bytes(server->config));
-    answer->status = 200;
-    answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
-    answer->body = metrics_write(&answer->length);
-}
-
-static void answer_info(struct request *request, struct answer *answer)
-{
-    struct server *server = request->server;
-    const int count = devices_count(server->devices);
-    struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
-    int64_t requests, bytes;
-    if (devices == NULL) return; /* no body: 500 */
-    devices_describe(server->devices, devices);
-    queue_waiting(&server->queue, &requests, &bytes);
-    int inflight = 0;
-    struct caches_totals caches;
-    caches_totals(server->caches, &caches);
-    for (int state = 0; state < REQUEST_STATE_COUNT; state++) inflight += request_count((enum request_state)state);
-    const struct info_facts facts = {
-        .config = server->config,
-        .limits = &server->limits,
-        .state = server_phase_label(atomic_load(&server->phase)),
-        .web_library = server->web_library,
-        .loop_library = server->loop_library,
-        .uptime_s = (double)(clock_ms() - server->started_ms) / 1e3,
-        .devices = devices,
-        .device_count = count,
-        .queue_requests = requests,
-        .queue_bytes = bytes,
-        .connections = atomic_load(&server->open_connections->count),
-        .inflight_requests = inflight,
-        .staging_used_bytes = staging_leased_bytes(server->staging),
-        .kv_bytes = caches.bytes,
-    };
-    answer->status = 200;
-    answer->content_type = "application/json";
-    answer->body = info_write(&facts, &answer->length);
-    free(devices);
-}
-
-/* The page has 264 KiB, and any client may request it without fetching it. All answers share one copy. */
+/* GET /openapi.json. The document has 264 KiB, and a client may request it without reading the answer. So all answers
+ * share one copy. */
 static void answer_openapi(struct request *request, struct answer *answer)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -116,185 +41,42 @@ static void answer_openapi(struct request *request, struct answer *answer)
     pthread_mutex_unlock(&lock);
 }
 
-static void answer_html(enum page page, struct answer *answer)
-{
-    answer->status = 200;
-    answer->content_type = "text/html; charset=utf-8";
-    answer->csp = page_csp(page);
-    answer->body = page_write(page, &answer->length);
-}
-
-static void answer_page(struct request *request, struct answer *answer)
-{
-    (void)request;
-    answer_html(PAGE_INDEX, answer);
-}
-
-static void answer_docs(struct request *request, struct answer *answer)
-{
-    (void)request;
-    answer_html(PAGE_DOCS, answer);
-}
-
-/* ---- KServe ------------------------------------------------------------------------------------------------------ */
-
-static void answer_json(struct answer *answer, char *body)
-{
-    answer->status = 200;
-    answer->content_type = "application/json";
-    answer->body = body;
-}
-
-static void answer_kserve_server(struct request *request, struct answer *answer)
-{
-    answer_json(answer, kserve_server(request->server->config, &answer->length));
-}
-
-static void answer_kserve_models(struct request *request, struct answer *answer)
-{
-    (void)request;
-    answer_json(answer, kserve_models(&answer->length));
-}
-
-static void answer_kserve_metadata(struct request *request, struct answer *answer)
-{
-    answer_json(answer, kserve_metadata(request->model, &answer->length));
-}
-
-static void answer_kserve_ready(struct request *request, struct answer *answer)
-{
-    char why[96];
-    if (ready(request->server, why, sizeof why)) answer_json(answer, kserve_ready(request->model, &answer->length));
-    else request_fail(request, PROTO_E_UNAVAILABLE, NULL, "%s is not ready: %s", request->model->name, why);
-}
-
-static void answer_kserve_config(struct request *request, struct answer *answer)
-{
-    answer_json(answer, kserve_config(request->model, &answer->length));
-}
-
-static void answer_kserve_stats(struct request *request, struct answer *answer)
-{
-    answer_json(answer, kserve_stats(request->model, &answer->length));
-}
-
-static void answer_kserve_index(struct request *request, struct answer *answer)
-{
-    char why[96];
-    attn_error err = { 0 };
-    bool ready_alone;
-    if (proto_index_read(request->text, request->text_bytes, &ready_alone, &err) == ATTN_OK)
-        answer_json(answer, kserve_index(ready(request->server, why, sizeof why), ready_alone, &answer->length));
-    else request_fail_status(request, &err);
-}
-
-/* Of Triton's protocol, what is not here: each in a sentence. */
-static void answer_no_loading(struct request *request, struct answer *answer)
-{
-    (void)answer;
-    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
-                 "models are not loaded or unloaded here, all of POST /v2/repository/index are always there");
-}
-
-static void answer_no_settings(struct request *request, struct answer *answer)
-{
-    (void)answer;
-    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
-                 "traces and logs are set when the server starts (--log-level), not over HTTP");
-}
-
-/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
-
-#define SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
-
-/* What curl and fetch() say of a body when they are told nothing. A page elsewhere may say so without asking:
- * head_rules.c looks at its Origin. */
-static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
-
-/* Tensors, by content type. The answer has that of the body, or one that Accept prefers. */
-static const struct route_body tensors[] = {
-    { "application/json", as_json, &proto_json, NULL },
-    { "application/x-safetensors", NULL, &proto_safetensors, SCHEMA("Safetensors") },
-    { NULL, NULL, NULL, NULL },
-};
-
-/* A KServe request may have any Content-Type or none; the stock client sends none. */
-static const char *const as_whatever[] = { "*", NULL };
-static const struct route_body infer[] = {
-    { "application/json", as_whatever, &proto_kserve, NULL },
-    { "application/octet-stream", NULL, &proto_kserve, SCHEMA("InferBinary") },
-    { NULL, NULL, NULL, NULL },
-};
-
-const struct route_body *routes_body(const struct route *route, const char *content_type)
-{
-    if (content_type == NULL || *content_type == '\0') return route->bodies;
-    for (const struct route_body *body = route->bodies; body->media; body++) {
-        if (media_is(content_type, body->media)) return body;
-        for (const char *const *also = body->also; also && *also; also++)
-            if (strcmp(*also, "*") == 0 || media_is(content_type, *also)) return body;
-    }
-    return NULL;
-}
-
-const struct route_body *routes_answer(const struct route *route, const struct route_body *body, const char *accept)
-{
-    const struct route_body *best = body;
-    int wanted = media_accepts(accept, body->media);
-    for (const struct route_body *other = route->bodies; other->media; other++) {
-        const int weight = media_accepts(accept, other->media);
-        if (weight > wanted) best = other, wanted = weight;
-    }
-    return wanted > 0 ? best : route->bodies;
-}
-
-const char *routes_media(const struct route *route, char *text, size_t capacity)
-{
-    size_t used = 0;
-    *text = '\0';
-    for (const struct route_body *body = route->bodies; body->media && used < capacity; body++)
-        used += (size_t)snprintf(text + used, capacity - used, "%s%s", used > 0 ? " or " : "", body->media);
-    return text;
-}
-
-/* ---- The table --------------------------------------------------------------------------------------------------- */
-
 #define BOTH (PORT_MAIN | PORT_METRICS)
 #define TEXT "{'type':'string'}"
 
 /* clang-format off */
-/* Each kind of prober has paths of its own. */
+/* Health probes: each kind of prober uses its own paths. */
 #define LIVE(at) \
-    { ROUTE_GET, at, "livez", BOTH, .quiet = true, .answer = answer_livez, \
+    { ROUTE_GET, at, "livez", BOTH, .quiet = true, .answer = health_answer_live, \
       .doc = { "operations", "Does the process work?", "Whatever the load.", \
                .answer = "The process works", .media = "text/plain", .schema = TEXT } }
 #define READY(at) \
-    { ROUTE_GET, at, "readyz", BOTH, .quiet = true, .answer = answer_readyz, \
+    { ROUTE_GET, at, "readyz", BOTH, .quiet = true, .answer = health_answer_ready, \
       .doc = { "operations", "Does it take work?", "503 while starting, draining, or when no device is usable.", \
                .answer = "It takes work", .media = "text/plain", .schema = TEXT, \
                .errors = ROUTE_ERROR(DRAINING), .plain_503 = true } }
 
-/* KServe: of every model, and of its one version. */
+/* KServe: routes of a model and of its one version. */
 #define OF_MODEL(id, what, handler, title, says, name) \
     { ROUTE_GET, "/v2/models/{model}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
       .doc = { "kserve", title, says, .parameters = { MODEL }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
-               .answer = says, .media = "application/json", .schema = SCHEMA(name) } }, \
+               .answer = says, .media = "application/json", .schema = ROUTE_SCHEMA(name) } }, \
     { ROUTE_GET, "/v2/models/{model}/versions/{version}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
       .doc = { "kserve", title, says, .parameters = { MODEL, VERSION }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
-               .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
+               .answer = says, .media = "application/json", .schema = ROUTE_SCHEMA(name) } }
 #define MODEL   { "model", "A name of GET /v2/models.", "attention_forward" }
 #define VERSION { "version", "1.", "1" }
 #define INFER(at, ...) \
-    { ROUTE_POST, at, "infer", PORT_MAIN, .token = PORT_MAIN, .model = true, .bodies = infer, \
+    { ROUTE_POST, at, "infer", PORT_MAIN, .token = PORT_MAIN, .model = true, .bodies = kserve_bodies, \
       .doc = { "kserve", "Attention as a KServe model", "The tensors and options of the model by its operation, which its name says. Stock " \
                "clients of KServe and Triton send this; tensors may be numbers in the JSON or bytes behind it.", \
                .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) | ROUTE_ERROR(STORAGE_FULL), \
-               .answer = "The results", .media = "application/json", .schema = SCHEMA("InferAnswer") } }
+               .answer = "The results", .media = "application/json", .schema = ROUTE_SCHEMA("InferAnswer") } }
 #define NOT_OFFERED(method, at, handler, ...) \
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
       .doc = { "kserve", "Not offered", "501.", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_IMPLEMENTED), \
                .answer = "Never", .media = "application/json", .schema = TEXT } }
-/* Triton's shared memory, of the system and of GPUs. */
+/* Rows for Triton's shared memory extensions, for system memory and for GPU memory. */
 #define REGION { "region", "Its name.", "q" }
 #define REGIONS_ROW(shm_, method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
     { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shm = ROUTE_ALLOW_##shm_, .answer = handler, \
@@ -302,7 +84,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
                .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | (errors_) } }
 #define REGIONS_STATUS(shm_, path_, handler, schema_, ...) \
     REGIONS_ROW(shm_, GET, path_, handler, "Triton: regions of shared memory", "Those that this token has registered.", "The regions", \
-                "application/json", SCHEMA(schema_), ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
+                "application/json", ROUTE_SCHEMA(schema_), ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
 #define REGIONS_UNREGISTER(shm_, path_, handler, ...) \
     REGIONS_ROW(shm_, POST, path_, handler, "Triton: unregister shared memory", "Requests that use it go on. A region that is not there is fine.", \
                 "There is no such region any more", NULL, NULL, ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
@@ -314,36 +96,39 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
                          ROUTE_ERROR(UNAVAILABLE) | ROUTE_ERROR(STORAGE_FULL) | (errors_) } }
 #define NONE { NULL, NULL, NULL }
 #define NO_SETTINGS(at, ...) \
-    NOT_OFFERED(GET, at, answer_no_settings, __VA_ARGS__), NOT_OFFERED(POST, at, answer_no_settings, __VA_ARGS__)
+    NOT_OFFERED(GET, at, kserve_answer_no_settings, __VA_ARGS__), NOT_OFFERED(POST, at, kserve_answer_no_settings, __VA_ARGS__)
 #define KSERVE(method_, at, handler, title, says, name, hidden_) \
     { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
-      .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
+      .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = ROUTE_SCHEMA(name) } }
 
 /* The route of an operation of proto_operations[] that a device runs. The OpenAPI document's text is in that row. */
 #define OPERATION(op_, at, name, title, tag_, errors_, ...) \
-    { ROUTE_POST, at, name, PORT_MAIN, .token = PORT_MAIN, .bodies = tensors, .op = op_, \
+    { ROUTE_POST, at, name, PORT_MAIN, .token = PORT_MAIN, .bodies = attention_bodies, .op = op_, \
       .doc = { .tag = tag_, .body = title "Request", .parameters = { __VA_ARGS__ }, .errors = errors_, \
-               .media = "application/json", .schema = SCHEMA(title "Answer") } }
+               .media = "application/json", .schema = ROUTE_SCHEMA(title "Answer") } }
 #define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
-    /* method     path      endpoint  ports        and by name what else there is to say */
+    /* method     path      endpoint  ports        and the other columns by name */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
-              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* the context */, NONE),
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* when the context is missing or in use */, NONE),
     OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
+    OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention",
+              ROUTE_ERROR(NOT_FOUND) /* when a cache is missing */, NONE),
+    OPERATION(PROTO_OP_MERGE, "/v1/attention/merge", "merge", "Merge", "attention", 0, NONE),
     OPERATION(PROTO_OP_DECODE, "/v1/attention/decode", "decode", "Decode", "caches", ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), NONE),
 
     { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .answer = caches_answer_create,
       .doc = { "caches", "A new cache for keys and values", "It is empty. Its id belongs to the token that made it.",
                .body = "CacheRequest", .status = 201, .errors = ROUTE_ERROR(STORAGE_FULL) | ROUTE_ERROR(QUOTA),
-               .answer = "It is there", .media = "application/json", .schema = SCHEMA("Cache") } },
+               .answer = "It is there", .media = "application/json", .schema = ROUTE_SCHEMA("Cache") } },
     { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN, .token = PORT_MAIN, .answer = caches_answer_list,
       .doc = { "caches", "Your caches", "Oldest first.",
-               .answer = "They", .media = "application/json", .schema = SCHEMA("Caches") } },
+               .answer = "They", .media = "application/json", .schema = ROUTE_SCHEMA("Caches") } },
     { ROUTE_GET, "/v1/caches/{id}", "caches", PORT_MAIN, .token = PORT_MAIN, .answer = caches_answer_get,
       .doc = { "caches", "One cache", "Its length, shape and pages.", .parameters = { CACHE }, .errors = ROUTE_ERROR(NOT_FOUND),
-               .answer = "It", .media = "application/json", .schema = SCHEMA("Cache") } },
+               .answer = "It", .media = "application/json", .schema = ROUTE_SCHEMA("Cache") } },
     { ROUTE_DELETE, "/v1/caches/{id}", "caches", PORT_MAIN, .token = PORT_MAIN, .answer = caches_answer_delete,
       .doc = { "caches", "Delete a cache", "Pages that a fork shares stay the fork's.", .parameters = { CACHE },
                .errors = ROUTE_ERROR(NOT_FOUND), .answer = "It is gone", .status = 204 } },
@@ -353,31 +138,31 @@ static const struct route routes[] = {
       .doc = { "caches", "A new cache that begins as this one", "It shares the pages of the first positions; whoever writes to a shared "
                "page gets a copy of it.", .body = "ForkRequest", .parameters = { CACHE }, .status = 201,
                .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL) | ROUTE_ERROR(QUOTA),
-               .answer = "It is there", .media = "application/json", .schema = SCHEMA("Cache") } },
+               .answer = "It is there", .media = "application/json", .schema = ROUTE_SCHEMA("Cache") } },
     { ROUTE_POST, "/v1/caches/{id}/truncate", "caches", PORT_MAIN,
       .token = PORT_MAIN, .keeps_body = true, .answer = caches_answer_truncate,
       .doc = { "caches", "Forget the end of a cache", "The first positions stay.", .body = "TruncateRequest",
                .parameters = { CACHE }, .errors = ROUTE_ERROR(NOT_FOUND),
-               .answer = "The cache", .media = "application/json", .schema = SCHEMA("Cache") } },
+               .answer = "The cache", .media = "application/json", .schema = ROUTE_SCHEMA("Cache") } },
 
-    { ROUTE_GET, "/v1/info", "info", PORT_MAIN, .token = PORT_MAIN, .answer = answer_info,
+    { ROUTE_GET, "/v1/info", "info", PORT_MAIN, .token = PORT_MAIN, .answer = info_answer,
       .doc = { "operations", "Version, devices, limits and features",
                "What this server is, what it can compute, its limits and its load.",
-               .answer = "The facts", .media = "application/json", .schema = SCHEMA("Info") } },
+               .answer = "The facts", .media = "application/json", .schema = ROUTE_SCHEMA("Info") } },
 
     { ROUTE_GET, "/openapi.json", "openapi", PORT_MAIN, .answer = answer_openapi,
       .doc = { "operations", "This document", "OpenAPI 3.1.", .answer = "The document",
                .media = "application/json", .schema = "{'type':'object','required':['openapi','info','paths']}" } },
 
-    { ROUTE_GET, "/", "page", PORT_MAIN, .answer = answer_page,
+    { ROUTE_GET, "/", "page", PORT_MAIN, .answer = page_answer_index,
       .doc = { "operations", "The facts of /v1/info for a browser", "Refreshes itself from /v1/info.",
                .answer = "The page", .media = "text/html", .schema = TEXT } },
 
-    { ROUTE_GET, "/docs", "docs", PORT_MAIN, .answer = answer_docs,
+    { ROUTE_GET, "/docs", "docs", PORT_MAIN, .answer = page_answer_docs,
       .doc = { "operations", "The OpenAPI document for a browser", "Reads /openapi.json, and sends requests by hand.",
                .answer = "The page", .media = "text/html", .schema = TEXT } },
 
-    { ROUTE_GET, "/metrics", "metrics", BOTH, .token = PORT_MAIN, .quiet = true, .answer = answer_metrics,
+    { ROUTE_GET, "/metrics", "metrics", BOTH, .token = PORT_MAIN, .quiet = true, .answer = gauges_answer,
       .doc = { "operations", "Counters, gauges and histograms for Prometheus", "Counters, gauges and histograms.",
                .answer = "Prometheus text format 0.0.4", .media = "text/plain", .schema = TEXT } },
 
@@ -388,18 +173,18 @@ static const struct route routes[] = {
     READY("/readyz"),
     READY("/v2/health/ready"),
 
-    KSERVE(GET, "/v2", answer_kserve_server, "KServe: this server", "Name, version and extensions of the protocol.", "ServerMetadata", false),
-    KSERVE(GET, "/v2/", answer_kserve_server, "KServe: this server", "Name, version and extensions of the protocol.", "ServerMetadata", true),
-    KSERVE(GET, "/v2/models", answer_kserve_models, "KServe: the models", "The names of all models.", "ModelList", false),
-    KSERVE(GET, "/v2/models/stats", answer_kserve_stats, "KServe: statistics", "Statistics of all models.", "Statistics", false),
+    KSERVE(GET, "/v2", kserve_answer_server, "KServe: this server", "Name, version and extensions of the protocol.", "ServerMetadata", false),
+    KSERVE(GET, "/v2/", kserve_answer_server, "KServe: this server", "Name, version and extensions of the protocol.", "ServerMetadata", true),
+    KSERVE(GET, "/v2/models", kserve_answer_models, "KServe: the models", "The names of all models.", "ModelList", false),
+    KSERVE(GET, "/v2/models/stats", kserve_answer_stats, "KServe: statistics", "Statistics of all models.", "Statistics", false),
     { ROUTE_POST, "/v2/repository/index", "kserve", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .optional_body = true,
-      .only_reads = true, .answer = answer_kserve_index,
+      .only_reads = true, .answer = kserve_answer_index,
       .doc = { "kserve", "KServe: the models and their state", "All models, or those that are ready.", .body = "IndexRequest",
-               .answer = "The models", .media = "application/json", .schema = SCHEMA("ModelIndex") } },
-    OF_MODEL("kserve", "", answer_kserve_metadata, "KServe: a model", "The tensors that it needs, and gives.", "ModelMetadata"),
-    OF_MODEL("kserve", "/ready", answer_kserve_ready, "KServe: is it ready?", "It is.", "ModelReady"),
-    OF_MODEL("kserve", "/config", answer_kserve_config, "KServe: its configuration", "The configuration, as Triton writes it.", "ModelConfig"),
-    OF_MODEL("kserve", "/stats", answer_kserve_stats, "KServe: its statistics", "Its statistics.", "Statistics"),
+               .answer = "The models", .media = "application/json", .schema = ROUTE_SCHEMA("ModelIndex") } },
+    OF_MODEL("kserve", "", kserve_answer_metadata, "KServe: a model", "The tensors that it needs, and gives.", "ModelMetadata"),
+    OF_MODEL("kserve", "/ready", kserve_answer_ready, "KServe: is it ready?", "It is.", "ModelReady"),
+    OF_MODEL("kserve", "/config", kserve_answer_config, "KServe: its configuration", "The configuration, as Triton writes it.", "ModelConfig"),
+    OF_MODEL("kserve", "/stats", kserve_answer_stats, "KServe: its statistics", "Its statistics.", "Statistics"),
     INFER("/v2/models/{model}/infer", MODEL),
     INFER("/v2/models/{model}/versions/{version}/infer", MODEL, VERSION),
     REGIONS_STATUS(SHM, "/v2/systemsharedmemory/status", shared_memory_status, "Regions", NONE),
@@ -414,8 +199,8 @@ static const struct route routes[] = {
                      "CudaRegionRegister", ROUTE_ERROR(OUT_OF_MEMORY)),
     REGIONS_UNREGISTER(CUDA_SHM, "/v2/cudasharedmemory/region/{region}/unregister", shared_memory_cuda_unregister, REGION),
     REGIONS_UNREGISTER(CUDA_SHM, "/v2/cudasharedmemory/unregister", shared_memory_cuda_unregister, NONE),
-    NOT_OFFERED(POST, "/v2/repository/models/{model}/load", answer_no_loading, MODEL),
-    NOT_OFFERED(POST, "/v2/repository/models/{model}/unload", answer_no_loading, MODEL),
+    NOT_OFFERED(POST, "/v2/repository/models/{model}/load", kserve_answer_no_loading, MODEL),
+    NOT_OFFERED(POST, "/v2/repository/models/{model}/unload", kserve_answer_no_loading, MODEL),
     NO_SETTINGS("/v2/trace/setting", { NULL, NULL, NULL }),
     NO_SETTINGS("/v2/models/{model}/trace/setting", MODEL),
     NO_SETTINGS("/v2/logging", { NULL, NULL, NULL }),
@@ -435,10 +220,10 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 
 #define NO_MODEL "; there is no language model here, " ROUTES_WHERE_TO
 
-/* The beginnings of paths that other servers have, and what the message of a 404 says about each. */
+/* The beginnings of paths that other servers have, and the hint of a 404 for each. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* use this row even where a path of ours is spelt like it */
+    bool surely; /* use this hint even if a path of this server is similar */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

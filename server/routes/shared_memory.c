@@ -1,4 +1,4 @@
-/* shared_memory.c: see shared_memory.h. Paths with a region's name have it as their first parameter. */
+/* shared_memory.c: see shared_memory.h. The first parameter of a path with a region's name is that name. */
 #include "server/routes/shared_memory.h"
 
 #include <assert.h>
@@ -12,7 +12,7 @@
 #include "server/device/devices.h"
 #include "server/regions/regions.h"
 #include "server/work/server.h"
-#include "server/routes/jsontext.h"
+#include "server/routes/json.h"
 
 static_assert((int)ROUTE_PARAMETER_BYTES < (int)PROTO_REGION_BYTES, "a region's name in a path fits");
 
@@ -62,7 +62,7 @@ static void (*const put_region[REGION_KIND_COUNT])(void *context, const struct r
     [REGION_CUDA] = put_cuda_region,
 };
 
-/* The list of regions of a kind, or of the one that the path names. */
+/* Answers with a list of the regions of one kind, or of the region that the path names. */
 static void answer_status(struct request *request, enum region_kind kind, struct answer *answer)
 {
     if (!is_offered(request)) return;
@@ -119,7 +119,7 @@ void shared_memory_register(struct request *request, struct answer *answer)
     }
 }
 
-/* The device that the body names, to open memory there; NULL: the request has failed. */
+/* Returns the device that the body names, where the memory is to be opened. NULL: the request has failed. */
 static attn_device *device_of(struct request *request, const proto_cuda_region *wanted, int *number)
 {
     struct server *const server = request->server;

@@ -1,10 +1,10 @@
-/* shared_memory.h: Triton's shared memory extensions over HTTP: regions are registered, listed and unregistered. What a
- * region is, and what happens to its bytes, is in regions/regions.h.
+/* shared_memory.h: Triton's shared memory extensions over HTTP: regions are registered, listed and unregistered.
+ * regions/regions.h says what a region is, and how its bytes are read and written.
  *
- * Handlers of routes (route.h). With --allow-shm regions of /dev/shm are offered, with --allow-cuda-shm those of a
- * GPU's memory. With one of them, of the other kind there are none to list or to unregister, which stock clients do
- * before they begin, and to register one is
- * 501. Without both all are 501. */
+ * These functions are handlers of routes (route.h). --allow-shm offers regions in /dev/shm, and --allow-cuda-shm
+ * regions in a GPU's memory. If only one of the two is set, the other kind has no regions: listing and unregistering
+ * succeed, as stock clients do both before they begin, but registering is answered 501. Without both options all
+ * requests are answered 501. */
 #ifndef SHARED_MEMORY_H
 #define SHARED_MEMORY_H
 

@@ -1,7 +1,8 @@
 /* batches.c: begins cache transactions, sends jobs to devices in batches, and takes batches back.
  *
- *   batches_enqueue()   a job waits                       batches_done()    a batch is back: results, answers
- *   batches_dispatch()  once a turn, after all messages: batches leave for devices that have room
+ *   batches_enqueue()    a job begins to wait
+ *   batches_dispatch()   once a turn, after all messages: batches leave for devices that have room
+ *   batches_done()       a batch is back: results, answers
  *
  * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
  * request waits for any of its jobs, the batch is cancelled. */
@@ -44,7 +45,8 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
 }
 
 /* Begins the cache transactions that can begin, from the oldest on; their jobs may then leave. If no transaction has
- * ended since the last full scan, only new ones are examined: one may have a thousand caches, and hundreds may wait. */
+ * ended since the last full scan, only new ones are examined, because a transaction may have a thousand caches, and
+ * hundreds may wait. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
@@ -84,7 +86,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* a batch that failed may have set it */
+        job->follows = false; /* set earlier if this job was in a batch that failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -116,7 +118,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        if (count == 0) { /* all jobs wait for another device, for room on this one, or for others to join */
+        /* All jobs wait: for another device, for room on this one, or for other jobs to join the batch. */
+        if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
             passed_over |= UINT64_C(1) << device_number(device);
@@ -126,7 +129,8 @@ void batches_dispatch(struct loop *loop)
         for (int i = 0; i < count; i++) {
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
-            if (batch == NULL) { /* the queue no longer has the job, so waiting_detach() must not remove it again */
+            /* The queue no longer has the job, so waiting_detach() must not remove it again. */
+            if (batch == NULL) {
                 end_step(loop, job, false);
                 request_move(request, REQUEST_RUNNING);
                 waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -163,10 +167,11 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
-/* Hands back the request of a finished job. Its answer is the results, or the error that finishing met. */
+/* Hands back the request of a finished job. Its answer contains the results, or the error of verifying, writing or
+ * measuring. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* Otherwise the answer's sender does it. */
+    /* For other requests, the code that sends the answer does this. */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -182,19 +187,19 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    region_uses_free(job->shared); /* nothing more is written to shared memory */
+    region_uses_free(job->shared); /* all outputs in shared memory are written */
     job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
         request->held = false;
-        request->encoder = finishing->encoder; /* the request owns it now */
+        request->encoder = finishing->encoder; /* the request owns the encoder now */
         finishing->encoder = NULL;
         request->times.encode_ns += finishing->wrote_ns;
         if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    finish_free(finishing); /* before the answer, as in batches_done(): it releases a reference to the job */
+    finish_free(finishing); /* releases a reference to the job, before the answer, as in batches_done() */
     if (request != NULL) finish_request(loop, job);
 }
 
@@ -251,14 +256,14 @@ bool batches_judge(struct loop *loop, struct job *job)
     return finish(loop, job, now_ns + time_ns);
 }
 
-/* Disables a device that this process cannot use any more. The server goes on with the others; without any it stops
- * being ready. The caller answers the device's requests and then calls end_if_failed(). */
+/* Disables a device that this process cannot use any more. The server goes on with its other devices; without any
+ * device it stops being ready. The caller answers the device's requests and then calls end_if_failed(). */
 static void device_failed(struct loop *loop, struct device *device, const char *text)
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* Jobs that only this device can compute are refused at once, not at their deadline. */
+    /* Jobs that only this device can compute are refused now, and not when their deadline passes. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
         if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
@@ -334,8 +339,8 @@ void batches_done(struct loop *loop, struct batch *batch)
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The batch's reference is released before the answer. The answering thread may then see that it alone has the
-         * job, and reuse its memory. The request has its own reference. */
+        /* The batch's reference is released before the answer. The answering thread can then see that it holds the only
+         * reference to the job, and reuse the job's memory. The request has its own reference. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

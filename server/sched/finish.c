@@ -1,4 +1,4 @@
-/* finish.c: verify, write and measure, a piece at a time. See finish.h. */
+/* finish.c: verifies rows, counts pairs, writes shared memory and measures text, a piece at a time. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -12,7 +12,8 @@
 
 bool finish_is_wanted(const struct job *job)
 {
-    return job->wants_judge || job->wants_verify || job->wants_measure || (job->shared && job->shared->writes);
+    return job->wants_judge || job->wants_verify || job->wants_count || job->wants_measure ||
+           (job->shared && job->shared->writes);
 }
 
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
@@ -31,6 +32,7 @@ void finish_free(struct finishing *finishing)
 {
     judge_close(finishing->judging.judge);
     if (finishing->verifier) attn_verifier_close(finishing->verifier);
+    if (finishing->counter) (void)attn_counter_close(finishing->counter);
     proto_encoder_free(finishing->encoder);
     job_release(finishing->job);
     free(finishing);
@@ -87,14 +89,14 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Verifies one row of the current item. Returns true when no item is left. */
+/* Verifies some rows of the current item. Returns true when no item is left. */
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* A body with `lse` has one item. */
+    /* A job with `lse` has one item. */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status != ATTN_OK || item->verify_rows == 0 ||
         (finishing->verifier == NULL &&
@@ -109,6 +111,30 @@ static bool verify_step(struct finishing *finishing)
     result->verification =
         (proto_verification){ .max_abs = found.max_abs, .relative = found.relative, .rows = found.rows };
     finishing->item++;
+    return false;
+}
+
+/* Counts some pairs of the current item. Returns true when no item is left. */
+static bool count_step(struct finishing *finishing)
+{
+    struct job *job = finishing->job;
+    if (!job->wants_count || finishing->counted == job->call->count) return true;
+    proto_item *item = &job->call->items[finishing->counted];
+    proto_result *result = &job->results[finishing->counted];
+    if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
+        finishing->count_of = item->problem;
+        /* The tables of a transaction are given back when it ends; its lengths stay. */
+        if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
+        attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
+    }
+    if (finishing->counter && !attn_counter_step(finishing->counter)) return false;
+    if (finishing->counter) {
+        result->counts = attn_counter_close(finishing->counter);
+        if (result->counts.status != ATTN_OK)
+            attn_fail(&item->error, result->counts.status, NULL, "out of memory to count pairs");
+    }
+    finishing->counter = NULL;
+    finishing->counted++;
     return false;
 }
 
@@ -141,15 +167,15 @@ static void run_piece(struct piece *piece)
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do
-        finishing->complete = judge_piece(finishing) && verify_step(finishing) && write_step(finishing, until_ns) &&
-                              measure_step(finishing);
+        finishing->complete = judge_piece(finishing) && verify_step(finishing) && count_step(finishing) &&
+                              write_step(finishing, until_ns) && measure_step(finishing);
     while (!finishing->complete && clock_ns() < until_ns);
 }
 
 static void after_piece(struct piece *piece)
 {
     struct finishing *finishing = (struct finishing *)piece;
-    assert(!finishing->complete || finishing->verifier == NULL);
+    assert(!finishing->complete || (finishing->verifier == NULL && finishing->counter == NULL));
     if (finishing->complete || finishing->cancelled) finishing->done(finishing->context, finishing);
     else pieces_add(piece->pieces, piece);
 }

@@ -38,7 +38,7 @@
 
 /* ---- The turn ---------------------------------------------------------------------------------------------------- */
 
-/* Callbacks for sockets and messages run inside uv's poll, and report themselves that work begins. Timers run between
+/* A callback for a socket or a message runs inside uv's poll, and reports itself that work begins. Timers run between
  * the two functions below. */
 static void on_prepare(uv_prepare_t *prepare)
 {
@@ -96,7 +96,7 @@ static void on_checked(struct piece *piece)
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
-    if (!checking->complete && !request->failed && !request->gone) { /* run the next piece */
+    if (!checking->complete && !request->failed && !request->gone) { /* starts the next piece */
         pieces_add(&loop->pieces, &checking->piece);
         return;
     }
@@ -116,7 +116,7 @@ static void on_checked(struct piece *piece)
         return;
     }
     if (request->job) contexts_finish_job(request->job, false);
-    request_drop_body(request); /* releases its slot, and what a failed parser still holds */
+    request_drop_body(request); /* releases the request's slot, and the memory of a failed parser */
     waiting_hand_back(loop, request);
 }
 
@@ -140,13 +140,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a job that an HTTP thread put on a device, where it takes longer than expected. From now on it is a batch.
- * False: out of memory; the request is answered. */
+/* Takes over a job that an HTTP thread put on a device, where the job takes longer than expected. From now on the job
+ * is a batch. False: out of memory, and the request is answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    if (batch == NULL) { /* no memory for a batch: the job's memory is free only when the device is done */
+    if (batch == NULL) { /* without a batch, the job's memory is free only when the device is done */
         inline_settle(job);
         transaction_end(job, false);
         loop->queue_changed = loop->transactions_changed = true;
@@ -222,8 +222,8 @@ void loop_note_step_end(struct loop *loop)
 
 /* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
 
-/* Returns memory to the system after a crowd has left: glibc keeps what connections and their requests freed.
- * (libmicrohttpd maps its 80 KiB per connection, which are returned without this.) */
+/* Returns memory to the system after many connections have closed, because glibc keeps the memory that connections and
+ * their requests freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by itself. */
 static void give_back_memory(struct loop *loop)
 {
     const int open = stop_open_connections(loop);
@@ -282,16 +282,16 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Makes libuv start its threads, which it does with the first piece of work. It aborts if the system refuses a thread,
- * so this runs right after threads_try() has shown that all threads can be started. */
+/* Makes libuv start its threads, which it does with its first work. libuv aborts if the system refuses a thread, so
+ * this runs right after threads_try() has shown that all threads can be started. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have, after a watcher was put there.
- * libuv keeps watchers in an array by descriptor, and aborts if the array cannot grow. With this watcher it
- * has its largest size. */
+/* Returns the highest number that a descriptor of this process may have, after a watcher was put there. libuv keeps
+ * watchers in an array indexed by descriptor, and aborts if the array cannot grow. This watcher makes the array as
+ * large as it can ever be. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +
@@ -408,10 +408,10 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
     /* The timer starts here and not in loop_open(). If the server's start fails, the loop is closed and turns once
-     * more, and then there are no devices and no staging memory. */
+     * more, and at that time there are no devices and no staging memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
-    assert(loop->stage == STOPPING && loop->oldest == NULL); /* the invariant at the head of this file */
+    assert(loop->stage == STOPPING && loop->oldest == NULL); /* the invariant in the comment at the top of this file */
     return loop->exit_status;
 }
 
@@ -423,8 +423,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* Unfinished work ends with the piece that runs, as no request waits for it. Watches end. Messages of batches that
-     * come back late are only freed. */
+    /* Unfinished work ends with the piece that runs, because no request waits for it. All watches end. Messages of
+     * batches that come back late are only freed. */
     loop->awake_until_ns = 0; /* the devices are closed, so there is no batch to poll for */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);

@@ -15,8 +15,8 @@ enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 struct loop *loop_open(struct server *server);   /* aborts when the system refuses what it needs */
 struct mailbox *loop_mailbox(struct loop *loop); /* devices post their batches to it */
 
-/* Watches a descriptor: while it can be read, the loop calls on_readable(context). Call it on the loop's thread. The
- * descriptor stays the caller's. INTERNAL: libuv refuses it, with libuv's text. */
+/* Watches a descriptor: whenever it can be read, the loop calls on_readable(context). Call this on the loop's thread.
+ * The caller still owns the descriptor. INTERNAL: libuv refuses the descriptor; *err has libuv's text. */
 struct loop_watch;
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
@@ -24,33 +24,34 @@ attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *cont
  * watches that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The functions of server/http/frontend.c that the loop calls, all on the loop's thread. `context`
- * is passed to those that have it as a parameter. */
+/* The functions of server/http/frontend.c that the loop calls, all on the loop's thread. `context` is passed to all of
+ * them that have such a parameter. */
 struct loop_frontend {
     void *context;
     void (*resume)(struct request *request); /* resumes its connection; the HTTP thread owns the request from now on */
-    int (*connections)(void *context);       /* open connections, and sources of more while draining */
+    /* open connections, and while draining also listeners that may still accept some */
+    int (*connections)(void *context);
     void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts connections that are too slow */
     void (*reload)(void *context);                               /* does what SIGHUP requests */
     /* Stops accepting, except on --metrics-listen, so that a drain can be watched and probed. */
     void (*drain)(void *context);
-    void (*close_metrics)(void *context); /* stops accepting on --metrics-listen, too */
+    void (*close_metrics)(void *context); /* also stops accepting on --metrics-listen */
 };
 
 /* Serves until a signal ends it. Returns the exit status: 0 after a drain, 70 when the last device failed. Afterwards
  * no connection is suspended, and the web servers can be closed. */
 int loop_run(struct loop *loop, const struct loop_frontend *frontend);
 
-/* SIGTERM or SIGINT: stop; a second time: stop without waiting. SIGHUP: read the tokens again. Any thread may call it
- * after loop_open(); a signal that comes before loop_run() is handled then. */
+/* Handles a signal. SIGTERM or SIGINT: stop; a second one: stop without waiting. SIGHUP: read the tokens again. Any
+ * thread may call this after loop_open(). A signal that arrives before loop_run() is handled in loop_run(). */
 void loop_signal(struct loop *loop, int number);
 
-/* Call this after the web servers and devices are closed. */
+/* Frees the loop. Call this after the web servers and devices are closed. */
 void loop_close(struct loop *loop);
 
-/* An HTTP thread hands over a request whose connection is suspended. From now on the loop owns it. */
+/* Gives a request whose connection is suspended to the loop, which owns it from now on. An HTTP thread calls this. */
 void loop_post(struct loop *loop, struct request *request);
-/* An HTTP thread tells that a cache transaction it ran itself has ended, as queued requests may wait for that. */
+/* Tells the loop that a cache transaction on an HTTP thread has ended, because queued requests may wait for that. */
 void loop_note_step_end(struct loop *loop);
 
 #endif

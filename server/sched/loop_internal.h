@@ -1,5 +1,5 @@
-/* loop_internal.h: what the files of the main thread share. Only the loop's thread uses it. The public header is
- * loop.h.
+/* loop_internal.h: types and functions that the files of the main thread share. Only the loop's thread uses it. The
+ * public header is loop.h.
  *
  *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
  *   stop.c      the stages of stopping
@@ -35,17 +35,17 @@ struct loop {
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* all requests whose connections are suspended */
-    struct request *unwatched;       /* the oldest request without a watch; all behind it have none either */
+    struct request *unwatched;       /* the oldest request without a watch; all newer ones have none either */
     bool queue_changed;
-    bool transactions_changed; /* a cache transaction has ended, or a waiting one is gone */
+    bool transactions_changed; /* a cache transaction has ended, or one that waited is gone */
     bool transactions_arrived; /* a job with a cache transaction has arrived and was not examined yet */
     bool scan_cut;             /* the last scan did not reach the end of the queue */
     uint64_t scan;             /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until then the loop polls for the end of the last batch on a device other than
-     * this machine's CPU (base/polling_sleep.h). */
+    /* Until this time the loop polls for the end of the last batch on a device other than this machine's CPU
+     * (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
     struct loop_frontend frontend;
@@ -53,7 +53,7 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* most connections since memory was last returned */
+    int most_open; /* the most connections since memory was last returned to the system */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);

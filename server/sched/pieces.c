@@ -1,8 +1,8 @@
 /* pieces.c: see pieces.h.
  *
- * libuv runs its work in order of arrival. It is therefore given only as many pieces as it has threads;
- * the others wait here. Their number is bounded by the requests that may wait (--queue-depth). A search
- * among 1024 takes microseconds. */
+ * libuv runs its work in order of arrival. So it gets only as many pieces as it has threads, and the other pieces wait
+ * here. Their number is bounded by the requests that may wait (--queue-depth). A search among 1024 takes
+ * microseconds. */
 #include "server/sched/pieces.h"
 
 #include <assert.h>
@@ -17,7 +17,7 @@ static void give_to_libuv(struct pieces *pieces);
 
 static void run(uv_work_t *uv)
 {
-    struct piece *piece = (struct piece *)uv; /* the first member of struct piece */
+    struct piece *piece = (struct piece *)uv; /* `uv` is the first member of struct piece */
     const int64_t began_ns = clock_ns();
     piece->run(piece);
     piece->took_ns = clock_ns() - began_ns;
@@ -36,7 +36,7 @@ static void after(uv_work_t *uv, int status)
     give_to_libuv(pieces);
 }
 
-/* Takes out the piece whose flow has used the least time; among equals the oldest. */
+/* Removes and returns the piece whose flow has used the least time; among equals, the oldest piece. */
 static struct piece *take_next(struct pieces *pieces)
 {
     struct piece **best = &pieces->first;

@@ -1,8 +1,8 @@
 /* pieces.h: work for libuv's threads, in pieces of some ten milliseconds.
  *
  * Checks of large bodies, and verification, are cut into pieces. The flow that has used the least time (base/flow.h)
- * has the next turn. A client's piece therefore waits for one piece of a client that has a hundred, not for all. Each
- * piece is charged to its flow.
+ * runs the next piece. So a piece of one client waits for at most one piece of another client, even if that client has
+ * a hundred. Each piece is charged to its flow.
  *
  * Call all functions on the loop's thread. */
 #ifndef PIECES_H
@@ -27,13 +27,13 @@ struct piece {
 
 struct pieces {
     uv_loop_t *loop;
-    struct queue *queue; /* the queue knows the flows' virtual times */
+    struct queue *queue; /* knows the virtual time of each flow */
     struct piece *first, **last;
-    int running; /* pieces that libuv has */
+    int running; /* number of pieces that libuv has */
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece when its turn comes. Set flow, work, run and after before. */
+/* Runs the piece when its flow is next. Set the members flow, work, run and after before. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

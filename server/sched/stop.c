@@ -2,9 +2,9 @@
  *
  *   SERVING --signal--> DRAINING: readiness is 503, new clients are refused, listeners accept the connections that
  *                                 are already in their backlogs and close, answers have Connection: close
- *           --nothing open, or --drain-ms passed, or a second signal-->
+ *           --no connection is open, or --drain-ms passed, or a second signal-->
  *                       STOPPING: waiting requests are answered 503, no connection is suspended any more
- *           --nothing suspended, and nothing open or LOOP_STOP_MS passed--> over
+ *           --no connection is suspended, and none is open or LOOP_STOP_MS passed--> over
  *
  * When the last usable device fails, readiness is 503 and STOPPING begins; loop_run() returns 70. */
 #include "server/sched/loop_internal.h"
@@ -27,7 +27,8 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* This comes first: once answers close their connections, clients open new ones, which must be refused. */
+    /* The frontend must refuse new connections first, because clients open new ones as soon as answers close the old
+     * ones. */
     loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);

@@ -1,17 +1,16 @@
 /* waiting.c: the requests whose connections are suspended.
  *
- * libmicrohttpd does not watch a suspended connection. A request that waits longer than LOOP_WATCH_AFTER_MS therefore
- * gets a uv_poll for UV_DISCONNECT. Most requests are answered earlier and cost no system call here. A client that
- * shuts down its sending side counts as gone.
+ * libmicrohttpd does not watch a suspended connection. So a request that waits longer than LOOP_WATCH_AFTER_MS gets a
+ * uv_poll for UV_DISCONNECT. Most requests are answered earlier and cost no system call here. A client that shuts down
+ * its sending side counts as gone.
  *
- * A request leaves in one of two ways: with its job's result, or cancelled (by its deadline, its client, a failed
- * device or the end of the server). A held request, whose client's memory a device or thread uses, leaves when that is
- * over.
+ * A request leaves with its job's result, or it is cancelled by its deadline, its client, a failed device or the end of
+ * the server. A held request, whose client's memory a device or thread uses, leaves when that use has ended.
  *
  * Invariants
  * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.
- * 2. A watch is closed before its connection is resumed, because the descriptor may be another connection's
- * afterwards. */
+ * 2. A watch is closed before its connection is resumed, because another connection may use the same descriptor
+ *    afterwards. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -34,7 +33,7 @@ struct hangup_watch {
 
 /* ---- Suspended requests ------------------------------------------------------------------------------------------ */
 
-/* True in the states of invariant 1. */
+/* True if the request is in the list: in the states of invariant 1. */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -93,7 +92,8 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* The request no longer waits for the job. Batches whose jobs no request waits for are cancelled. */
+/* Separates the job from its batches, because its request no longer waits. A batch whose jobs no request waits for is
+ * cancelled. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -103,7 +103,7 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* The result of a held request is no longer wanted, while its batch runs. */
+/* Records that the result of a held request is no longer wanted, while its batch runs. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -113,7 +113,7 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Ends the work on a held request soon. on_checked(), on_finished() or batches_done() then hands it back. */
+/* Ends the work on a held request soon. on_checked(), on_finished() or batches_done() then hands the request back. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
@@ -134,11 +134,11 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        transaction_end(job, false); /* a running job's transaction ends when the device is done */
+        transaction_end(job, false); /* the transaction of a running job ends when the device is done */
     }
     if (job->finishing)
-        job->finishing->cancelled = true; /* the thread may read contexts' names; on_finished() ends them */
-    else contexts_finish_job(job, false); /* a device may still read a context, whose memory stays leased meanwhile */
+        job->finishing->cancelled = true; /* on_finished() ends the contexts, because the thread may read their names */
+    else contexts_finish_job(job, false); /* a device may still read a context; its memory stays leased meanwhile */
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
     job->request = NULL;
@@ -161,7 +161,7 @@ void waiting_cancel(struct loop *loop, struct request *request, proto_error erro
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
-    struct hangup_watch *watch = (struct hangup_watch *)poll; /* the first member of struct hangup_watch */
+    struct hangup_watch *watch = (struct hangup_watch *)poll; /* `poll` is the first member of struct hangup_watch */
     struct request *request = watch->request;
     struct loop *loop = poll->loop->data;
     if (status == 0 && !(events & UV_DISCONNECT)) return;

@@ -3,12 +3,13 @@
  *   FREE --reserve--> RESERVED --fill--> READY --take--> TAKEN --finish(used)--> FREE
  *                         \--drop--> FREE   ^----finish(not used)---/
  *
- * Ids are random and the table is small: a linear search over 16-byte keys costs a microsecond when the table is full.
+ * Ids are random and the table is small. A linear search over 16-byte keys costs a microsecond when the table is full.
+ *
  * Invariants
- * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory is
- * charged once: to `bytes` and to its caller.
- * 2. Entries in READY and TAKEN hold a reference, and no others do. While an entry is RESERVED, the request that makes
- * the context holds the job. It fills or drops the entry before it releases the job. */
+ * 1. job->context_count is the number of this job's entries that are not FREE. While it is not 0, the job's memory
+ *    is charged once: to `bytes` and to its caller.
+ * 2. Entries in READY and TAKEN hold a reference to their job, and no others do. While an entry is RESERVED, the
+ *    request that makes the context holds the job. That request fills or drops the entry before it releases the job. */
 #include "server/work/contexts.h"
 
 #include <assert.h>
@@ -71,7 +72,8 @@ static struct entry *find(struct contexts *contexts, const char *id)
     return NULL;
 }
 
-/* Empties the entry and returns its reference, or NULL if it held none. The caller releases it without the lock. */
+/* Empties the entry and returns its reference to a job, or NULL if it had none. The caller releases the reference after
+ * it has released the lock. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
@@ -94,7 +96,7 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* Entries in other states belong to a running request, and none is left. */
+        /* Entries in other states belong to a running request, and no request is left. */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }

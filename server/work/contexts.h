@@ -1,12 +1,12 @@
-/* contexts.h: saved forwards, each for one backward (`save`, `context` of a request). Saved forwards are bounded in
- * bytes, count and time, as a whole and for each caller. Thread-safe.
+/* contexts.h: saved forwards, each for one backward (`save`, `context` of a request). Saved forwards are limited in
+ * bytes, number and time, in total and for each caller. Thread-safe.
  *
- * A context is an id of 128 random bits, a caller, and a reference to the forward's job. The job's staging memory
- * stays leased as a whole, even if the context needs a small part of it. All of it is therefore charged, once for all
+ * A context is an id of 128 random bits, a caller, and a reference to the forward's job. The job's staging memory stays
+ * leased as a whole, even if the context needs a small part of it. So the whole memory is charged, once for all
  * contexts of a job, until the last of them is gone.
  *
- * The first backward of the same caller that names a context takes it. The owner of that backward's request reports
- * the outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
+ * The first backward of the same caller that names a context takes it. The owner of that backward's request reports the
+ * outcome with contexts_finish_job(). If the backward did not run (it was refused, it failed, its client left, its
  * deadline passed), the context can be taken again. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H
@@ -16,8 +16,8 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* id, label in /metrics. A RESERVED context waits for its forward, a READY one can be taken, and a TAKEN one is in the
- * hands of a backward. contexts.c has the ways between the states. */
+/* Each state: its id, its label in /metrics. A RESERVED context waits for its forward, a READY one can be taken, and a
+ * TAKEN one is used by a backward. contexts.c shows how the states change. */
 #define CONTEXT_STATE_MAP(X) X(RESERVED, "reserved") X(READY, "ready") X(TAKEN, "taken")
 
 enum context_state {
@@ -33,22 +33,22 @@ struct contexts;
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms); /* aborts when out of memory */
 void contexts_free(struct contexts *contexts);
 
-/* Reserves a context for item `item` of a forward before the forward runs: if there is no room, it need not run. Its
- * memory must be leased already (job->tensor_bytes). Writes the id into the item's result. Until contexts_fill() the
- * context cannot be taken and holds no reference. Errors: BUSY (no room), QUOTA (no room for this caller), TOO_LARGE
- * (there never is). */
+/* Reserves a context for item `item` of a forward, before the forward runs, so that a forward whose context has no room
+ * need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's id into the item's
+ * result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no room), QUOTA (no
+ * room for this caller), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* Call this when the forward is done: the context can now be taken, and holds a reference to the job. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Frees the entry, filled or not, because the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
-/* Takes a filled context: *job is a new reference. The entry stays, invisible, until contexts_finish(). Errors:
- * NOT_FOUND (unknown, another caller's, expired, used, or not ready; the text is always the same), IN_USE (the same
- * caller has taken it and not finished). */
+/* Takes a filled context: *job is a new reference. Until contexts_finish() the entry stays in the table and cannot be
+ * taken again. Errors: NOT_FOUND (unknown, another caller's, expired, used, or not ready; the text is always the same),
+ * IN_USE (the same caller has taken it and not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
-/* Ends a take. used: the backward ran, and the context is gone; else it can be taken again. */
+/* Ends a take. `used`: the backward ran, and the context is removed. Otherwise the context can be taken again. */
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
@@ -62,9 +62,9 @@ void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 /* Makes all contexts of the job's successful items available. Each holds the job, whose kernels have run. */
 void contexts_fill_job(struct job *job);
 /* Ends the job's use of contexts. The owner of its request calls this when the outcome is known. `answered`:
- * the kernels ran and the answer says so. Of each item without an error, the context that it used is gone and
- * the context that it made can be taken. Otherwise the used contexts are given back and the new ones dropped.
- * Further calls do nothing. */
+ * the kernels ran and the answer says so. For each item without an error, the context that it used is deleted, and the
+ * context that it made can be taken. Otherwise the used contexts are given back and the new ones dropped. Further calls
+ * do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

@@ -15,7 +15,7 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
     job->results = calloc(call->count > 0 ? (size_t)call->count : 1,
-                          sizeof *job->results); /* an empty envelope has no results */
+                          sizeof *job->results); /* at least one, because an envelope may be empty */
     if (job->results == NULL) {
         free(job);
         return NULL;
@@ -100,6 +100,7 @@ void job_release(struct job *job)
     flow_release(job->flow);
     caller_release(job->caller);
     free(job->saved);
+    free(job->plans);
     free(job->lse);
     for (int i = 0; i < job->call->count; i++) free(job->results[i].report);
     free(job->results);

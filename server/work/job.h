@@ -1,14 +1,13 @@
 /* job.h: a job is the computation of one request: its problems, the memory of their tensors, and the results.
  *
- * A running kernel is never interrupted. A job therefore outlives its request when the client leaves or the deadline
- * passes while the kernel runs. It also does when a forward is saved for a backward. Jobs are counted by references:
- * the request, the device that runs the job, and each context hold one.
+ * A running kernel is never interrupted. So a job outlives its request when the client leaves or the deadline passes
+ * while the kernel runs. A job also outlives its request when a forward is saved for a backward. Jobs are counted by
+ * references: the request, the device that runs the job, and each context hold one.
  *
- *   RECEIVING   an HTTP thread makes it (job_new) and places the outputs (job_prepare)
- *   QUEUED      the loop owns it
- *   RUNNING     the device owns it, and writes results and timing
- *   later       the encoder and contexts only read it
- */
+ *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (job_prepare)
+ *   QUEUED      the loop owns the job
+ *   RUNNING     the device owns the job, and writes results and timing
+ *   later       the encoder and contexts only read the job */
 #ifndef JOB_H
 #define JOB_H
 
@@ -35,7 +34,7 @@ struct job_region {
     size_t bytes;
 };
 
-/* Jobs of the same kind may run in one batch; 0: never. */
+/* Jobs of the same kind may run in one batch. A job of kind 0 always runs alone. */
 typedef uint64_t job_kind;
 #define JOB_KIND_APPEND ((job_kind)1 << 51)
 
@@ -43,41 +42,45 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* The part of a job that one device computes. A job's parts are a list and live as long as the job. Every job has one
+/* The part of a job that one device computes. A job's parts form a list and live as long as the job. Every job has one
  * part today, because the queue forgets a job when its first part leaves.
  *
  * 1. A part leaves once, for a device that can compute it.
  * 2. A job is over when all its parts are back.
- * 3. A job ran when all its parts ran. Its error is that of the first part in the list that has one. */
+ * 3. A job ran when all its parts ran. The error of a job is that of the first part in the list that has an error. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: the last one */
     struct job *job;
-    int device; /* number of the only device that can compute it; -1: any device can */
+    int device; /* number of the only device that can compute the part; -1: any device can */
 
-    /* Only the loop's thread uses these. */
-    struct batch *batch;             /* the batch it runs in, while a request waits for the job; NULL: none */
+    /* Only the loop's thread uses the members below, down to handed_over. */
+    struct batch *batch;             /* the batch of the part, while a request waits for the job; NULL: none */
     bool left;                       /* the part left in a batch, and never leaves again */
-    struct inline_slot *handed_over; /* an HTTP thread put it on a device, where it still runs (INLINE_LATE) */
+    struct inline_slot *handed_over; /* an HTTP thread put the part on a device, where it still runs (INLINE_LATE) */
 
     /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when
      * the batch is back. */
     bool ran;         /* the kernels ran and did not fail, and contexts in use are used up */
-    attn_error error; /* why it did not run */
+    attn_error error; /* why the part did not run */
 };
 
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: what the parser filled, and outputs in its rest; `spare`: outputs that did not fit there. */
+    /* `inputs`: the parser wrote the inputs there, and outputs lie behind them; `spare`: outputs that did not fit
+     * there. */
     struct staging_block *inputs, *spare;
     proto_call *call;
     proto_result *results; /* an array of call->count */
-    int runnable;          /* items without an error that a device must compute */
-    double flops;          /* operations of the runnable items */
-    double seconds;        /* time a device is expected to take for the runnable items (attn_cost_of()) */
-    double worst_seconds;  /* `seconds` if the scores of all rows leave float32's range */
-    const char *because;   /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
-    size_t tensor_bytes;   /* bytes of its blocks, which the queue counts */
+    /* [call->count], set by prepare_job(): the plans of the problems (job_problem()), made by the capabilities of the
+     * first device. A device adapts them to its own addresses (batch_plan()). */
+    attn_plan *plans;
+    int runnable;         /* number of items without an error that a device must compute */
+    double flops;         /* floating-point operations of the runnable items */
+    double seconds;       /* time a device is expected to take for the runnable items (attn_cost_of()) */
+    double worst_seconds; /* `seconds` if the scores of all rows exceed the range of float32 */
+    const char *because;  /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
+    size_t tensor_bytes;  /* bytes of its staging blocks, which the queue counts */
     job_kind kind;
     size_t inputs_used;        /* bytes of `inputs` that hold tensors; a small answer overwrites them */
     struct job_region outputs; /* all output tensors, one after the other */
@@ -91,20 +94,20 @@ struct job {
         *shared;        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
-    bool wants_verify, wants_save;
+    bool wants_verify, wants_save, wants_count;
     bool wants_judge; /* a check: no device computes it, a judge does (sched/finish.h) */
-    /* The length of its numbers as text is measured beforehand, in pieces, because there are many. */
+    /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
     bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */
     struct caches *caches;               /* the table of the caches it names */
     struct job_transaction *transaction; /* cache transaction (transaction.h); NULL: none */
     struct staging_block *tables;        /* page tables of the transaction, while it is running */
-    size_t tables_used;                  /* bytes used of `tables` */
+    size_t tables_used;                  /* number of bytes of `tables` in use */
     bool memory_bound;                   /* bound by a GPU's memory and not by its arithmetic: many fit in a batch */
     int context_count;                   /* contexts that hold this job; changed by contexts.c under its lock */
 
-    /* Only the loop's thread uses these, down to given_up. */
-    struct request *request;            /* NULL: its client no longer waits */
+    /* Only the loop's thread uses the members below, down to given_up. */
+    struct request *request;            /* NULL: no client waits for the job any more */
     struct finishing *finishing;        /* work after the run, such as verification; NULL: none */
     int parts_out;                      /* parts that are in batches and not yet back */
     struct job_links in_queue, in_flow; /* links in the list of all waiting jobs, and in that of its flow */
@@ -142,7 +145,7 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts ran. Call this when all are back. */
 bool job_ran(const struct job *job);
-const attn_error *job_error(const struct job *job); /* for a job that did not run */
+const attn_error *job_error(const struct job *job); /* the first error of a job that did not run */
 
 /* Frees the tensors' memory early. Call this when no one reads them any more and there is a single reference. */
 void job_release_memory(struct job *job);

@@ -2,25 +2,25 @@
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
  * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
- * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow,
- * batches that still run count with the time since they left. Without tokens all flows belong to one caller, and the
- * more urgent job goes first.
+ * time of the flow that was served last, so that an idle flow saves up no time. In the choice of the next flow, batches
+ * that still run count with the time since they left. Without tokens all flows belong to one caller, and the more
+ * urgent job goes first.
  *
- * A batch is made of jobs that wait already; the queue does not wait for more. When a device is free it takes what is
- * there, so an idle server answers at once. Under load the jobs that arrive during a run are the next batch, and
- * batches grow with the load. A busy CPU gets a second batch only when that is full, because until then it can still
- * grow.
+ * A batch is made of jobs that wait already; the queue does not wait for more. A free device takes the jobs that are
+ * waiting, so an idle server answers at once. Under load the jobs that arrive during a run form the next batch, and
+ * batches grow with the load. A busy CPU gets a second batch only when that batch is full, because until then it can
+ * still grow.
  *
  * Invariants
  * 1. The next batch has the first job that may leave for this device, from the flow with the least virtual time. The
- * charges of a flow only grow, so no job is overtaken for ever. If a job's cache transaction waits, it waits for a job
- * that runs.
+ *    charges of a flow only grow, so no job is overtaken for ever. If a job's cache transaction waits, it waits for
+ *    a job that runs.
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Finding it examines at most
- * QUEUE_SCAN_MAX jobs. Jobs that cannot leave now, such as hundreds that wait for one cache, do not delay those behind
- * them: QUEUE_PASS_MAX of them are passed over, the same number for each flow.
- * 3. `places` counts the requests of all threads; count and bytes are those in the list.
- * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own
- * list is not empty. */
+ *    QUEUE_SCAN_MAX jobs. Jobs that cannot leave now, such as hundreds that wait for one cache, do not delay the
+ *    jobs behind them: QUEUE_PASS_MAX of them are passed over, the same number for each flow.
+ * 3. `places` counts the requests of all threads. `count` and `bytes` count the jobs in the list.
+ * 4. A job is in the list of all jobs and in its flow's list. A flow is in the list of flows while its own list is
+ *    not empty. */
 #include "server/work/queue.h"
 
 #include <assert.h>
@@ -91,7 +91,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* Other threads read seconds_per_job without further synchronisation, since it is only an estimate. */
+    /* This value is only an estimate, so other threads read it without further synchronisation. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -178,7 +178,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        other->scanned = false; /* the scan for jobs not yet examined goes from the end and must not stop at this one */
+        /* the scan for unexamined jobs starts at the end of the list and must not stop at this job */
+        other->scanned = false;
     }
 }
 
@@ -293,7 +294,7 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* True if job a leaves before job b. Priority counts only among jobs of one caller. */
+/* True if job a goes to a device before job b. Priority counts only among jobs of one caller. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;

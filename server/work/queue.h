@@ -16,11 +16,11 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* requests that have such a slot */
+        _Atomic int count; /* number of requests that have a slot of this kind */
         int limit;         /* upper bound of `count` */
     } places[CALLER_PLACES];
 
-    /* Only the loop's thread uses these. */
+    /* Only the loop's thread uses the members below, down to bytes. */
     int max_batch;
     int64_t window_ns;
     struct job *first, *last; /* all jobs, linked by in_queue, in order of arrival except for priority */
@@ -42,7 +42,8 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
  * share is used up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
-/* Tests whether a request could enter now. It is called after the headers: a refused client need not send its body. */
+/* Tests whether a request could enter now. This is called after the headers, because a refused client need not send its
+ * body. */
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
                        attn_error *err);
 /* Whole seconds after which a refused client may come back, 1 to 30: the waiting work divided by the recent rate. */
@@ -54,12 +55,12 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 
 /* Adds the job at the end. A job without a cache transaction then moves before less urgent jobs of its caller, past at
- * most QUEUE_SCAN_MAX jobs. The job must hold its flow while it waits here. */
+ * most QUEUE_SCAN_MAX jobs. The caller ensures that the job holds its flow while it waits here. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which a batch is taken. has_room() tells whether a batch led by this job may leave
- * now; NULL: any may. */
+/* The device for which a batch is taken. has_room() tells whether a batch led by this job may leave now. NULL: any
+ * batch may leave. */
 struct queue_taker {
     int device; /* the device's number */
     bool (*has_room)(void *context, const struct job *job);
@@ -67,21 +68,24 @@ struct queue_taker {
 };
 
 /* Takes the next batch for a device: a leader (see queue.c) and jobs that may run with it, at most `max_batch`
- * problems. Fills jobs[] (of max_batch entries) and returns how many. With a window the result is 0 while the batch is
- * not full and the leader has waited for less than the window; *wait_ns is then the time left, and otherwise 0. */
+ * problems. Fills jobs[] (of max_batch entries) and returns their number. With a window, the result is 0 while the
+ * batch is not full and the leader has waited for less than the window. *wait_ns is then the time left, and otherwise
+ * 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the flow's virtual time (queue.c), for other lists that choose by it. NULL: the flow of jobs without one. */
+/* Returns the flow's virtual time (queue.c), for other lists that choose by it. NULL stands for the flow of all jobs
+ * without a flow of their own. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow begins to wait. A flow that is behind the one served last is set to its time. */
+/* Call this when work of the flow begins to wait. A flow with less virtual time than the flow served last is set to
+ * that time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow leaves. The queue's virtual time grows to what the flow
- * used, without running work. */
+/* Call this when work of the flow leaves. Raises the queue's virtual time to the time that the flow has used, without
+ * its running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs(): a batch led by this flow has left for a device at left_ns; the next one: it is
- * back. NULL is fine. */
+/* queue_flow_runs(): a batch led by this flow has left for a device at left_ns. queue_flow_ran(): that batch is back.
+ * NULL is fine. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 

@@ -22,8 +22,8 @@
 static const struct {
     const char *label;
     enum role owner;
-    enum caller_place place; /* slot that the state needs; CALLER_PLACES: none */
-    unsigned to;             /* states it may go to, a bit for each */
+    enum caller_place place; /* the slot that the state needs; CALLER_PLACES: none */
+    unsigned to;             /* the states that may follow, a bit for each */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)
@@ -84,8 +84,8 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* The id is splitmix64 of a thread's random start and a counter; it needs no lock and, after the
- * first, no system call. */
+/* Makes the id with splitmix64 from a thread's random start and a counter. This needs no lock and, after a thread's
+ * first id, no system call. */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;

@@ -25,15 +25,15 @@ struct hangup_watch;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* state, label in /metrics, the role that owns it, its slot in the queue, next states.
+/* Each state: its id, label in /metrics, the role of the owner, the slot in the queue, the next states.
  *
- * From any state but the last two it may go to ANSWERING early, since an error is an answer. A running job is then
- * left behind, and freed when the device returns it. That is soon, because a batch that no request waits for is
- * cancelled. A job that uses its client's memory in place is waited for: its request is held, unless the device hangs
- * or the server ends. A state ends when
+ * From any state but the last two, a request may move to ANSWERING early, since an error is an answer. A running job is
+ * then left to its device, and freed when the device returns it. That is soon, because a batch that no request waits
+ * for is cancelled. A request whose job uses its client's memory in place is held until the job ends, unless the device
+ * hangs or the server ends. A state ends when
  *
  *   RECEIVING    the last byte has arrived, or the client has left
- *   COMPUTING    its HTTP thread has computed it, or leaves that to a device
+ *   COMPUTING    the HTTP thread has computed the job, or leaves the job to a device
  *   CHECKING     a large body, or much shared memory, has been read and checked
  *   QUEUED       a batch has formed
  *   RUNNING      the output has been copied back
@@ -64,12 +64,12 @@ enum role request_role(void);
 
 const char *request_state_label(enum request_state state);
 bool request_may_move(enum request_state from, enum request_state to);
-/* Requests for tensors in that state now; probes and pages are not counted. */
+/* Returns the number of requests for tensors in this state now. Probes and pages are not counted. */
 int request_count(enum request_state state);
 
 /* ---- A request --------------------------------------------------------------------------------------------------- */
 
-/* Times of a request on CLOCK_MONOTONIC; 0: it did not get that far. */
+/* Times of a request on CLOCK_MONOTONIC. 0: the request ended before that event. */
 struct request_times {
     int64_t began_ns;    /* the request line arrived */
     int64_t head_ns;     /* the headers are complete */
@@ -80,22 +80,22 @@ struct request_times {
     int64_t encode_ns;   /* duration of encoding */
 };
 
-/* A part of a text that lives elsewhere; it has no NUL at its end. */
+/* A part of a text that is stored elsewhere. No NUL follows it. */
 struct slice {
     const char *at;
     size_t length;
 };
 
-enum { REQUEST_PARAMETERS = 4 }; /* most parameters in a path */
+enum { REQUEST_PARAMETERS = 4 }; /* the most parameters in a path */
 
 /* The answer of a handler that computes nothing. */
 struct answer {
     int status;
     const char *content_type;
     char *body;    /* malloc'ed, and passed on to libmicrohttpd; NULL: none */
-    bool constant; /* the body is a constant, and is not passed on */
+    bool constant; /* the body is a constant, and libmicrohttpd does not free it */
     size_t length;
-    const char *csp;   /* Content-Security-Policy */
+    const char *csp;   /* value of the header Content-Security-Policy; NULL: none */
     char location[72]; /* Location: the path of what was made; empty: none */
 };
 
@@ -105,38 +105,40 @@ struct request {
     bool counted; /* the request is included in request_count() */
     struct server *server;
     int socket;                /* the connection's socket, watched for a hang-up and never closed here */
-    const struct route *route; /* NULL: unknown path; if the path has no such method, the path's first row */
+    const struct route *route; /* NULL: unknown path; if the path has no row with this method, the path's first row */
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the pattern's order */
     struct caller *caller;                       /* a reference; NULL: not determined yet, or refused */
     struct flow *flow;                           /* a reference; NULL: the request has used no device time yet */
     char id[REQUEST_ID_BYTES];
     struct request_times times;
 
-    /* While it is received, only the HTTP thread uses these. */
+    /* While the request is received, only the HTTP thread uses the members below. */
     const proto_model *model;      /* the model in its path; NULL: none */
-    const proto_format *answer_as; /* the format of its answer */
+    const proto_format *answer_as; /* format of the request's answer */
     proto_parser *parser;
     struct staging_block *block; /* staging memory that the parser writes to */
-    size_t counted_bytes;        /* bytes of its text or answer that are counted as staging memory */
+    size_t counted_bytes;        /* bytes of `text` or of the answer that are counted as staging memory */
     struct region_uses *shared;  /* shared memory that the body refers to, until the job takes it over; NULL: none */
     char *text;                  /* the body of a route that keeps it (malloc) */
     size_t text_bytes;
     uint64_t decoded_bytes;    /* bytes of the unpacked body that went to the parser */
-    int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
-    int place; /* the slot (enum caller_place) it has in the queue; CALLER_PLACES: none; kept by request.c */
+    int64_t client_timeout_ms; /* value of X-Request-Timeout-Ms; -1: not given */
+    /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
+    int place;
 
-    /* The owner of the state uses these. */
-    struct job *job; /* a reference */
+    /* The owner of the request's state uses the members below. */
+    struct job *job; /* holds a reference */
     bool failed;     /* the answer is a problem document */
     proto_error error;
     attn_error why; /* text and pointer of the problem */
-    bool gone;      /* the client left while the request waited, so there is no one to answer */
+    bool gone;      /* the client left while the request waited, so no answer is sent */
 
     proto_encoder *encoder; /* encoder of the answer, already measured; NULL: none yet */
 
-    /* While it waits, only the loop's thread uses these. */
+    /* While the request waits, only the loop's thread uses the members below. */
     struct deadline deadline;
-    /* It cannot be handed back yet: another thread checks its body, or writes to its client's shared memory. */
+    /* The request cannot be handed back yet: another thread checks its body, or writes to its client's shared
+     * memory. */
     bool held;
     struct request *previous, *next; /* list of all requests with suspended connections, in order of arrival */
     struct hangup_watch *watch;      /* watch for a hang-up; NULL: not watched, or not yet */
@@ -158,22 +160,23 @@ void request_move(struct request *request, enum request_state to);
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
-/* Records a fault found in the request's job; only the job's owner may call it. The pointer is translated into one
- * into the body as the client sent it. */
+/* Records an error found in the request's job. Only the job's owner may call this. The error's pointer is translated
+ * into a pointer into the body that the client sent. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Takes a slot in the queue in exchange for the present one. A state that needs a slot is entered with it, and
- * request_move() releases it in a state that needs none. On an error the request has no slot. Call it as the owner. */
+/* Takes a slot in the queue and releases the present one. A request takes a slot before it moves to a state that needs
+ * one; request_move() releases the slot in a state that needs none. On an error the request has no slot. Only the owner
+ * may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Sets the size of the request's text or answer, which is not leased. Growth is counted as staging memory of its
- * caller. Errors: BUSY, QUOTA. */
+/* Sets the size of the request's text or answer, which is not in leased memory. Growth is counted as staging memory of
+ * its caller. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
-/* Releases what receiving needed and the request still holds: parser, slot, staging and shared memory. */
+/* Releases what the request needed while it was received: parser, slot, staging memory and shared memory. */
 void request_drop_body(struct request *request);
 
-/* Makes an id of 16 hexadecimal digits. It is unlikely that two are equal, in this process or elsewhere. */
+/* Makes an id of 16 hexadecimal digits. Two equal ids are unlikely, in this process and across processes. */
 void request_make_id(char id[REQUEST_ID_BYTES]);
 
 #endif

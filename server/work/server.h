@@ -19,7 +19,7 @@ struct loop;
 struct connections;
 struct tokens;
 
-/* id, name of the phase in /v1/info and /readyz */
+/* Each phase: its id, and its name in /v1/info and /readyz. */
 #define SERVER_PHASE_MAP(X) X(STARTING, "starting") X(READY, "ready") X(DRAINING, "draining") X(FAILED, "failed")
 enum server_phase {
 #define X(id, label) SERVER_##id,
@@ -38,9 +38,9 @@ struct server {
     const struct config *config;
     proto_limits limits;
     int64_t started_ms;
-    _Atomic int phase;              /* enum server_phase */
-    _Atomic int64_t drain_since_ms; /* 0: it is not draining */
-    _Atomic bool stopping;          /* no connection may be suspended any more */
+    _Atomic int phase;              /* a value of enum server_phase */
+    _Atomic int64_t drain_since_ms; /* 0: the server is not draining */
+    _Atomic bool stopping;          /* the server stops: from now on no connection may be suspended */
     _Atomic int suspended;          /* connections that are suspended or about to be */
 
     struct staging_pool *staging;

@@ -4,7 +4,7 @@
  * number is that of its first granule, so the stride of the page axis is one granule for pages of any size:
  *
  *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
- *   v                           = the same behind the keys of the page, with Dv; latent: the keys themselves */
+ *   v                           = the same, behind the keys of the page and with Dv; for a latent cache, v = k */
 #include "server/work/transaction.h"
 
 #include <assert.h>
@@ -27,7 +27,7 @@ struct job_transaction {
 
 /* ---- Prepare ----------------------------------------------------------------------------------------------------- */
 
-/* Copies an id. One of another length cannot be valid: it is cut, and will be unknown. */
+/* Copies an id. An id of another length is cut; no cache will be found for it. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -53,7 +53,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* the axis of positions */
+    const int first = t->rank - 3; /* number of the axis of positions */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -89,7 +89,8 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* Checks that q fits the caches. The error says so itself, because a client that sends q may not have sent k. */
+/* Checks that q fits the caches. The error names q and the caches, because a client that sends q may not have sent
+ * k. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -102,7 +103,8 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* A view of the pool's K or V: `columns` from byte `offset` of a page on, with `stored` columns in memory. */
+/* Returns a view of the pool's K or V: `columns` columns from byte `offset` of a page on. `stored` is the number of
+ * columns in memory. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -142,10 +144,17 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* Any page will do for the check; the real table is made when the transaction begins. */
+    /* The check accepts any page. The real page table is made when the transaction begins. */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     0; /* lengths differ, so the mask is for the last keys of each row */
+                                     /* lengths differ between rows, so the mask belongs to the last keys of each row */
+                                     0;
+    if (item->problem.op == ATTN_OP_OBSERVE) { /* key_mass and the region end where the longest cache does */
+        item->problem.observe.shown_keys = 1;
+        for (int i = 0; i < step->rows; i++)
+            if (step->lengths[i] > item->problem.observe.shown_keys)
+                item->problem.observe.shown_keys = step->lengths[i];
+    }
     return proto_item_prepare(item, err);
 }
 
@@ -158,7 +167,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* The cache of a new sequence has the sizes of the request's tensors, so an error about it names the tensors. */
+/* Makes an error about the cache of a new sequence name the tensor instead, because the cache gets its sizes from the
+ * request's tensors. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -244,7 +254,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* Few of those that waited can begin; a new one most likely can. */
+    /* Few of the transactions that have waited can begin, so they are examined before memory is leased. A new
+     * transaction most likely can begin. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;

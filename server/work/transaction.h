@@ -1,34 +1,36 @@
-/* transaction.h: requests whose keys and values are in caches (decode, append). The cache
- * transaction (struct cache_step, caches.h) of such a request, with the problem that a device computes.
+/* transaction.h: the cache transaction of a request whose keys and values are in caches (decode, append), and the
+ * problem that a device computes for it. The transaction itself is a struct cache_step (caches.h).
  *
- *   transaction_prepare()  the thread that prepares the job  checks the caches; completes and checks the problem
- *   transaction_begin()    the loop, until it begins         puts page tables into staging memory
- *   transaction_end()      the loop, after the device        commits or not, even if no request waits for it any more
- *   transaction_free()     with the job
+ *   transaction_prepare()  by the thread that prepares the job: checks the caches, completes and checks the problem
+ *   transaction_begin()    by the loop, repeated until it begins: puts page tables into staging memory
+ *   transaction_end()      by the loop, after the device: commits or not, even if no request waits for it any more
+ *   transaction_free()     when the job is freed
  *
- * An HTTP thread that runs the job itself calls the second and the third (device/inline.c). It does so only where no
- * other transaction waits. */
+ * An HTTP thread that runs the job itself calls transaction_begin() and transaction_end() (device/inline.c). It does so
+ * only if no other transaction waits. */
 #ifndef TRANSACTION_H
 #define TRANSACTION_H
 
 #include "server/work/job.h"
 
-/* For a call with one item without an error. For an append, `ids` is the cache in its path. */
+/* Prepares the transaction of a call that has one item without an error. For an append, `ids` is the cache in the
+ * path. */
 attn_status transaction_prepare(struct job *job, attn_error *err);
 /* Begins the transaction; see caches_begin(). */
 attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);
 void transaction_end(struct job *job, bool commit);
 /* True between a successful transaction_begin() and transaction_end(). False for a job without a transaction. */
 bool transaction_has_begun(const struct job *job);
-/* True once the new keys and values are in the caches. No error may be answered then, as it would deny that. */
+/* True once the new keys and values are in the caches. From then on no error may be answered, because an error would
+ * say that nothing changed. */
 bool transaction_is_committed(const struct job *job);
 void transaction_free(struct job *job); /* does nothing for a job without a transaction */
 
-/* Bytes of keys and values that a device will read, at the caches' present lengths. Shared pages
- * count for each fork. */
+/* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Shared pages count once
+ * for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
-/* The copies that the device makes before it computes. Returns how many. */
+/* Returns the number of copies that the device makes before it computes, and sets *moves to them. */
 int64_t transaction_moves(const struct job *job, const attn_move **moves);
 
 #endif

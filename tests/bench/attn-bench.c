@@ -8,6 +8,7 @@
  *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   32 caches that are forks of one
  *   attn-bench --sweep masks                                      grouped heads, packed lengths, window,
  *                                                                 FlashMask, beside their likes
+ *   attn-bench --sweep observe -H 16 --sq 8192                    what a forward takes, and an observe of each kind
  *   attn-bench --op backward --bias --grads dbias                 a bias of random numbers, with its gradient
  *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
@@ -61,8 +62,9 @@ struct options {
                          * masks of Hugging Face (hidden_bias: the least float32). Else the bias is random */
     int64_t padded;
     double hidden_bias;
+    uint64_t observed;  /* outputs of an observe */
     uint64_t gradients; /* of options, of a backward: bits of dsinks, dbias and dalibi_slopes */
-    enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS } sweep;
+    enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     attn_dtype dtype, key_dtype, grad_dtype; /* of q; of k and v; of dq, dk and dv */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
@@ -306,13 +308,11 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
 }
 
 /* ,"outputs":["out","lse"]: what a call writes. */
-static void put_outputs(const attn_problem *p, attn_op op)
+static void put_outputs(const attn_problem *p)
 {
     const char *before = ",\"outputs\":[";
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (!p->tensor[id].rank ||
-            attn_tensors[id].role != (op == ATTN_OP_BACKWARD ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT))
-            continue;
+        if (!p->tensor[id].rank || !attn_writes(p, (attn_tensor_id)id)) continue;
         printf("%s\"%s\"", before, attn_tensors[id].name);
         before = ",";
     }
@@ -341,10 +341,14 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     give_inputs(m, o, &p, blocks);
     reading = blocks[ATTN_T_k].bytes + blocks[ATTN_T_v].bytes;
     must(attn_check(&p, &err));
+    p.observe.map[0] = o->Sq < ATTN_MAX_MAP ? o->Sq : ATTN_MAX_MAP;
+    p.observe.map[1] = o->Sk < ATTN_MAX_MAP ? o->Sk : ATTN_MAX_MAP;
+    p.observe.top = o->observed & BIT(ATTN_T_top_keys) ? 8 : 0;
+    attn_observe_region(&p);
     for (int back = 0; back <= (op == ATTN_OP_BACKWARD); back++) { /* a backward has the out and lse of a forward */
-        p.op = back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+        p.op = op == ATTN_OP_OBSERVE ? op : back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-            if (attn_tensors[id].role != (back ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT)) continue;
+            if (!attn_writes(&p, (attn_tensor_id)id) || (op == ATTN_OP_OBSERVE && !(o->observed >> id & 1))) continue;
             if (id == ATTN_T_lse && o->no_lse) continue;
             if ((OPTION_GRADIENTS & ~o->gradients) >> id & 1) continue;
             const attn_dtype out_dtype = o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype;
@@ -365,15 +369,15 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         use(&p, o, blocks, false);
         must(attn_check(&p, &err));
         use(&p, o, blocks, true);
-        if (attn_plan_make(m->device, &p, &plans[0], &err)) die("UNSUPPORTED", err.text);
+        if (attn_plan_make(attn_device_capabilities(m->device), &p, &plans[0], &err)) die("UNSUPPORTED", err.text);
         attn_device_free(m->device, workspace);
-        must(attn_workspace(m->device, plans, 1, &workspace_bytes, &err));
+        must(attn_workspace(attn_device_capabilities(m->device), plans, 1, &workspace_bytes, &err));
         must(attn_device_alloc(m->device, workspace_bytes + 1, &workspace, &err));
         must(attn_run(m->stream, plans, 1, workspace, &err));
         must(attn_stream_wait(m->stream, &err));
     }
     turns[0] = p;
-    must(attn_plan_make(m->device, &turns[0], &plans[0], &err));
+    must(attn_plan_make(attn_device_capabilities(m->device), &turns[0], &plans[0], &err));
     while (o->reading && !m->info.unified && sets < MOST_COPIES && sets * reading < COPIES_BYTES) {
         turns[sets] = p;
         for (int n = 0; n < 2 - o->latent; n++) {
@@ -384,7 +388,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             turns[sets].tensor[id].data = copies[sets][n];
         }
         if (o->latent) turns[sets].v.data = turns[sets].k.data;
-        must(attn_plan_make(m->device, &turns[sets], &plans[sets], &err));
+        must(attn_plan_make(attn_device_capabilities(m->device), &turns[sets], &plans[sets], &err));
         sets++;
     }
     for (int n = 1; n < WARM_RUNS; n++) {
@@ -418,22 +422,21 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"key_dtype\":\"%s\","
                "\"page_size\":%lld,\"backend\":\"%s %s\",\"reps\":%d,"
                "\"calls\":%d,\"ms\":%.6g,\"host_ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g",
-               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
-               (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
-               o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
-               (long long)o->documents, attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name,
-               plans[0].kernel->name, reps, calls, ms, median(queueing, reps), tflops, gigabytes);
-        put_outputs(&p, op);
+               attn_op_name(op), attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H, (long long)o->Hk,
+               (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv, o->causal ? "true" : "false",
+               (long long)o->window_left, (long long)o->window_right, o->sequences, (long long)o->documents,
+               attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name, plans[0].kernel->name, reps, calls,
+               ms, median(queueing, reps), tflops, gigabytes);
+        put_outputs(&p);
         printf("}\n");
     } else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
-               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->key_dtype), (long long)o->B,
-               (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
-               o->causal ? "causal" : "full", ms, tflops, gigabytes, m->info.name, plans[0].kernel->name);
+               attn_op_name(op), attn_dtype_name(o->key_dtype), (long long)o->B, (long long)o->H, (long long)o->Hk,
+               (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv, o->causal ? "causal" : "full", ms,
+               tflops, gigabytes, m->info.name, plans[0].kernel->name);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_role role = attn_tensors[id].role;
-        if (p.tensor[id].rank && (role == ATTN_ROLE_OUT || role == ATTN_ROLE_OUT_BACK))
+        if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
     }
     for (int n = 0; n < BLOCKS; n++) {
@@ -547,6 +550,22 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     o.documents = 16;
     masked = time_shape(m, &o, op);
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
+}
+
+/* A forward, and an observe of each kind beside it. */
+static void sweep_observe(struct machine *m, const struct options *given)
+{
+    static const attn_tensor_id kinds[] = { ATTN_T_max_logit, ATTN_T_entropy, ATTN_T_key_mass, ATTN_T_map,
+                                            ATTN_T_top_keys };
+    const double forward = time_shape(m, given, ATTN_OP_FORWARD);
+    for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
+        struct options o = *given;
+        char what[64];
+        o.observed = BIT(kinds[n]);
+        const double ms = time_shape(m, &o, ATTN_OP_OBSERVE);
+        snprintf(what, sizeof what, "%s: %.3f ms, times a forward", attn_tensors[kinds[n]].name, ms);
+        remark(&o, what, ms / forward);
+    }
 }
 
 /* ---- The codec --------------------------------------------------------------------------------------------------- */
@@ -692,6 +711,7 @@ static const char help[] =
     "  --sweep paper                B * S = tokens, H * D = 2048, D 64 128 256, S 512 to 16384, causal and not\n"
     "  --sweep decode  --decode     one query and four over 512 to 131072 keys, K and V not in any cache\n"
     "  --sweep masks                grouped heads, packed lengths, a window, FlashMask documents, beside their likes\n"
+    "  --sweep observe              of the one shape: a forward, and an observe of each kind beside it\n"
     "  --tokens N                   of the sweeps paper and masks (16384; on a CPU 2048 takes a minute)\n"
     "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
     "  --documents N                FlashMask: so many equal documents\n"
@@ -937,6 +957,7 @@ int main(int argc, char **argv)
             if (!strcmp(optarg, "paper")) o.sweep = SWEEP_PAPER;
             else if (!strcmp(optarg, "decode")) o.sweep = SWEEP_DECODE;
             else if (!strcmp(optarg, "masks")) o.sweep = SWEEP_MASKS;
+            else if (!strcmp(optarg, "observe")) o.sweep = SWEEP_OBSERVE;
             else die("there is no sweep", optarg);
             break;
         case DECODE: o.sweep = SWEEP_DECODE; break;
@@ -1004,6 +1025,7 @@ int main(int argc, char **argv)
     }
     if (o.sweep == SWEEP_PAPER) sweep_paper(&m, &o);
     else if (o.sweep == SWEEP_DECODE) sweep_decode(&m, &o);
+    else if (o.sweep == SWEEP_OBSERVE) sweep_observe(&m, &o);
     else if (o.sweep == SWEEP_MASKS) {
         if (o.forward) sweep_masks(&m, &o, ATTN_OP_FORWARD);
         if (o.backward) sweep_masks(&m, &o, ATTN_OP_BACKWARD);

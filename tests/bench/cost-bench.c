@@ -333,8 +333,8 @@ static double time_of(const struct machine *m, const attn_problem *placed, int r
     size_t bytes;
     attn_plan plan;
     double least = INFINITY, sum = 0;
-    must(attn_plan_make(m->device, placed, &plan, &err));
-    must(attn_workspace(m->device, &plan, 1, &bytes, &err));
+    must(attn_plan_make(attn_device_capabilities(m->device), placed, &plan, &err));
+    must(attn_workspace(attn_device_capabilities(m->device), &plan, 1, &bytes, &err));
     must(attn_device_alloc(m->device, bytes + 1, &workspace, &err));
     for (int run = 0; run < runs_most && (run < 2 || sum < RUNS_S); run++) {
         const double took = run_once(m, &plan, workspace);
@@ -348,7 +348,7 @@ static double time_of(const struct machine *m, const attn_problem *placed, int r
 static attn_cost expected(const struct machine *m, const attn_problem *p)
 {
     attn_plan plan;
-    must(attn_plan_make(m->device, p, &plan, &err));
+    must(attn_plan_make(attn_device_capabilities(m->device), p, &plan, &err));
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
@@ -377,7 +377,7 @@ static bool look_at(const struct machine *m, const struct problem *spec)
     const attn_cost cost = expected(m, &p);
     const double looking = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - began;
     const attn_problem placed = place(m, &p, blocks);
-    must(attn_plan_make(m->device, &placed, &plan, &err));
+    must(attn_plan_make(attn_device_capabilities(m->device), &placed, &plan, &err));
     const double took = time_of(m, &placed, MOST_RUNS);
     const double off = cost.seconds / took;
     const bool good = off < MOST_OFF && off > 1 / MOST_OFF;

@@ -20,11 +20,13 @@ static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };
     bool fits = true;
-    must(attn_check(&item->problem, &err) == ATTN_OK && item->outputs != 0);
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        attn_tensor *t = &item->problem.tensor[id];
+    const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
+    must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
+    must(item->outputs != 0);
+    for (int n = 0; n < PROTO_TENSORS; n++) {
+        attn_tensor *const t = proto_item_result(item, n);
         int64_t bytes = 0;
-        if (!(item->outputs >> id & 1)) continue;
+        if (!t) continue;
         must(t->rank > 0 && t->data == NULL && attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
         fits = fits && bytes <= OUTPUT_BYTES;
         t->data = outputs;

@@ -5,10 +5,11 @@
  *   bit 1  small limits
  *   bit 2  the body gets the q, k and v of a small legal problem put in front of its first member, so that what is
  *          found about options goes past "q is required"
+ *   bit 6  a merge, whatever bit 0 says
  *
  * What must hold:
  *   1. The body in pieces gives what the whole body gives, to the bit (decoded_text() writes everything down).
- *   2. Every problem without an error has passed attn_check(), its inputs lie in the memory, its outputs have shapes.
+ *   2. Every problem without an error has passed attn_check() or attn_merge_check(), its inputs lie in the memory, its outputs have shapes.
  *   3. Its answer is as long as it was said to be, the same in blocks of any size, and JSON;
  *      so is every problem document. */
 #include <stdint.h>
@@ -71,7 +72,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t bytes = 0;
     uint32_t seed;
     if (size < 2) return 0;
-    const attn_op op = data[0] & 1 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    const attn_op op = data[0] & 64    ? (attn_op)PROTO_OP_MERGE
+                       : data[0] & 128 ? ATTN_OP_OBSERVE
+                       : data[0] & 1   ? ATTN_OP_BACKWARD
+                                       : ATTN_OP_FORWARD;
     seed = 1u + data[1];
     if (data[0] & 2) {
         limits.rest_bytes = 400;

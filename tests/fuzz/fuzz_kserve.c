@@ -8,6 +8,7 @@
  *   bit 4      the JSON gets the q, k and v of a small legal problem put in front of its first member, k and v as bytes
  *              behind the JSON, so that what is found about parameters and outputs goes past "q is required"
  *   bit 5      all shared memory that the body names is there
+ *   bit 6      the model is that of a merge, whatever bits 0 and 1 say
  *
  * What must hold:
  *   1. The body in pieces gives what the whole body gives, to the bit.
@@ -37,6 +38,8 @@ static const proto_model models[] = { { "attention_forward", ATTN_OP_FORWARD, fa
                                       { "attention_forward_causal", ATTN_OP_FORWARD, true, false, ATTN_F32 },
                                       { "attention_forward_fp16", ATTN_OP_FORWARD, false, true, ATTN_F16 } };
 
+static const proto_model merges = { "attention_merge", PROTO_OP_MERGE, false, false, ATTN_F32 };
+
 /* The body that the input stands for; *json: how much of it is JSON. To be freed. */
 static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *json, size_t *bytes)
 {
@@ -60,13 +63,6 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* Is it another tensor's? There is one of every name that is answered. */
-static bool must_name(const char *name, int id)
-{
-    must(name != NULL && id < ATTN_TENSOR_COUNT);
-    return strcmp(attn_tensors[id].name, name) != 0;
-}
-
 /* What the answer's head says of the bytes behind it. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
@@ -78,9 +74,10 @@ static size_t announced(const proto_call *call, const cJSON *json)
         const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(output, "parameters");
         const int has = (parameters != NULL) + (cJSON_GetObjectItemCaseSensitive(output, "data") != NULL);
         const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
-        int id = 0;
-        while (must_name(name, id)) id++;
-        must(has == !(call->shared >> id & 1)); /* what is in shared memory has neither */
+        must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
+        const int number = proto_tensor_named(name, true);
+        must(has ==
+             !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1)); /* what is in shared memory has neither */
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
     }
@@ -113,7 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t json = 0, bytes = 0;
     uint32_t seed;
     if (size < 2) return 0;
-    const proto_model *const model = &models[data[0] & 3];
+    const proto_model *const model = data[0] & 64 ? &merges : &models[data[0] & 3];
     seed = 1u + data[1];
     if (data[0] & 4) {
         limits.rest_bytes = 700;

@@ -8,10 +8,11 @@
  *          not belong to it, or with the input
  *   bit 3  the header gets the q, k and v of a small legal problem put in front of its first member (and the data
  *          theirs), so that what is found about options goes past "q is required"; its own offsets begin behind them
+ *   bit 6  a merge, whatever bit 0 says
  *
  * What must hold:
  *   1. The body in pieces gives what the whole body gives, to the bit.
- *   2. A problem without an error has passed attn_check(), and its inputs lie in the memory (decoded_text() looks).
+ *   2. A problem without an error has passed attn_check() or attn_merge_check(), and its inputs lie in the memory (decoded_text() looks).
  *   3. Its answer, as safetensors, is as long as it was said to be, the same in blocks of any size, and its header is
  *      JSON; sent back as a body, it is read as far as the names of its members. */
 #include <stdint.h>
@@ -91,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t bytes = 0;
     uint32_t seed;
     if (size < 2) return 0;
-    const attn_op op = data[0] & 1 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    const attn_op op = data[0] & 64 ? (attn_op)PROTO_OP_MERGE : data[0] & 1 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
     seed = 1u + data[1];
     if (data[0] & 2) {
         limits.rest_bytes = 500;

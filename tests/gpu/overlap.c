@@ -84,8 +84,8 @@ static void make(struct request *r)
     r->problem.v = attn_tensor_make(r->device + 2 * TENSOR, ATTN_BF16, 4, shape);
     r->problem.out = attn_tensor_make(r->device + 3 * TENSOR, ATTN_BF16, 4, shape);
     r->problem.lse = attn_tensor_make(r->device + 4 * TENSOR, ATTN_F32, 3, rows);
-    must(attn_plan_make(gpu, &r->problem, &r->plan, &err), &err);
-    must(attn_workspace(gpu, &r->plan, 1, &workspace, &err), &err);
+    must(attn_plan_make(attn_device_capabilities(gpu), &r->problem, &r->plan, &err), &err);
+    must(attn_workspace(attn_device_capabilities(gpu), &r->plan, 1, &workspace, &err), &err);
     must(attn_device_alloc(gpu, workspace ? workspace : 1, &r->workspace, &err), &err);
 }
 
@@ -206,8 +206,8 @@ static double one_call(const struct call *c, attn_stream *stream, const attn_pla
     const double start = now_us();
     switch (c->what) {
     case 0: must(attn_run(stream, plan, 1, workspace, &err), &err); break;
-    case 1: must(attn_plan_make(gpu, plan->problem, &again, &err), &err); break;
-    case 2: must(attn_workspace(gpu, plan, 1, &bytes, &err), &err); break;
+    case 1: must(attn_plan_make(attn_device_capabilities(gpu), plan->problem, &again, &err), &err); break;
+    case 2: must(attn_workspace(attn_device_capabilities(gpu), plan, 1, &bytes, &err), &err); break;
     case 3: must(attn_copy(stream, device, host, 4096, ATTN_TO_DEVICE, &err), &err); break;
     case 4: must(attn_stream_mark(stream, 0, &err), &err); break;
     case 5: must(attn_stream_done(stream, &done, &err), &err); break;
@@ -256,8 +256,8 @@ static void calls(void)
             *wide[t] = attn_tensor_make(at, c->dtype, 4, shape);
         p.lse = attn_tensor_make(at, ATTN_F32, 3, rows);
         attn_plan plan;
-        must(attn_plan_make(gpu, &p, &plan, &err), &err);
-        must(attn_workspace(gpu, &plan, 1, &bytes, &err), &err);
+        must(attn_plan_make(attn_device_capabilities(gpu), &p, &plan, &err), &err);
+        must(attn_workspace(attn_device_capabilities(gpu), &plan, 1, &bytes, &err), &err);
         must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
         for (int round = 0; round < CALL_ROUNDS; round++) {
             us[round] = one_call(c, stream, &plan, workspace, host, device);

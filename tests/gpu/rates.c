@@ -232,8 +232,8 @@ static void measure(const struct rate_case *c)
     attn_problem p = problem_of(&r, c);
     if (c->op == ATTN_OP_BACKWARD) must(attn_forward(r.stream, &p, NULL, &err), &err);
     p.op = c->op;
-    must(attn_plan_make(r.device, &p, &plan, &err), &err);
-    must(attn_workspace(r.device, &plan, 1, &bytes, &err), &err);
+    must(attn_plan_make(attn_device_capabilities(r.device), &p, &plan, &err), &err);
+    must(attn_workspace(attn_device_capabilities(r.device), &plan, 1, &bytes, &err), &err);
     if (bytes) must(attn_device_alloc(r.device, bytes, &workspace, &err), &err);
     double best = INFINITY, longest = 0;
     int64_t calls = 0;

@@ -18,8 +18,8 @@ with open(os.path.join(FOLDER, 'README.md')) as f:
 
 # What each prints, numbers aside.
 SAYS = {
-    'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nrefused: v: .+\n',
-    'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
+    'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nobserve: 3 pairs, the queries look at keys 0 and 1\nrefused: v: .+\n',
+    'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\nobserve: mean entropy .+ nats, the first key has .+ of 100 queries\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
     'cache_client.py': r'prompt: 500 positions\ncpu \w+: 5 steps, 505 positions, the largest error is .+\ntwo continuations: \[508, 503\]\na tree of 6 guesses, 3 of them kept: \[512\]\nback to position 500, and on: \[504\]\nrefused: caches: .+ \(invalid-request at /caches\)\n',
     'block_tables.py': r'cpu \w+: lengths \[192, 1, 273\], the largest error is .+\nrefused: page_table: .+ \(invalid-request at /page_table.*\)\n',
     'triton_sequence.py': r'a prompt of 300 and 5 steps, the largest error is .+\nrefused: sequence_id: .+ \(404\)\n',
@@ -32,7 +32,11 @@ SAYS = {
     'pytest_attnd.py': r'right: (match|rounding)\nwrong: mismatch: forward of attention\n  out: .+\n(  where: .+\n)+(  worst: .+\n)+  because \(scale_missing\): .+\n  to fix: .+\n(.+\n)*',
     'flashinfer_bench.py': r'gqa_paged_decode_h4_kv2_d16_ps4 \w+: (match|rounding)\n  out: .+\n  lse: .+\ngqa_paged_decode_h4_kv2_d16_ps4 \w+: mismatch\n  out: .+\n  lse: .+\n'
                            r'(  where: .+\n)+  because \(heads_interleaved\): .+\n  to fix: .+\n(.+\n)*',
-    'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
+    'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nobserve: 3 pairs, entropy 0\.0000 0\.\d+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
+    'merge.sh': r'merge: out is 3\nrefused: parts: there are 0, must be 1 to 64\n',
+    'merge_client.py': r'3 parts: out \(1, 90, 4, 32\), the largest error is .+\ngradients of all parts together: the largest error is .+\n'
+                       r'refused: parts\.1\.lse: .+ \(invalid-request at /parts/1/lse/data\)\n',
+    'merge.mjs': r'2 parts: out (\d\.\d{4} ?)+, the largest error is .+\nrefused: parts\.0\.lse: .+ \(invalid-request at /parts/0/lse/data\)\n',
     'go_client.go': r'cpu \w+: out \[1\.0000 2\.0000 2\.3395 3\.3395\] is right\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
 }
 

@@ -187,7 +187,7 @@ def test_the_limits_of_contexts_are_those_that_are_said(server):
 def test_the_routes_that_want_no_token_are_those_that_are_said(serve, tmp_path):
     (tmp_path / 'tokens').write_text('secret\n')
     server = serve('--token-file', tmp_path / 'tokens')
-    said = set(re.findall(r'`(/[^`]*)`', re.search(r'With `--token-file` every route wants a bearer token but the probes, (.*?)\. ', text_of('SECURITY.md'), re.S).group(1)))
+    said = set(re.findall(r'`(/[^`]*)`', re.search(r'With `--token-file` every route requires a bearer token, except the probes, (.*?)\. ', text_of('SECURITY.md'), re.S).group(1)))
     gets = [path for path, item in server.get('/openapi.json').json()['paths'].items() if 'get' in item]
     open_ones = {path for path in gets if server.get(path).status == 200}
     assert {path for path in open_ones if 'health' not in path and not path.endswith('z')} == said

@@ -96,6 +96,28 @@ def register(server, name, key, size, offset=0, headers=()):
     return server.ask('POST', f'/v2/systemsharedmemory/region/{name}/register', json.dumps({'key': key, 'offset': offset, 'byte_size': size}).encode(), headers)
 
 
+def test_parts_of_a_merge_lie_in_a_region_and_so_does_the_whole(shm_server, shm):
+    rng = np.random.default_rng(2)
+    parts = [(rng.standard_normal((1, 4, 2, 8)).astype(np.float32), rng.standard_normal((1, 2, 4)).astype(np.float32)) for _ in range(2)]
+    want = shm_server.post('/v1/attention/merge', {'parts': [{'out': wire.tensor(out), 'lse': wire.tensor(lse)} for out, lse in parts]}).json()
+    inputs, at = [], 0
+    for p, part in enumerate(parts):
+        for name, a in zip(('out', 'lse'), part):
+            inputs.append({'name': f'parts.{p}.{name}', 'shape': a.shape, 'datatype': 'FP32', 'parameters': place('in', a.nbytes, at)})
+            at += a.nbytes
+    given, taken = shm(data=b''.join(a.tobytes() for part in parts for a in part)), shm(parts[0][0].nbytes)
+    register(shm_server, 'in', given.name, at)
+    register(shm_server, 'to', taken.name, taken.size)
+    outputs = [{'name': 'out', 'parameters': place('to', taken.size)}]
+    answer = shm_server.post('/v2/models/attention_merge/infer', {'inputs': inputs, 'outputs': outputs})
+    assert answer.status == 200, answer
+    assert taken.read() == wire.raw(wire.value(want['out']), 'float32')
+    inputs.append({'name': 'dout', 'shape': [1, 4, 2, 8], 'datatype': 'FP32', 'parameters': place('in', parts[0][0].nbytes)})
+    outputs.append({'name': 'parts.0.dout', 'parameters': place('to', taken.size)})
+    refusal = shm_server.post('/v2/models/attention_merge/infer', {'inputs': inputs, 'outputs': outputs}).json()
+    assert (refusal['pointer'], refusal['detail']) == ('/outputs/1/parameters', 'parts.0.dout: gradients of parts cannot go to shared memory')
+
+
 def unregister(server, name='', headers=()):
     return server.ask('POST', '/v2/systemsharedmemory' + (f'/region/{name}' if name else '') + '/unregister', b'', headers)
 

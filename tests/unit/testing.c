@@ -41,13 +41,13 @@ UNWATCHED double rng_normal(struct rng *r)
 UNWATCHED void spec_print(FILE *file, const struct spec *s)
 {
     static const char *const dtypes[] = { "ATTN_F32", "ATTN_F16", "ATTN_BF16", "ATTN_F8E4M3" };
+    static const char *const ops[] = { "ATTN_OP_FORWARD", "ATTN_OP_BACKWARD", "ATTN_OP_OBSERVE" };
     fprintf(
         file,
         "    SPEC(.op = %s, .dtype = %s, .out_dtype = %s, .bias_dtype = %s, .B = %lld, .H = %lld, .Hk = %lld, .Sq = "
         "%lld, .Sk = %lld, .D = %lld, .Dv = %lld",
-        s->op == ATTN_OP_BACKWARD ? "ATTN_OP_BACKWARD" : "ATTN_OP_FORWARD", dtypes[s->dtype], dtypes[s->out_dtype],
-        dtypes[s->bias_dtype], (long long)s->B, (long long)s->H, (long long)s->Hk, (long long)s->Sq, (long long)s->Sk,
-        (long long)s->D, (long long)s->Dv);
+        ops[s->op], dtypes[s->dtype], dtypes[s->out_dtype], dtypes[s->bias_dtype], (long long)s->B, (long long)s->H,
+        (long long)s->Hk, (long long)s->Sq, (long long)s->Sk, (long long)s->D, (long long)s->Dv);
     if (s->layout == ATTN_BHSD) fprintf(file, ", .layout = ATTN_BHSD");
     if (s->alignment == ATTN_TOP_LEFT) fprintf(file, ", .alignment = ATTN_TOP_LEFT");
     if (s->has_scale) fprintf(file, ", .has_scale = true, .scale = %.17g", s->scale);
@@ -90,6 +90,8 @@ UNWATCHED void spec_print(FILE *file, const struct spec *s)
     SHOW(no_dout, "%d");
     SHOW(float_grads, "%d");
     SHOW(latent, "%d");
+    SHOW(given_lse, "%d");
+    if (s->observe) fprintf(file, ", .observe = %#llx", (unsigned long long)s->observe);
     SHOW(no_lse, "%d");
     SHOW(any_order, "%d");
     SHOW(q_amp, "%.17g");
@@ -421,6 +423,54 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
     else fixture_add(f, id, ATTN_F32, 3, (int64_t[]){ s->B, s->H, s->Sq });
 }
 
+/* The region, the map and the other sizes of an observe, drawn from the spec's seed, and its outputs. */
+UNWATCHED static void add_observed(struct fixture *f)
+{
+    const struct spec *const s = &f->spec;
+    struct rng r = { s->data_seed + 77 };
+    attn_observe *const o = &f->p.observe;
+    const uint64_t wanted = s->observe ? s->observe : UINT64_MAX;
+    attn_tensor made;
+    attn_error err = { 0 };
+    if (s->given_lse) { /* an input then */
+        attn_problem forward = f->p;
+        forward.op = ATTN_OP_FORWARD;
+        run_reference(&forward);
+    } else {
+        free(f->block[ATTN_T_lse]);
+        f->block[ATTN_T_lse] = NULL;
+        f->p.lse.rank = 0;
+    }
+    static const attn_tensor_id unused[] = { ATTN_T_out, ATTN_T_v, ATTN_T_v_scale };
+    for (size_t n = 0; n < ARRAY_SIZE(unused); n++) {
+        free(f->block[unused[n]]);
+        f->block[unused[n]] = NULL;
+        f->p.tensor[unused[n]] = (attn_tensor){ 0 };
+    }
+    o->given_lse = s->given_lse;
+    o->top = rng_between(&r, 1, 9);
+    o->key_mass_rows = rng_chance(&r, 0.5) ? 0 : rng_between(&r, 1, s->Sq + 2);
+    if (s->sequences) o->sequence = rng_between(&r, 0, s->sequences - 1);
+    attn_observe_region(&f->p);
+    if (rng_chance(&r, 0.6)) {
+        o->rows[0] = rng_between(&r, 0, o->rows[1]), o->rows[1] = rng_between(&r, o->rows[0], o->rows[1]);
+        o->keys[0] = rng_between(&r, 0, o->keys[1]), o->keys[1] = rng_between(&r, o->keys[0], o->keys[1]);
+    }
+    o->map[0] = rng_between(&r, 1, rng_chance(&r, 0.2) ? 200 : 12);
+    o->map[1] = rng_between(&r, 1, rng_chance(&r, 0.2) ? 200 : 12);
+    const double weights = (double)(o->rows[1] - o->rows[0]) * (double)(o->keys[1] - o->keys[0]) *
+                           (double)(s->H * (s->sequences ? 1 : s->B));
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        if (!attn_writes(&f->p, (attn_tensor_id)id) || !(wanted >> id & 1)) continue;
+        if (id == ATTN_T_weights && weights > 1 << 20) continue;
+        if (attn_output(&f->p, (attn_tensor_id)id, ATTN_F32, &made, &err)) {
+            fprintf(stderr, "%s: %s\n", attn_tensors[id].name, err.text);
+            exit(1);
+        }
+        fixture_add(f, (attn_tensor_id)id, made.dtype, made.rank, made.shape);
+    }
+}
+
 UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
 {
     struct rng r = { spec->data_seed };
@@ -540,6 +590,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     add_bshd(f, ATTN_T_out, s->out_dtype, s->Sq, s->H, s->Dv);
     add_lse(f, ATTN_T_lse);
     if (s->no_lse) f->p.lse.rank = 0;
+    if (s->op == ATTN_OP_OBSERVE) add_observed(f);
     if (s->op == ATTN_OP_BACKWARD) {
         if (s->give_forward) { /* out and lse are inputs then */
             attn_problem forward = f->p;
@@ -585,14 +636,13 @@ UNWATCHED void fixture_copy(struct fixture *to, const struct fixture *from)
         memcpy(to->block[id], from->block[id], from->block_bytes[id]);
         to->p.tensor[id].data = to->block[id] + ((uint8_t *)from->p.tensor[id].data - from->block[id]);
     }
-    if (block_of(from, ATTN_T_v) == ATTN_T_k)
+    if (block_of(from, ATTN_T_v) == ATTN_T_k && from->p.v.rank > 0)
         to->p.v.data = to->block[ATTN_T_k] + ((uint8_t *)from->p.v.data - from->block[ATTN_T_k]);
 }
 
 UNWATCHED bool is_output(const attn_problem *p, attn_tensor_id id)
 {
-    return p->tensor[id].rank > 0 &&
-           attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    return p->tensor[id].rank > 0 && attn_writes(p, id);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
@@ -666,7 +716,7 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     size_t bytes;
     int64_t step = 0;
     if (!b->in_steps) return attn_run(b->stream, plans, count, NULL, err);
-    attn_status status = attn_workspace(b->device, plans, count, &bytes, err);
+    attn_status status = attn_workspace(attn_device_capabilities(b->device), plans, count, &bytes, err);
     if (!status && bytes) status = attn_device_alloc(b->device, bytes, &workspace, err);
     for (b->calls = 0; !status && step != ATTN_NO_MORE_STEPS; b->calls++) {
         status = attn_run_some(b->stream, plans, count, workspace, &step, err);
@@ -710,7 +760,8 @@ UNWATCHED attn_status fixtures_run(struct bench *b, struct fixture *const *list,
     }
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);
     for (int n = 0; n < count && !status; n++)
-        status = attn_plan_for(b->device, &problems[n], attn_features(&problems[n]) | b->also, &plans[n], err);
+        status = attn_plan_for(attn_device_capabilities(b->device), &problems[n], attn_features(&problems[n]) | b->also,
+                               &plans[n], err);
     if (!status) status = run_plans(b, plans, count, err);
     for (int n = 0; n < count && !status && !b->info.unified; n++)
         for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++)
@@ -757,7 +808,8 @@ UNWATCHED void run_reference(const attn_problem *p)
     attn_plan plan;
     attn_error err = { 0 };
     bench_open(&b, "reference", 0);
-    if (attn_plan_make(b.device, p, &plan, &err) || attn_run(b.stream, &plan, 1, NULL, &err)) {
+    if (attn_plan_make(attn_device_capabilities(b.device), p, &plan, &err) ||
+        attn_run(b.stream, &plan, 1, NULL, &err)) {
         fprintf(stderr, "reference: %s\n", err.text);
         exit(1);
     }
@@ -813,6 +865,18 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
     struct tolerance t = { 0 };
     switch (id) {
     case ATTN_T_out: t.relative = fmax(limit->out, as->out) + blur, t.absolute = limit->noise * v * kept; break;
+    case ATTN_T_entropy:
+    case ATTN_T_mean_entropy: t.absolute = 1e-4 + blur * (2 + 2 * log((double)attn_max64(g.dims.Sk, 2))); return t;
+    case ATTN_T_key_mass:
+    case ATTN_T_map:
+    case ATTN_T_weights:
+    case ATTN_T_top_weights:
+        t.relative = 4e-5 + 2 * blur;
+        t.absolute = 1e-30;
+        return t;
+    case ATTN_T_top_keys: t.absolute = INFINITY; return t; /* backends_observe.c looks at them */
+    case ATTN_T_row_max:
+    case ATTN_T_max_logit:
     case ATTN_T_lse:
         t.absolute = 2e-5 + 2.4e-7 * scores;
         t.relative = f->spec.bias_levels || f->spec.sinks == 3 ? 2.4e-7 : 0;
@@ -967,7 +1031,7 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
         twin.out_dtype = spec->give_forward ? spec->out_dtype : spec->dtype;
         fixture_make(&other, &twin);
         run_reference(&other.p);
-    } else if (want.block[ATTN_T_v] && tensor_elements(&want.p.out) <= FEW_OUTPUTS) {
+    } else if (spec->op == ATTN_OP_FORWARD && want.block[ATTN_T_v] && tensor_elements(&want.p.out) <= FEW_OUTPUTS) {
         fixture_copy(&other, &before);
         move_values(&other);
         run_reference(&other.p);

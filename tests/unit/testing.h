@@ -116,6 +116,8 @@ struct spec {
     bool strided;       /* gaps between rows, and a base that is aligned to an element only */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* one key (1) or value (2) that some queries see is NaN */
+    uint64_t observe;   /* bits of its outputs; 0: all. Region, map and top come from data_seed */
+    bool given_lse;     /* observe */
     bool many_blocks;   /* its backward takes the emulator ten seconds and more */
     uint64_t data_seed;
 };

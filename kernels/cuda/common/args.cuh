@@ -1,9 +1,9 @@
 /* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
  *
- * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by
- * value: about 1.3 KB of parameters, which the constant cache broadcasts. The functions below are
- * the definition of kernels/README.md in float, one line a step; every kernel that computes single
- * scores uses them, and all kernels therefore agree. */
+ * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB
+ * of parameters, which the constant cache broadcasts. The functions below compute the definition of
+ * kernels/README.md in float, one step per line. Every kernel that computes single scores uses them, so all kernels
+ * agree. */
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
@@ -17,7 +17,7 @@
 
 #define DEVICE __device__ __forceinline__
 
-/* The block's dynamic shared memory, as the struct S that its kernel keeps there. */
+/* The block's dynamic shared memory, typed as the struct S that its kernel defines for it. */
 template <class S> DEVICE S &block_memory()
 {
     extern __shared__ __align__(1024) char memory[];
@@ -29,23 +29,24 @@ const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
-    uint32_t drop_below;            /* a half of a Philox word below it is dropped; 0: no dropout */
+    /* dropout drops an element whose half of a Philox word is below this; 0: no dropout */
+    uint32_t drop_below;
     float drop_scale;               /* 1 / (1 - dropout_p) */
     int64_t drop_first, drop_batch; /* dropout counts head h of row b of the batch as drop_first + b * drop_batch + h */
-    /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
+    /* Row i of lse, delta and a recomputed out, of sequence b and head h, lies at b * lse_batch + h * lse_head +
      * q_start + i. */
     int64_t lse_batch, lse_head;
-    int first_tile; /* the lowest tile of rows or keys that a launch computes, of each head (packed: all sequences) */
-    bool ends_of_queries, ends_of_keys; /* may a sequence end before its tensor does (packed, seqlens)? */
-    int decode_rows; /* skip packed sequences of at most this many rows (queries times group); 0: none */
-    /* Only a long problem has these: one byte per row of lse, and one per row of dk. A kernel marks
-     * the rows that must be computed one key after the other; a later launch computes them
-     * (simple/simple.cu). *rows_found becomes 1 if any row is marked. NULL: the kernel computes
-     * those rows at once. */
+    /* the launch computes tiles from this number on, in each head (packed: counted over all sequences) */
+    int first_tile;
+    bool ends_of_queries, ends_of_keys; /* true: a sequence may end before its tensor does (packed, seqlens) */
+    /* the kernel skips packed sequences of at most this many rows (queries times group); 0: it skips none */
+    int decode_rows;
+    /* Marks that only a long problem has: one byte per row of lse, and one per row of dk. A kernel marks the rows
+     * that must be computed one key after the other; a later launch computes them (simple/simple.cu). *rows_found
+     * becomes 1 if any row is marked. Where these are NULL, the kernel computes such rows at once. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* In a backward: saved.lse and saved.rest if tiles compute them for rows with huge scores; NULL
-     * if they are computed row by row. A forward kernel that runs for these two writes nothing
-     * else. */
+    /* In a backward: saved.lse and saved.rest, where tiles compute both for rows with huge scores. NULL where a warp
+     * computes them row by row. A forward kernel that runs to compute these two writes nothing else. */
     float *part_lse, *part_rest;
 };
 
@@ -59,7 +60,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
     a.drop_batch = chip->all_heads ? chip->all_heads : a.g.dims.H;
     a.drop_first = chip->first_batch * a.drop_batch + chip->first_head;
-    a.lse_head = a.g.dims.Sq; /* packed: total_q */
+    a.lse_head = a.g.dims.Sq; /* packed: d.Sq is total_q */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
     a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
@@ -69,7 +70,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* Number of rows of all query heads (as in lse), and of all key/value heads (as in dk). */
+/* The number of rows of all query heads (the size of lse), and that of all key/value heads (the rows of dk). */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -100,13 +101,13 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* What a whole row or tile of one head has in common. */
+/* Values that are the same for all pairs of a row, or of a tile of one head. */
 struct head_args {
-    int64_t b, h, hk; /* sequence (or batch row), query head, its key/value head */
+    int64_t b, h, hk; /* sequence (or batch row), query head, and the query head's key/value head */
     attn_sequence s;
-    float scale; /* multiplies q.k; includes dequantisation factors */
+    float scale; /* q . k times this is the score; it includes the factors of float8 tensors */
     attn_score_options options;
-    float slope; /* ALiBi; 0 without */
+    float slope; /* the head's ALiBi slope; 0 without ALiBi */
     float v_scale;
 };
 
@@ -132,7 +133,7 @@ DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
     return x;
 }
 
-/* Do keep_mask, FlashMask and a bias of -inf let query i see key j? */
+/* Do keep_mask, FlashMask and a bias other than -inf let query i see key j? */
 DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
@@ -157,13 +158,13 @@ DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j
     return j >= keys.lo && j < keys.hi && visible_by_mask(a, x, i, j);
 }
 
-/* z clamped to the range of finite float32; a NaN stays. */
+/* Clamps z to the range of finite float32; a NaN stays NaN. */
 template <typename real> DEVICE float saturated(real z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
 }
 
-/* What bias and ALiBi add to the score of a pair. */
+/* The number that bias and ALiBi add to the score of a pair. */
 template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -175,9 +176,9 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* z of a visible pair, from q.k; *derivative is dz / d(scale q.k), for the gradient (score.h). z is
- * NaN where q.k or a partial sum overflows float32, although scale q.k may be in range. rows.cuh
- * then computes the row with score_in_double(). */
+/* Computes z of a visible pair from q.k. *derivative becomes dz / d(scale q.k), for the gradient (score.h). z is NaN
+ * where q.k or a partial sum overflows float32, although scale q.k may be in range. rows.cuh then computes the row
+ * with score_in_double(). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -185,7 +186,7 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* score() where q.k is not a float32: returns z and the derivative. */
+/* score() where q.k does not fit in a float32. Returns z and the derivative. */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
@@ -200,27 +201,27 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* Neighbouring float32 of this size are so far apart that P is 1 for a row's largest score and 0 for all others. That
- * holds in base 2 and in base e. */
+/* From this size on, P is 1 for a row's largest score and 0 for all others, because neighbouring float32 numbers are
+ * so far apart. That holds in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
-/* Converts the score of a visible pair, or a sink, to base 2. The result is never -inf, which means
- * hidden. A huge score stays as it is: different ones stay different, none overflows, and their P
- * is right. Smaller scores stay below huge ones. */
+/* Converts the score of a visible pair, or a sink, to base 2. The result is never -inf, because -inf means hidden. A
+ * huge score is not converted: huge scores then cannot overflow, different ones stay different, and their P is
+ * right. Smaller scores stay below huge ones. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
-    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y; /* NaN stays */
+    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y; /* NaN stays NaN */
 }
 
-/* lse of a row with largest score m (by in_base_2()) and with the sum l of exponentials relative to m. */
+/* The lse of a row with largest score m (from in_base_2()) and with the sum l of exponentials relative to m. */
 DEVICE float lse_of_sum(float m, float l)
 {
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Does query i see a key by causal, window and lengths? Where such a row has no largest score, all of its products have
- * left float32. */
+/* Do causal, window and lengths let query i see any key? If such a row has no largest score, all of its products exceed
+ * the range of float32. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -250,10 +251,11 @@ DEVICE float sink_in_base_2(float sink)
     return sink == -CUDART_INF_F ? sink : in_base_2(sink);
 }
 
-/* Sequence and index inside it of packed row `row`; b = the last sequence that starts at or before it. */
+/* Finds the sequence of packed row `row`, and the row's index inside it. The sequence is the last one that starts at
+ * or before the row. */
 DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 {
-    int64_t low = 0, high = sequences; /* cu[low] <= row < cu[high] */
+    int64_t low = 0, high = sequences; /* invariant: cu[low] <= row < cu[high] */
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (cu[middle] <= row) low = middle;
@@ -275,7 +277,7 @@ DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int 
     return low;
 }
 
-/* Index of row i in lse and delta. */
+/* The index of row i in lse and delta. */
 DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 {
     return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
@@ -283,9 +285,11 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 
 /* ---- Blocks to tiles of query rows ------------------------------------------------------------------------------- */
 
-/* The grid is (tiles, heads, batch); packed, (tiles of all sequences, heads). Packed, sequence b owns the tiles
- * from cu[b] / rows + b on: a sequence never needs more of them than there are before the next one's, so a block
- * finds its sequence by bisection and no table is made. A few tiles have no rows. */
+/* The grid of blocks for tiles of `rows` query rows.
+ *
+ * It is (tiles, heads, batch), or for packed problems (tiles of all sequences, heads). In a packed problem sequence
+ * b owns the tiles from cu[b] / rows + b on. That leaves enough tiles for every sequence, so a block can find its
+ * sequence by bisection, without a table. A few tiles have no rows. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
@@ -293,7 +297,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Turns a grid of all tiles into the grid of this launch's share of them. */
+/* Reduces a grid of all tiles to this launch's share of them. */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);
@@ -309,11 +313,11 @@ static inline bool tile_grid_fits(const attn_dims &d)
 
 struct tile_place {
     head_args x;
-    int i0; /* first query, inside the sequence */
+    int i0; /* the tile's first query, counted inside the sequence */
     bool exists;
 };
 
-/* The last tiles of a head come first: under a causal mask they are the longest. */
+/* The last tiles of a head come first, because they are the longest under a causal mask. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

@@ -1,19 +1,22 @@
-/* device.cu: NVIDIA GPUs behind backend.h: devices, memory, streams, errors. The kernels are in the folders beside it.
+/* device.cu: implements backend.h for NVIDIA GPUs: devices, memory, streams, errors. The kernels are in the folders
+ * beside this one.
  *
- * Where there is no driver (the CUDA runtime is linked statically, so this file runs everywhere) count() is 0 and
- * nothing else is called.
+ * Where there is no driver, count() returns 0 and nothing else is called. The CUDA runtime is linked statically, so
+ * this file runs everywhere.
  *
  * Invariants
- * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one becomes
- *    ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
- * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out
- *    again, so that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never
- *    exceeds memory_limit, but for blocks that another thread is just giving back; where it would, or the card has no
- *    more, kept blocks are given back first. `lock` is held for a few instructions: bytes are reserved under it, and
- *    the driver, whose cudaMalloc and cudaFree may wait for all work of the device, is called without it.
- * 3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of streams.
- * 4. The current device is per thread: every entry sets it.
- * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
+ *
+ * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h. A sticky error
+ *    becomes ATTN_DEVICE_LOST for this and every later call on the device. Any other error fails only the call.
+ * 2. Device memory is allocated by cudaMalloc and kept. A freed block goes to a list of its size class and is used
+ *    again. Under a steady load there is therefore no cudaMalloc, which would synchronise the device. Allocated
+ *    memory never exceeds memory_limit, except for blocks that another thread is freeing now. Where an allocation
+ *    would exceed it, or the card has no memory left, kept blocks are freed first. `lock` is held for a few
+ *    instructions: bytes are reserved under it. The driver is called without it, because cudaMalloc and cudaFree may
+ *    wait for all work of the device.
+ * 3. The caller frees a block after the stream that used it is done, so the lists need no knowledge of streams.
+ * 4. The current device is per thread, so every function of this backend sets it first.
+ * 5. Apart from kernel launches the code is plain C and uses no C++ library, so the program needs none. */
 #include <atomic>
 #include <cuda_runtime.h>
 #include <cudaTypedefs.h>
@@ -32,7 +35,7 @@ extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
 
 namespace {
 
-/* The table of errors.h is written without CUDA's headers. */
+/* errors.h includes none of CUDA's headers, so its numbers are checked here. */
 #define X(code, cuda, name, sticky, status) \
     static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
 CUDA_ERROR_MAP(X)
@@ -42,21 +45,21 @@ CUDA_ERROR_MAP(X)
 
 enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one copies out, one waits */
 
-/* Blocks of device memory are of sizes 2^n and 1.5 * 2^n: at most a third of a block is waste. */
+/* Blocks of device memory have sizes 2^n and 1.5 * 2^n, so at most a third of a block is unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* More than any GPU does: what the largest one known promises for dense float8, and twice the exponentials of all its
- * special function units. */
+/* Upper bounds that no GPU reaches: the specified rate of dense float8 on the fastest known GPU, and twice the
+ * exponentials of all its special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
-enum { MOST_KERNELS = 32 };
 
-enum { COUNTER_BYTES = 128 }; /* a stream's counter has a line of the cache to itself */
+enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
 
-/* Steps that attn_run_some() queues in a call, at most. Queued work cannot be cancelled, and the work of all other
- * streams shares the device with it. */
+/* The most steps that one call of attn_run_some() queues. Queued work cannot be cancelled, and it delays the work of
+ * all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Before the marks of rows that were left: cuda_args.rows_found, where the stream and not the host reads it. */
+/* Bytes before the marks of rows that a later launch computes. They hold cuda_args.rows_found where the stream reads it
+ * instead of the host. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -69,32 +72,33 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    const cuda_kernel *kernels[MOST_KERNELS]; /* the rows of cuda_kernels[] that are for this chip */
-    int kernel_count;
-    std::atomic<bool> lost;                     /* a sticky error was seen; only ever set, by any thread */
-    PFN_cuStreamWriteValue32_v11070 write_word; /* NULL: streams take no notes */
+    /* a sticky error has occurred; any thread may set it, and nobody clears it */
+    std::atomic<bool> lost;
+    /* the driver's function that writes a note; NULL: streams have no notes */
+    PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* of the rest */
+    pthread_mutex_t lock; /* protects the members below */
     int64_t memory_limit, memory_used, memory_taken;
-    block *idle[CLASSES]; /* lists: given back to us, by size class */
-    block *live;          /* handed out, the youngest first */
+    block *idle[CLASSES]; /* for each size class: a list of blocks that the caller has freed and that are kept */
+    block *live;          /* blocks that callers use, the youngest first */
 };
 
 struct memory_range {
-    const char *begin, *end; /* both NULL: none */
+    const char *begin, *end; /* both are NULL where there is no memory */
 };
 
 struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    volatile uint32_t *note; /* in pinned memory: number of the last note that the device has reached; NULL: no notes */
-    uint32_t notes;          /* put on the stream so far */
-    int *counter;            /* see cuda_chip */
-    /* Pinned memory, two bytes: cuda_chip.found, and whether a problem has left rows out (left_rows()). */
+    /* pinned memory with the number of the last note that the device has reached; NULL: no notes */
+    volatile uint32_t *note;
+    uint32_t notes; /* number of notes that were put on the stream so far */
+    int *counter;   /* the stream's counter for kernels, see cuda_chip */
+    /* Two bytes of pinned memory: cuda_chip.found, and whether kernels have skipped rows of a problem (left_rows()). */
     uint8_t *found;
-    bool every_row;    /* its problems leave none out */
-    bool after_decode; /* decode.cu's kernel was queued last; it writes `written` */
+    bool every_row;    /* kernels compute all rows of the stream's problems */
+    bool after_decode; /* the kernel of decode.cu was queued last, and it writes `written` */
     memory_range written[2];
 };
 
@@ -111,12 +115,12 @@ stream *stream_of(attn_stream *s)
     return reinterpret_cast<stream *>(s);
 }
 
-/* The one place where a CUDA error becomes ours. */
+/* Converts a CUDA error to a status and a message. All CUDA errors pass through this function. */
 attn_status check(device *d, cudaError_t code, const char *what, attn_error *err)
 {
     if (code == cudaSuccess) return ATTN_OK;
     const cuda_error_info info = cuda_error_of((int)code);
-    cudaGetLastError(); /* the next call shall not hear of it again */
+    cudaGetLastError(); /* clears the error, so that the next call does not return it again */
     if (info.sticky && d) d->lost.store(true, std::memory_order_relaxed);
     return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
 }
@@ -138,13 +142,13 @@ int device_count(void)
     return count;
 }
 
-/* Share of the memory free at attn_open() that a device may use, unless an option sets it. The rest is for the context,
- * the kernels, and other processes. */
+/* The share of the memory free at attn_device_open() that a device may use, unless an option sets it. The rest is
+ * for the context, the kernels, and other processes. */
 const double MEMORY_SHARE = 0.85;
 
-/* ATTN_CUDA_FAMILY=NAME, a family of the table of kernels (sm90, generic, ...): rows of the same operation that stand
- * before this family's are not tried. So the others can be tested and timed on a chip that has all. An operation
- * without a row of this family is not affected. */
+/* ATTN_CUDA_FAMILY=NAME names a family of the table of kernels (sm90, generic, ...). Kernels of the same operation
+ * that stand before this family in the table are not tried. Slower kernels can thus be tested and timed on a chip
+ * that runs all. The variable does not affect an operation without a kernel of this family. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -153,15 +157,16 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* ATTN_CUDA_COPIES=threads: a kernel with two versions runs the one that does not use the copy engine. Tests compare
- * the bits of both versions with it, and benchmarks their times. */
+/* ATTN_CUDA_COPIES=threads: a kernel with two versions runs the version that does not use the copy engine. Tests
+ * compare the bits of both versions, and benchmarks compare their times. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
     return copies && strcmp(copies, "threads") == 0;
 }
 
-/* ATTN_CUDA_STEP_US=N: steps of N microseconds at most. To test that steps give the same bits, on small problems. */
+/* ATTN_CUDA_STEP_US=N: a step takes at most N microseconds. Tests use it to check on small problems that steps do
+ * not change the bits. */
 double step_seconds()
 {
     const char *microseconds = getenv("ATTN_CUDA_STEP_US");
@@ -169,18 +174,21 @@ double step_seconds()
     return seconds > 0 ? seconds : STEP_SECONDS;
 }
 
+/* Fills in the capabilities: those rows of cuda_kernels[] that run on this chip. */
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
-    const int first_forward = first_kernel(ATTN_OP_FORWARD), first_backward = first_kernel(ATTN_OP_BACKWARD);
-    for (int i = 0; i < cuda_kernel_count && d->kernel_count < MOST_KERNELS; i++) {
+    attn_capabilities *const can = &d->base.can;
+    for (int i = 0; i < cuda_kernel_count && can->kernel_count < ATTN_MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];
-        if (i < (k->takes.op == ATTN_OP_FORWARD ? first_forward : first_backward)) continue;
-        if (compute >= k->least_compute && compute <= k->most_compute) d->kernels[d->kernel_count++] = k;
+        if (i < first_kernel(k->takes.op)) continue;
+        if (compute >= k->least_compute && compute <= k->most_compute) can->kernels[can->kernel_count++] = &k->takes;
     }
+    can->facts = &d->chip;
+    can->facts_bytes = sizeof d->chip;
 }
 
-/* The driver's function that makes a stream write a word; NULL: the driver has none. */
+/* The driver's function that makes a stream write a word. NULL where the driver has no such function. */
 PFN_cuStreamWriteValue32_v11070 word_writer()
 {
     PFN_cuStreamWriteValue32_v11070 write = nullptr;
@@ -271,7 +279,7 @@ int64_t class_bytes(int size_class)
     return size_class % 2 ? power + power / 2 : power;
 }
 
-/* CLASSES where nothing is that large. */
+/* The smallest class whose blocks have this many bytes; CLASSES where no class is that large. */
 int class_of(size_t bytes)
 {
     int size_class = 0;
@@ -279,7 +287,7 @@ int class_of(size_t bytes)
     return size_class;
 }
 
-/* The lock is held. Takes out all kept blocks as one list, for give_back(). */
+/* Removes all kept blocks from the lists and returns them as one list for give_back(). The caller holds the lock. */
 block *kept_blocks(device *d)
 {
     block *list = nullptr;
@@ -295,7 +303,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* Frees a list of blocks, without the lock. It waits for the device, as cudaFree does. */
+/* Frees a list of blocks. cudaFree waits for the device, so the caller does not hold the lock. */
 void give_back(block *b)
 {
     while (b) {
@@ -306,7 +314,7 @@ void give_back(block *b)
     }
 }
 
-/* Takes a block of this class from the driver. Its bytes are reserved already. */
+/* Allocates a block of this class from the driver. The caller has reserved its bytes. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -314,7 +322,7 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) {
-        /* Another process may have taken memory. Unused blocks are freed, and it is tried again. */
+        /* Another process may have allocated memory. Kept blocks are freed, and the allocation is tried again. */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
@@ -371,7 +379,8 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    for (block **link = &d->live; *link; link = &(*link)->next) { /* the youngest are freed first, and there are few */
+    /* the youngest blocks are usually freed first, and the list is short */
+    for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;
         *link = b->next;
@@ -399,8 +408,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* The driver refused what a client sent. Some of its error codes mean a lost device in other calls. Here they mean a
- * client's mistake as long as the device still works. */
+/* Refuses a handle after an error of the driver. Some of the error codes mean a lost device in other calls. Here
+ * they mean that the client sent a wrong handle, as long as the device still works. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -411,7 +420,7 @@ attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
                      "cuda: cudaIpcOpenMemHandle: %s (error %d)", cuda_error_of((int)code).name, (int)code);
 }
 
-/* Is it memory of this device, and enough of it? */
+/* Is `memory` memory of this device, with at least `bytes` bytes? */
 attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
 {
     cudaPointerAttributes attributes;
@@ -430,7 +439,7 @@ attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
                    "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
-    /* The driver's errors have the runtime's numbers. */
+    /* The driver's error numbers are the same as the runtime's. */
     status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     size -= (size_t)((CUdeviceptr)memory - base);
@@ -474,7 +483,7 @@ attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
     if (status != ATTN_OK) return status;
     const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return ATTN_OK;
-    cudaGetLastError(); /* if the device is lost, its next call returns that error again */
+    cudaGetLastError(); /* clears the error; if the device is lost, its next call returns the error again */
     return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
                      (int)code);
 }
@@ -488,50 +497,45 @@ void unpin(attn_device *base, void *memory)
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-const attn_kernel *kernel_at(const attn_device *base, int index)
-{
-    const device *d = device_of(base);
-    return index < d->kernel_count ? &d->kernels[index]->takes : nullptr;
-}
-
-const size_t WORKSPACE_ALIGN = 1024; /* bytes; TMA and its swizzles need it */
+const size_t WORKSPACE_ALIGN = 1024; /* in bytes; TMA and its swizzles need this alignment */
 
 size_t aligned(size_t bytes)
 {
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Bytes of the marks for rows that a kernel may leave to later launches (cuda_args.rows_later). Returns 0 where no rows
- * are left: such rows are computed one key after the other, and here that takes little longer than a step.
- * decode.cu has few rows, and simple.cu has no tiles. */
-size_t mark_bytes(const device *d, const attn_plan *plan)
+/* Bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later). Returns 0 where
+ * the kernel computes such rows itself, one key after the other, because here that takes little longer than a step.
+ * Also returns 0 for decode.cu, which has few rows, and for simple.cu, which has no tiles. */
+size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
-                        row_seconds(&d->chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * d->chip.step_seconds || plan->kernel == &decode_forward.takes ||
-        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
+                        row_seconds(chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
+    if (rows < 2 * chip->step_seconds || plan->problem->op == ATTN_OP_OBSERVE ||
+        plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
+        plan->kernel == &simple_backward.takes)
         return 0;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 
-bool plan(const attn_device *base, int index, attn_plan *plan)
-{
-    const device *d = device_of(base);
-    if (!d->kernels[index]->plan(&d->chip, plan)) return false;
-    const size_t marks = mark_bytes(d, plan); /* behind the kernel's own, see launch() */
-    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
-    return true;
-}
-
-/* The row that a plan was made for: `takes` is its first member. */
+/* The row of cuda_kernels[] that a plan was made for. Its first member is the attn_kernel that the plan points to. */
 const cuda_kernel *kernel_of(const attn_plan *plan)
 {
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
 }
 
-attn_status workspace_bytes(const attn_device *, const attn_plan *plans, int count, size_t *bytes, attn_error *)
+bool plan(const attn_capabilities *can, attn_plan *plan)
+{
+    const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
+    if (!kernel_of(plan)->plan(chip, plan)) return false;
+    const size_t marks = mark_bytes(chip, plan); /* the marks lie behind the kernel's own workspace, see launch() */
+    if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
+    return true;
+}
+
+attn_status workspace_bytes(const attn_capabilities *, const attn_plan *plans, int count, size_t *bytes, attn_error *)
 {
     *bytes = 0;
     for (int i = 0; i < count; i++) *bytes += aligned(plans[i].workspace_bytes);
@@ -650,7 +654,7 @@ attn_status wait(attn_stream *base, attn_error *err)
     return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
 }
 
-/* The bytes between a tensor's first element and its last, whatever its strides. */
+/* The range of memory from a tensor's first element to its last, whatever its strides. */
 memory_range range_of(const attn_tensor &t)
 {
     if (t.rank == 0 || !t.data) return { nullptr, nullptr };
@@ -660,11 +664,11 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* True if the problem reads nothing that the stream's last call writes (s->written). */
+/* Does the problem read nothing that the stream's last call writes (s->written)? */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (attn_tensors[id].role != ATTN_ROLE_IN) continue;
+        if (!attn_reads(p, (attn_tensor_id)id)) continue;
         const memory_range read = range_of(p->tensor[id]);
         for (const memory_range &written : s->written)
             if (read.begin < written.end && written.begin < read.end) return false;
@@ -672,18 +676,20 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
-/* Does the problem take several steps? Other problems are one launch, or a few. */
+/* Does the problem take several steps? Any other problem takes one launch, or a few. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
-    return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(d, plan) > 0 ||
-           plan->kernel == &simple_forward.takes || plan->problem->op == ATTN_OP_BACKWARD;
+    return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
+           plan->kernel == &simple_forward.takes || plan->problem->op != ATTN_OP_FORWARD;
 }
 
-/* Queues the steps of a long problem that chip->steps takes: those of its kernel, then the rows that it left. A problem
- * that is too short for a look in its midst says to the host alone that it has left rows, see attn_run_some(). */
+/* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
+ * compute the rows which the kernel only marked. A short problem is not checked between its steps: it reports to the
+ * host that it has marked rows, see attn_run_some(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
-    const size_t marks = chip->steps ? mark_bytes(d, plan) : 0; /* where all is queued at once, nothing is left */
+    const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
+                                     : 0; /* where all is queued at once, the kernel computes all rows itself */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
@@ -708,16 +714,16 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* A long problem is divided by rows of the batch, or by heads; each part is a launch and a step, and no bit changes.
- * Returns how many of them a part has: all, where a gradient is a sum over them. */
+/* How a long problem is divided: by rows of the batch, or by heads. Each part is a launch and a step, and no bit of
+ * the results changes. Returns how many rows and heads a part has; where a gradient is a sum over them, it has all. */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
     const attn_dims &dims = plan->geometry.dims;
     const double steps = tile_seconds(&d->chip, plan) / d->chip.step_seconds;
     attn_part part = { 0, dims.B, 0, dims.Hk };
-    if (steps < 1.5 || kernel_of(plan) == &decode_forward || plan->kernel == &simple_forward.takes ||
-        plan->kernel == &simple_backward.takes)
+    if (steps < 1.5 || p->op == ATTN_OP_OBSERVE || kernel_of(plan) == &decode_forward ||
+        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes)
         return part;
     const bool heads = !p->dbias.rank || p->dbias.shape[1] == dims.H,
                batches = !dims.packed && (dims.B == 1 || ((!p->dbias.rank || p->dbias.shape[0] > 1) &&
@@ -728,7 +734,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* A plan for a part of another plan's problem, with the same kernel. False: the part would need more scratch. */
+/* Makes a plan for a part of another plan's problem, with the same kernel. Returns false where the part would need
+ * more workspace. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;
@@ -736,7 +743,7 @@ bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some
     plan->geometry = attn_geometry_of(some);
     plan->workspace_bytes = 0;
     if (!kernel_of(whole)->plan(&d->chip, plan)) return false;
-    const size_t marks = mark_bytes(d, plan);
+    const size_t marks = mark_bytes(&d->chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return plan->workspace_bytes <= whole->workspace_bytes;
 }
@@ -762,7 +769,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues one problem, or only those of its steps that `steps` takes (NULL: all). */
+/* Queues one problem, or only those of its steps that `steps` selects (NULL: all). */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -770,7 +777,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     const bool decodes = kernel_of(plan) == &decode_forward;
     chip.counter = s->counter;
     chip.steps = steps;
-    if (attn_has_padding(&plan->geometry) && takes_step(&chip, 0)) {
+    if ((attn_has_padding(&plan->geometry) || plan->problem->op == ATTN_OP_OBSERVE) && takes_step(&chip, 0)) {
         const cudaError_t code = cuda_fill_padding(s->cuda, plan);
         if (code != cudaSuccess) return code;
     }
@@ -780,7 +787,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    if (!decodes || dims.B * dims.H * dims.Sq > 0) { /* a decode without rows queues nothing */
+    if (!decodes || dims.B * dims.H * dims.Sq > 0) { /* a decode without rows queues no kernel */
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
         s->written[1] = range_of(plan->problem->lse);
@@ -788,14 +795,15 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
 }
 
-/* Queues the problems; the caller has memory for the scratch. `steps`: which of their steps to queue (NULL: all). */
+/* Queues the problems. The caller has allocated `scratch`. `steps` selects which of their steps to queue; NULL: all. */
 attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(s->base.device);
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        if (attn_is_empty(plans[i].problem)) { /* attn_workspace() has begun anew here */
+        /* attn_workspace() starts again at the beginning of the workspace here */
+        if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;
         }
@@ -815,12 +823,12 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     size_t bytes = 0;
     attn_status status = enter(d, err);
     if (status == ATTN_OK && !workspace) {
-        status = workspace_bytes(base->device, plans, count, &bytes, err);
+        status = workspace_bytes(&base->device->can, plans, count, &bytes, err);
         if (status == ATTN_OK && bytes) status = device_alloc(base->device, bytes, &own, err);
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    if (own) { /* the kernels use it until they are done */
+    if (own) { /* kernels use the memory `own` until they end, so this call waits before it frees it */
         attn_error late;
         const attn_status waited = wait(base, &late);
         if (status == ATTN_OK && waited != ATTN_OK) {
@@ -853,7 +861,7 @@ attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void 
 
 bool left_rows(attn_stream *base)
 {
-    volatile uint8_t *const left = stream_of(base)->found + 1; /* kernels write it */
+    volatile uint8_t *const left = stream_of(base)->found + 1; /* volatile, because kernels write it */
     const bool any = *left;
     *left = 0;
     return any;
@@ -900,37 +908,10 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",
-    true,
-    device_count,
-    device_open,
-    device_close,
-    describe,
-    device_alloc,
-    device_free,
-    staging_alloc,
-    staging_free,
-    kernel_at,
-    plan,
-    workspace_bytes,
-    stream_open,
-    stream_close,
-    copy,
-    moves,
-    run,
-    merge,
-    mark,
-    elapsed_us,
-    done,
-    wait,
-    between_us,
-    note,
-    noted,
-    import_memory,
-    release_import,
-    pin,
-    unpin,
-    sum_lse,
-    run_some,
-    left_rows,
+    "cuda",       true,          device_count,   device_open,  device_close, describe,
+    device_alloc, device_free,   staging_alloc,  staging_free, plan,         workspace_bytes,
+    stream_open,  stream_close,  copy,           moves,        run,          merge,
+    mark,         elapsed_us,    done,           wait,         between_us,   note,
+    noted,        import_memory, release_import, pin,          unpin,        sum_lse,
+    run_some,     left_rows,
 };

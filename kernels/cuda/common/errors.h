@@ -1,4 +1,4 @@
-/* errors.h: what every CUDA error means here, in one table.
+/* errors.h: a table of what each CUDA error means for a request and for the device.
  *
  * A sticky error has broken the process's context: no later call can succeed, and only a new
  * process can use the device again. Any other error fails the one request. An error that is not in
@@ -10,8 +10,8 @@
 
 #include "kernels/attention.h"
 
-/* The columns are: CUDA's number; CUDA's name; our message; sticky; the status it becomes.
- * device.cu checks that number and name agree, because this header includes none of CUDA's. */
+/* Columns: CUDA's number; CUDA's name; the message; 1 for a sticky error; the status it becomes. device.cu checks
+ * that numbers and names agree, because this header includes none of CUDA's. */
 #define CUDA_ERROR_MAP(X)                                                                 \
     X(1, cudaErrorInvalidValue, "invalid value", 0, DEVICE)                               \
     X(2, cudaErrorMemoryAllocation, "out of memory", 0, NO_MEMORY)                        \

@@ -1,4 +1,4 @@
-/* kernels.cu: the table of kernels, fast ones first. See kernels.h. */
+/* kernels.cu: the table of kernels, fast kernels first. See kernels.h. */
 #include "kernels/cuda/common/kernels.h"
 
 extern const cuda_kernel decode_forward;                          /* sm80/decode.cu */
@@ -11,8 +11,9 @@ extern const cuda_kernel generic_packed_forward, generic_forward; /* sm80/forwar
 extern const cuda_kernel generic_backward;                        /* sm80/backward.cu */
 extern const cuda_kernel f32_forward, f32_backward;               /* sm80/f32_forward.cu, sm80/f32_backward.cu */
 extern const cuda_kernel simple_forward, simple_backward;         /* simple/simple.cu */
+extern const cuda_kernel simple_observe;                          /* simple/observe.cu */
 
-/* A row is a line. */
+/* Each row is a line. */
 /* clang-format off */
 extern const cuda_kernel *const cuda_kernels[] = {
     &decode_forward,
@@ -29,6 +30,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &f32_backward,
     &simple_forward,
     &simple_backward,
+    &simple_observe,
 };
 /* clang-format on */
 extern const int cuda_kernel_count = sizeof cuda_kernels / sizeof *cuda_kernels;

@@ -1,13 +1,13 @@
-/* kernels.h: the table of CUDA kernels, and what a kernel offers to device.cu.
+/* kernels.h: the table of CUDA kernels, and the functions that a kernel provides for device.cu.
  *
- * A kernel is one row: what it computes (attn_kernel: the name that an answer's `backend` says, the operation, dtypes,
- * head dims, features), the compute capabilities that it is for, and two functions. A problem goes to the first row
- * that takes it, so fast rows stand before general ones; adding a kernel is adding a row to cuda_kernels[] in
- * kernels.cu.
+ * A kernel is one row: what it computes (attn_kernel: its name, which a response reports in `backend`, the
+ * operation, dtypes, head dims, features), the compute capabilities that it is for, and two functions. The first row
+ * that takes a problem computes it, so fast kernels stand before general ones. To add a kernel, add a row to
+ * cuda_kernels[] in kernels.cu.
  *
- * A row lists the features that its kernel computes; a problem with any other feature skips the
- * row. ATTN_ALL_SCORES is for kernels of which every variant, or one (see PLAIN_FEATURES), computes
- * each score by score() of args.cuh. */
+ * A row lists the features that its kernel computes; a problem with any other feature skips the row. ATTN_ALL_SCORES
+ * is for kernels that compute each score by score() of args.cuh, in every variant or in the variant for options (see
+ * PLAIN_FEATURES). */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
 
@@ -18,43 +18,43 @@
 #include "kernels/attention.h"
 #include "kernels/merge.h"
 
-/* What a launcher knows about the device and about the launch. */
+/* The device's properties, and the options of one launch, as kernels' launch() functions read them. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
-    int shared_bytes; /* most dynamic shared memory of a block */
-    /* Nonzero only in a launch that decode.h makes of another forward kernel. That kernel skips
-     * packed sequences of at most this many rows (queries times heads of a group): decode.cu
-     * computes them. */
+    int shared_bytes; /* the most dynamic shared memory that a block can have, in bytes */
+    /* Above 0 only in a launch that decode.h adds another forward kernel to. That kernel then skips packed sequences
+     * of at most this many rows (queries times heads of a group), because decode.cu computes them. */
     int decode_rows;
     bool copies_by_threads; /* threads copy tiles even where a kernel could use the copy engine: see device.cu */
-    /* True if the previous call on this stream was a decode whose results this problem does not
-     * read. The launch may then read its inputs before that call has ended. Set per launch; false
-     * in the device's own. */
+    /* True if the previous call on this stream was a decode whose results this problem does not read. The launch may
+     * then read its inputs before that call has ended. launch() sets it; it is false in the device's own cuda_chip. */
     bool after_decode;
-    int *counter;                                  /* the stream's counter for sm90/layer/scheduler.cuh; NULL: none */
-    uint8_t *rows_later, *keys_later, *rows_found; /* see cuda_args */
-    /* Pinned memory: whether kernels had left rows when the host last looked. NULL: no later launch
-     * of this run computes such rows, see launch_steps(). */
+    /* the stream's counter, which sm90/layer/scheduler.cuh uses; NULL: none */
+    int *counter;
+    uint8_t *rows_later, *keys_later, *rows_found; /* the members of the same names in cuda_args */
+    /* Pinned memory: had kernels marked rows when the host last checked? NULL: no later launch of this run computes
+     * such rows, see launch_steps(). */
     uint8_t *found;
-    int64_t first_batch, first_head, all_heads; /* start of this part of a divided problem; 0: undivided */
-    int share, shares;        /* tiles to compute: share `share` of `shares`; both 0: all tiles, see in_shares() */
-    double step_seconds;      /* longest time of one step */
-    struct cuda_steps *steps; /* which launches of the problem are to be made now; NULL: all */
+    /* where a divided problem's part starts, and the heads of all parts; 0: undivided */
+    int64_t first_batch, first_head, all_heads;
+    /* the launch computes share `share` of `shares` equal shares of the tiles; both 0: all tiles, see in_shares() */
+    int share, shares;
+    double step_seconds;      /* the longest time of one step */
+    struct cuda_steps *steps; /* selects the steps to launch now; NULL: all */
 };
 
-/* A problem of many launches is queued in steps. A step is one launch, or several that together
- * take at most 20 ms. A launcher has the same steps in the same order at each call; takes_step()
- * says which of them to launch now. The host can therefore queue a few steps at a time, and cancel
- * the rest between two calls. */
+/* A problem of many launches is queued in steps. A step is one launch, or several that together take at most 20 ms.
+ * A launcher has the same steps in the same order at each call; takes_step() returns which of them to launch now.
+ * The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
     int64_t done;   /* steps that were queued, by earlier calls and by this one */
-    int64_t at;     /* number of the next step that takes_step() is called for */
-    double seconds; /* time this call may still queue; its first step is always queued */
-    bool more;      /* this call left a step to the next call */
+    int64_t at;     /* number of the step that takes_step() decides on next */
+    double seconds; /* how much longer this call may queue work; its first step is always queued */
+    bool more;      /* this call has left a step to the next call */
     bool any;       /* this call has queued a step */
-    bool idle;      /* all that earlier calls queued had ended when this call began */
-    bool looked;    /* this call has queued a look for rows that were left; only the next call sees its result */
+    bool idle;      /* all work that earlier calls queued had ended when this call began */
+    bool looked;    /* this call has queued a check for marked rows; only the next call sees its result */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)
@@ -80,8 +80,8 @@ const double STEP_SECONDS = ATTN_STEP_SECONDS;
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, each of `seconds_each`, into parts. Calls visit(first, count) for
- * each part, which is a step. */
+/* Divides `count` pieces of work, each of `seconds_each`, into parts, and calls visit(first, count) for each part.
+ * Each part is a step. */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -98,10 +98,10 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
     });
 }
 
-/* Even the tiles of one head may take longer than a step. Several launches then compute a share of
- * the tiles each, and each launch is a step. Results have the same bits. */
+/* The tiles of one head alone may take longer than a step. Several launches then compute a share of the tiles each,
+ * and each launch is a step. Results have the same bits. */
 struct tile_range {
-    int64_t first, end; /* [first, end) */
+    int64_t first, end; /* the tiles from `first` to `end` - 1 */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {
@@ -117,7 +117,7 @@ static inline bool is_last_share(const struct cuda_chip *chip)
     return chip->share + 1 >= chip->shares;
 }
 
-/* Number of shares of work that takes `seconds`: one, unless it takes more than 1.5 steps. */
+/* Into how many shares to divide work that takes `seconds`: one, unless the work takes more than 1.5 steps. */
 static inline int shares_of(const struct cuda_chip *chip, double seconds)
 {
     const double steps = seconds / chip->step_seconds, most = 1 << 20;
@@ -135,8 +135,7 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), for a launch() that before() must precede. With one share, both calls are one
- * step. */
+/* Like in_shares(), where before() must precede launch(). With one share both calls are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -151,20 +150,19 @@ cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before,
 
 struct cuda_kernel {
     attn_kernel takes;
-    int least_compute, most_compute; /* major * 10 + minor */
-    /* Can the kernel compute this problem, whose features and dtypes the row accepts? False where
-     * sizes, strides or the chip's shared memory prevent it. Sets plan->workspace_bytes, the memory
-     * that launch() may overwrite, and may set plan->variant. Depends on the problem and the chip
-     * alone. */
+    int least_compute, most_compute; /* compute capabilities that the kernel is for, as major * 10 + minor */
+    /* Can the kernel compute this problem, whose features and dtypes the row accepts? False where sizes, strides or
+     * the chip's shared memory prevent it. Sets plan->workspace_bytes, the memory that launch() may overwrite, and
+     * may set plan->variant. The result depends on the problem and the chip alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
-    /* Queues the kernels of one planned problem, whose pointers are device memory. Never waits. */
+    /* Queues the kernels of one planned problem, whose pointers are device memory. The function never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    bool shares; /* forward only: launch() computes just chip->share; a backward divides its own work */
+    bool shares; /* forward only: launch() computes only chip->share; a backward divides its own work */
 };
 
-enum { TILE_HEAD_DIM = 256 }; /* the widest tile of the kernels on tensor cores */
+enum { TILE_HEAD_DIM = 256 }; /* the widest head dim of the kernels on tensor cores */
 
-const int ANY_COMPUTE = 999; /* most_compute of a kernel that newer chips run too */
+const int ANY_COMPUTE = 999; /* most_compute of a kernel that also runs on newer chips */
 
 /* Features of every kernel: the basic tensors and options, and masks that are intervals of keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
@@ -172,7 +170,7 @@ const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_T
                                 ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
 const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT(cu_seqlens_k) |
                                  ATTN_TENSOR_BIT(seqlens_k);
-/* Queries that do not exist, and rows between packed sequences. Their results are written by cuda_fill_padding(). */
+/* Padding queries, and gaps between packed sequences. cuda_fill_padding() writes the results of these rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
 /* Features that the plain variants of the kernels of sm80/ compute. For any other feature those
@@ -188,14 +186,14 @@ static inline bool has_options(const attn_plan *plan)
     return plan->features & ~PLAIN_FEATURES;
 }
 
-/* Are keys and values in pages? Such problems have a third variant, which copies tiles from pages. */
+/* Are keys and values in pages? For such problems kernels have a third variant, which copies tiles from pages. */
 static inline bool has_pages(const attn_plan *plan)
 {
     return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
-/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. Calls the runtime once
- * per device, because each device has its own context, and not at every launch. */
+/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. It calls the runtime only once for each
+ * device, not at every launch. Each device has its own context. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
     static std::atomic<uint64_t> allowed; /* one bit per device */
@@ -214,7 +212,7 @@ cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t coun
 /* Implements attn_merge(), in merge.cu. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
-/* Writes the results of rows that do not exist, as attn_fill_padding() does; in padding.cu. */
+/* Writes the results of padding rows, as attn_fill_padding() does; in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
 /* Implements attn_lse_start(), in verify_lse.cu. */

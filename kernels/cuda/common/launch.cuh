@@ -1,14 +1,14 @@
-/* launch.cuh: programmatic dependent launch. The GPU prepares such a kernel while the previous
- * kernel of the stream still runs; the kernel itself waits for that one's end. Every block must
- * call wait_for_prerequisites(), even a block without work. Otherwise this kernel could end before
- * the previous one, and the next kernel waits for this one's end only. */
+/* launch.cuh: programmatic dependent launch. The GPU prepares a kernel while the previous kernel of the stream still
+ * runs, and the kernel waits for the previous kernel's end. Every block must call wait_for_prerequisites(), even a
+ * block without work. Otherwise the kernel could end before the previous one, and the kernel after it waits only for
+ * this kernel's end. */
 #ifndef ATTN_CUDA_LAUNCH_CUH
 #define ATTN_CUDA_LAUNCH_CUH
 
 #include <cuda_runtime.h>
 
-/* `overlap`: the kernel's code was made for compute capability 9.0 or above. If false, this is an
- * ordinary launch. */
+/* Launches a kernel. `overlap` is true for kernels whose code was made for compute capability 9.0 or above; false
+ * makes an ordinary launch. */
 template <class... P, class... A>
 cudaError_t launch_kernel(bool overlap, void (*kernel)(P...), dim3 blocks, int threads, size_t shared_bytes,
                           cudaStream_t stream, const A &...args)

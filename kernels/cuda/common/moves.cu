@@ -1,9 +1,10 @@
-/* moves.cu: many small copies, and clearings, by one kernel: the new keys and values of a step go to
- * their pages (attn_moves()). A cudaMemcpyAsync for each would cost some 2 us; a step of 64 caches makes 128 of them.
+/* moves.cu: attn_moves(): one kernel makes many small copies, or clears memory. It writes the new keys and values of
+ * a decode step to their pages. A cudaMemcpyAsync for each would cost some 2 us; a step of 64 caches makes 128 of
+ * them.
  *
- * The list travels as the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move, AT_ONCE
- * times 16 bytes per thread where the addresses allow it, else single ones. Small problems that are computed together
- * come from and go to staging memory the same way. */
+ * The list of moves is the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move. A
+ * thread copies AT_ONCE times 16 bytes where the addresses allow it, otherwise single bytes. The same kernel copies
+ * small problems that are computed together from staging memory and back. */
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     uint4 word[AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE;
-         n++) { /* all on their way before any is awaited: it may be staging memory that is read */
+         n++) { /* starts all loads before it waits for any, because the source may be staging memory */
         const size_t i = threadIdx.x + n * THREADS;
         word[n] = from && i < words ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);
     }

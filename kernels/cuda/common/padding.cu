@@ -1,5 +1,7 @@
-/* padding.cu: results of rows that do not exist: behind seqlens_q, and in the room between packed sequences. Kernels
- * leave these rows alone. Before they run, this file writes 0 there, and -inf to lse. */
+/* padding.cu: the results of padding rows. They lie behind seqlens_q, or in the gaps between packed sequences.
+ * Kernels do not write these rows. Before kernels run, this file writes -inf to their lse, and 0 to all other
+ * results. It fills all outputs of an
+ * observe, as attn_fill_padding() does. */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {
@@ -8,12 +10,12 @@ enum { WARPS = 4, MOST_BLOCKS = 1 << 16 };
 
 struct padded {
     attn_view view;
-    int64_t rows, heads, columns; /* of the tensor; rows are those of one batch row, or of all sequences */
-    const int32_t *cu;            /* NULL: not packed */
+    int64_t rows, heads, columns; /* sizes of the tensor; rows are those of one batch row, or of all sequences */
+    const int32_t *cu;            /* NULL where the tensor is not packed */
     bool of_queries, lse;
 };
 
-/* One row per warp. */
+/* Each warp fills one row. */
 __global__ void __launch_bounds__(32 * WARPS)
     fill_rows(const __grid_constant__ attn_geometry g, const __grid_constant__ padded x, int64_t count)
 {
@@ -28,6 +30,40 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
+/* Element n of a tensor of four bytes, in C order, becomes `bits`. */
+__global__ void __launch_bounds__(32 * WARPS)
+    fill_tensor(const __grid_constant__ attn_tensor t, int64_t count, uint32_t bits)
+{
+    const int64_t threads = (int64_t)gridDim.x * 32 * WARPS;
+    for (int64_t n = (int64_t)blockIdx.x * 32 * WARPS + threadIdx.x; n < count; n += threads) {
+        int64_t at = 0, rest = n;
+        for (int axis = t.rank - 1; axis >= 0; axis--) {
+            at += rest % t.shape[axis] * t.stride[axis];
+            rest /= t.shape[axis];
+        }
+        ((uint32_t *)t.data)[at] = bits;
+    }
+}
+
+cudaError_t fill_observed(cudaStream_t stream, const attn_problem *p)
+{
+    const uint32_t minus_infinity = 0xff800000u, no_key = 0xffffffffu;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor &t = p->tensor[id];
+        const bool scores = id == ATTN_T_row_max || id == ATTN_T_lse || id == ATTN_T_max_logit;
+        int64_t count;
+        if (t.rank == 0 || !attn_writes(p, (attn_tensor_id)id) || !attn_shape_elements(t.rank, t.shape, &count) ||
+            count == 0)
+            continue;
+        const int64_t blocks = attn_min64(attn_tiles(count, 32 * WARPS), MOST_BLOCKS);
+        fill_tensor<<<(unsigned)blocks, 32 * WARPS, 0, stream>>>(t, count,
+                                                                 scores                  ? minus_infinity
+                                                                 : id == ATTN_T_top_keys ? no_key
+                                                                                         : 0);
+    }
+    return cudaPeekAtLastError();
+}
+
 } // namespace
 
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan)
@@ -35,6 +71,7 @@ cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan)
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD;
+    if (plan->problem->op == ATTN_OP_OBSERVE) return fill_observed(stream, plan->problem);
     const auto fill = [&](attn_tensor_id id, bool of_queries, int64_t columns) {
         const padded x = { g.view[id],      of_queries ? d.Sq : d.Sk,     of_queries ? d.H : d.Hk,
                            columns,         of_queries ? g.cu_q : g.cu_k, of_queries,

@@ -1,13 +1,16 @@
-/* rows.cuh: one row by one warp: forward, dq, dk and dv that skip hidden pairs instead of multiplying them by zero.
+/* rows.cuh: one warp computes one row: forward, dq, dk and dv, which skip hidden pairs instead of multiplying them
+ * by zero.
  *
- * simple.cu is made of it, and the tensor core kernels call it for tiles whose result is not finite (see
+ * simple.cu consists of these functions. The tensor core kernels call them for tiles whose result is not finite (see
  * sm80/forward.cu). A lane holds every 32nd channel: N registers for D up to 32 N.
  *
- * Scores are found in one of two ways, which give the same bits (but for the sign of a 0 in out):
- *   BY_WARP    one pair at a time, a lane has channels. Little code and few registers: for the kernels of tensor cores.
- *   BY_LANES   32 pairs at a time: a lane has a pair, and adds up its channels in the order of BY_WARP. For rows of
- *              huge scores, whose P is 0 for nearly all keys: these are passed over together. A warp that is alone on
- *              its multiprocessor needs 1.2 us for a pair BY_WARP (H100, D 1). */
+ * Scores are computed in one of two ways, which give the same bits (except the sign of a 0 in out):
+ *
+ *  BY_WARP    one pair at a time; each lane has channels. It takes little code and few registers, so the tensor core
+ *             kernels use it.
+ *  BY_LANES   32 pairs at a time; each lane has a pair and adds up its channels in the order of BY_WARP. It is for
+ *             rows of huge scores, whose P is 0 for nearly all keys: those keys are skipped together. A warp that is
+ *             alone on its multiprocessor needs 1.2 us for a pair BY_WARP (H100, D 1). */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 
@@ -26,7 +29,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* The same of a key or value. */
+/* load_row() for a key or value, which may lie in a page. */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -53,8 +56,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of `set` in order, with N channels of row at(n). Several rows
- * are loaded ahead. */
+/* Calls add(n, channels) for each n of `set` in order, with N channels of row at(n). It loads several rows ahead, to
+ * hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -94,9 +97,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* The dot product of row x, the same in all lanes, with a row y of each lane's own. Its bits equal
- * those of dot(), or of the double sum in score_of_rows(), because the order is the same: channels
- * d, d + 32, ..., then over d as warp_sum() adds. */
+/* The dot product of row x, which is the same in all lanes, with row y, which differs between lanes. It has the same
+ * bits as dot(), or as the double sum in score_of_rows(), because it adds in the same order: channels d, d + 32,
+ * ..., then over d as warp_sum() adds. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -129,7 +132,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* 0, or NaN if any number of the lane's own row y is not finite. */
+/* 0, or NaN if a number of the lane's row y is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -150,7 +153,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* score_of_rows() of each lane's own pair, (i, j); x_at and y_at say where its rows of q and k are, or of k and q. */
+/* score_of_rows() for a different pair (i, j) in each lane. x_at and y_at are the positions of its rows of q and k,
+ * or of k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -165,9 +169,9 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* 32 steps of an online softmax. `seen`: the lane has a key, of score z. Returns the maximum up to
- * and including that key, and in *before the maximum without it. A NaN stays in all later maxima.
- * *m becomes the last maximum. */
+/* Does 32 steps of an online softmax. `seen`: the lane has a key, of score z. Returns the maximum up to and
+ * including that key; *before becomes the maximum without it. A NaN stays in all later maxima. *m becomes the last
+ * maximum. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -183,13 +187,13 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* z of a visible pair from its rows of q and k: score(), or in double where q.k or a partial sum leaves float32. The
- * whole warp calls it. */
+/* Computes z of a visible pair from its rows of q and k: by score(), or in double where q.k or a partial sum exceeds
+ * the range of float32. The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
 {
-    const float qk = dot(q, k); /* the same in all lanes */
+    const float qk = dot(q, k); /* all lanes have the same qk */
     if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
     double sum = 0;
     for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
@@ -199,9 +203,9 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base
- * 2), but not the exponents: from 2^24 on P's largest is no longer 1, and from 2^28 on it may leave
- * float16. forward_row() computes rows whose scores are beyond this limit. */
+/* The largest score for which tensor core kernels are exact. They round the score that a row's exponents are
+ * relative to (m c, in base 2), but not the exponents. From 2^24 on the largest P is no longer 1, and from 2^28 on it
+ * may exceed the range of float16. forward_row() computes rows whose scores are beyond this limit. */
 const float SCORE_MOST = 1 << 27;
 
 /* Did tensor cores compute a row correctly, given its largest score m? BUT_HUGE: the kernel's
@@ -211,7 +215,7 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Leaves a row or key to a later launch, by storing `what` in its mark. The whole warp calls it. */
+/* Marks a row or key with `what`, so that a later launch computes it. The whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
@@ -219,9 +223,11 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
     *a.rows_found = 1; /* other warps may write the same value */
 }
 
-/* Which rows forward_row() writes: every row, or only rows that tensor cores cannot compute. Such a row has a result
- * that is not finite, or huge scores (unless those are by in_base_2()). The result of tensor cores may also be not
- * finite because their sums overflowed. A row's own numbers decide. */
+/* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
+ * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: the same,
+ * except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see in_base_2()). A result
+ * of tensor cores may also be infinite or NaN because their sums overflowed; is_unsound() decides by the row's own
+ * numbers. */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Must forward_row() replace the tensor cores' result in out and lse? */
@@ -243,7 +249,8 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Online softmax over the visible keys of query i. Writes out, and lse: to lse_dense where that is not NULL. */
+/* Computes an online softmax over the visible keys of query i. Writes out, and lse (to lse_dense where that is not
+ * NULL). */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -255,13 +262,15 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    float unit = 1; /* unit of o: a sum of values up to 3.4e38 may overflow although their mean does not */
+    /* o is kept in this unit, because a sum of values up to 3.4e38 may overflow although their mean does not */
+    float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1; /* the sink joins the denominator once, first */
+    /* the sink is counted once in the denominator, before all keys */
+    float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;
         const bool seen = j < keys.hi && visible_by_mask(a, x, i, j);
@@ -325,16 +334,16 @@ again:
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* In saved.rest: the row sees one key. The number is too small to change an exponent. */
+/* The value of saved.rest for a row that sees one key. It is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
-/* Backward's forward results, recomputed in the workspace or given. */
+/* Results of a forward that a backward needs: given by the client, or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    float *rest;   /* 0 or ONE_KEY. Where lse is LSE_MOST or more, lse is the largest score, and this is the logarithm
-                      of the rest of the sum */
-    float *far;    /* sums of dZ times distance, for simple_gradients(); only where dalibi_slopes is wanted */
-    attn_view out; /* laid out as every other out */
+    float *rest;   /* 0 or ONE_KEY. Where |lse| is ATTN_LSE_MOST or more, lse is the largest score, and rest is the
+                    * logarithm of the rest of the sum */
+    float *far;    /* sums of dZ times distance, for simple_gradients(); exists only where dalibi_slopes is wanted */
+    attn_view out; /* a view like that of every out */
 };
 
 /* Number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes,
@@ -351,8 +360,8 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* lse in base 2 for the tensor cores. It is +inf for a row that sees nothing. It is NaN where P
- * cannot be found from lse; tiles with such a row are computed pair by pair. */
+/* lse in base 2, for the tensor cores. It is +inf for a row that sees no key. It is NaN where P cannot be computed
+ * from lse; tiles with such a row are computed pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
@@ -365,7 +374,7 @@ DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
 }
 
-/* The exponent of P in base 2, from a score y of query i by in_base_2(); lse2 is lse_in_base_2() of the row's lse. */
+/* The exponent of P in base 2, for query i and a score y from in_base_2(). lse2 is lse_in_base_2() of the row's lse. */
 DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, float y, float lse2)
 {
     if (lse2 == lse2) return y - lse2;
@@ -374,16 +383,15 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns lse and rest of row i, given its lse. A large score rounds the logarithm of the sum away,
- * so both are recomputed, unless tiles or (if not `now`) a later launch do that. The whole warp
- * calls it. */
+/* Returns lse and rest of row i, from its lse. A large score rounds the logarithm of the sum away, so both are
+ * computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
 template <row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* lse_in_parts_left() knows it by its lse */
+    if (!now && a.rows_later) { /* lse_in_parts_left() recognises the row by its lse */
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }
@@ -419,8 +427,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
-/* Does query i see one key alone? The whole warp calls it. Most rows of a mask see the keys about their own place: two
- * of these are looked at first. */
+/* Does query i see exactly one key? The whole warp calls it. Most rows see the keys near their own position, so two
+ * of those are tested first. */
 DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;
@@ -438,14 +446,14 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Upper bound on how far the score of a row's one key is from its lse where they differ by rounding alone. Float32
- * tiles compute exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
+/* How far the score of a row's only key may be from its lse if both differ only by rounding. Float32 tiles compute
+ * exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* P and dZ of a visible pair; dS = dZ * derivative. The whole warp calls it. */
+/* P and dZ of a visible pair, where dS = dZ * derivative. The whole warp calls gradient(). */
 struct pair_gradient {
     float p, drop, dz, ds;
 };
@@ -470,7 +478,7 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
     return gradient_of_score(a, x, i, j, z, derivative, lse, rest, delta, dout_v);
 }
 
-/* dq of query i, whole. */
+/* Computes all of dq of query i. */
 template <row_way WAY = BY_WARP>
 static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i)
 {
@@ -519,7 +527,7 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* All of dk and dv, where wanted, of key j of key/value head hk: sums over the heads of the group
+/* Computes all of dk and dv, where wanted, of key j of key/value head hk. They are sums over the heads of the group,
  * in order. */
 template <row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)

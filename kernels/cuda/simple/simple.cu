@@ -1,9 +1,8 @@
-/* simple.cu: attention without tensor cores, an output row a warp. Covers every dtype, head dim and option of the
- * contract.
+/* simple.cu: attention without tensor cores, one warp per output row. It covers every dtype, head dim and option.
  *
- * It is what the others are compared with on the GPU, and what runs where none of them applies. Each warp owns one
- * row of one output and walks everything that row depends on, so there are no atomics, nothing is shared, and the
- * bits of a row depend on the problem alone:
+ * Tests on the GPU compare all other kernels with it, and it computes problems that no other kernel takes. Each warp
+ * owns one row of one output and visits everything that the row depends on. So there are no atomics, warps share
+ * nothing, and the bits of a row depend on the problem alone:
  *
  *   forward   a query row of one head:    online softmax over its visible keys                   out, lse
  *   delta     a query row of one head:    sum_d dout * out - dlse                                delta
@@ -12,55 +11,19 @@
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
  *   dslope, dsink   a (batch, head):      sums over queries (and keys)                           dalibi_slopes, dsinks
  *
- * A lane holds every 32nd channel, so D <= 256 is at most 8 registers; a forward of up to 576 has a form with 18.
- * Hidden keys are skipped and not multiplied by zero: NaN in them has no effect, and NaN in a visible one reaches
- * exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
+ * A lane holds every 32nd channel, so D <= 256 takes at most 8 registers; a forward of D up to 576 has a variant
+ * with 18. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and NaN in a
+ * visible key reaches exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2,
+ * one row at a time. */
 #include "kernels/cuda/common/kernels.h"
 #include "simple.h"
+#include "work.cuh"
 
 namespace {
 
-enum { WARPS = 4 };
-
-/* The warp's index in the grid. */
-DEVICE int64_t warp_index()
-{
-    return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-}
-
-struct row {
-    head_args x;
-    int64_t i;
-    bool exists;
-};
-
-/* n / by, and the remainder. A 32-bit division, which suffices for nearly all n, takes far fewer
- * instructions than a 64-bit one. */
-DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
-{
-    const int64_t quotient = ((n | by) >> 32) == 0 ? (int64_t)((uint32_t)n / (uint32_t)by) : n / by;
-    rest = n - quotient * by;
-    return quotient;
-}
-
-/* Work item n of rows x heads, query rows fastest. */
-DEVICE row query_row(const cuda_args &a, int64_t n)
-{
-    const attn_dims &d = a.g.dims;
-    row r;
-    r.exists = d.Sq > 0 && n < d.Sq * d.H * (d.packed ? 1 : d.B);
-    if (!r.exists) return r;
-    int64_t line, h;
-    const int64_t b = divide(divide(n, d.Sq, line), d.H, h);
-    r.x = head_args_of(a, d.packed ? sequence_at(a.g.cu_q, d.B, line) : b, h);
-    r.i = line - r.x.s.q_start;
-    r.exists = r.i < r.x.s.Sq;
-    return r;
-}
-
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* A launch computes rows from `first` on. The kernels below do the same. */
+/* A launch computes rows from `first` on; the other kernels of this file do so too. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)
@@ -69,8 +32,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* A whole warp calls visit(n) for each n in first .. first + count - 1 with wanted(n), which a lane evaluates; few or
- * none are. The grid's `warps` share the n: a warp has every `warps`-th. */
+/* The whole warp calls visit(n) for each n in first .. first + count - 1 with wanted(n). A lane evaluates wanted(n),
+ * and few or no n are wanted. The grid's `warps` share the n: each warp takes every `warps`-th. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -81,12 +44,13 @@ DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wante
     }
 }
 
-/* Computes rows that were left to later launches (cuda_args.rows_later); query_row() numbers their marks. `a` has no
- * marks itself, or rows would be left once more. */
+/* Computes rows that earlier launches only marked (cuda_args.rows_later). query_row() numbers their marks. rows_later
+ * of `a` itself is NULL; otherwise this launch would mark the rows again and not compute them. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
+    /* clears the mark, because a backward's kernel marks rows there next */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -94,13 +58,13 @@ __global__ void __launch_bounds__(32 * WARPS)
             const rows_written which = (rows_written)(marks[n] - 1);
             forward_row<N, BY_LANES>(a, r.x, r.i, a.g.view[ATTN_T_out], nullptr, which);
             __syncwarp();
-            if (threadIdx.x % 32 == 0) marks[n] = 0; /* a backward's kernel marks rows there next */
+            if (threadIdx.x % 32 == 0) marks[n] = 0;
         });
 }
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* lse and rest of a warp's row. Finds its row by itself, so that delta_rows() keeps nothing for it. */
+/* Computes lse and rest of the warp's row. It finds the row again, so that delta_rows() keeps no registers for it. */
 __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
@@ -110,15 +74,17 @@ __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved
     s.rest[lse_at(a, r.x, r.i)] = parts.y;
 }
 
-/* Marks the warp's row if it sees one key. It too finds the row by itself. */
+/* Marks the warp's row if the row sees one key. It finds the row again, so that delta_rows() keeps no registers for
+ * it. */
 __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
     if (sees_one_key(a, r.x, r.i) && threadIdx.x % 32 == 0) s.rest[lse_at(a, r.x, r.i)] = ONE_KEY;
 }
 
-/* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. As many blocks a
- * multiprocessor as without the two functions above: reading needs many loads on their way. */
+/* delta_i = rowsum(dO * O) - dlse; also writes the given lse without gaps. A row that sees no key has delta 0. The
+ * launch bound keeps as many blocks on a multiprocessor as without the calls of lse_of_row_in_parts() and
+ * mark_one_key(), because memory needs many loads in flight. */
 __global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
 {
@@ -151,7 +117,7 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cu
     if (r.exists) dq_row(a, s, r.x, r.i);
 }
 
-/* Key row n, key rows fastest. */
+/* Computes key row n; key rows vary fastest. */
 template <row_way WAY> DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
 {
     const attn_dims &d = a.g.dims;
@@ -166,7 +132,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<BY_WARP>(a, s, n);
 }
 
-/* Gradients of rows that were left to later launches. lse and rest of rows with a huge lse are computed before. */
+/* Computes lse and rest of rows with a huge lse that earlier launches only marked. The launches that compute the rows'
+ * gradients follow. */
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
 {
@@ -179,7 +146,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            if (!r.exists) return; /* there is no lse of such a row */
+            if (!r.exists) return; /* a row that does not exist has no lse */
             const float2 parts = lse_in_parts<BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
@@ -204,7 +171,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) { dkdv_row_at<BY_LANES>(a, s, n); });
 }
 
-/* dZ of any pair, 0 where hidden: recomputed from the rows. */
+/* dZ of any pair, recomputed from its rows; 0 where the pair is hidden. */
 DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
@@ -219,8 +186,8 @@ DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64
     return gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k, dot(dout, v)).dz;
 }
 
-/* dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. An element is a sum over these axes, which may have as many
- * terms as the whole problem has queries. A launch adds terms [begin, end) to the sum so far. */
+/* dbias is [nb, nh, nq, Sk], with broadcast axes of size 1. An element is a sum over these axes, which may have as
+ * many terms as the whole problem has queries. A launch adds terms [begin, end) to the sum so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };
@@ -240,7 +207,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* no queries */
+    if (x.begin == x.end) { /* there are no queries */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -257,10 +224,10 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* The sum of dZ distance over a row's pairs, by one warp. Distances are hundreds, so whatever error the row's delta has
- * counts that much. Where no out was given, delta comes from a forward whose products round P to the tensors' dtype.
- * Then the same pairs say how far it is off, for with the right one dZ adds up to dlse, but for what a sink takes; and
- * P and the sink's part add up to 1. */
+/* One warp sums dZ * distance over a row's pairs. Distances are hundreds, so an error of the row's delta is
+ * multiplied by hundreds. Where no out was given, delta comes from a forward whose products round P to the tensors'
+ * dtype. The function then finds the error of delta from the same pairs: with the right delta, dZ plus the sink's
+ * share adds up to dlse, and P plus the sink's share adds up to 1. */
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {
     const attn_geometry &g = a.g;
@@ -301,8 +268,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) s.far[lse_at(a, r.x, r.i)] = sum;
 }
 
-/* dalibi_slopes of those sums, a (batch, head) or a head a warp: four lanes share the query rows, and their sums are
- * added in order. */
+/* Computes dalibi_slopes from the sums of sum_of_far_pairs(); a warp computes one (batch, head) or one head. Four
+ * lanes share the query rows, and their sums are added in order. */
 __global__ void __launch_bounds__(32) dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
 {
     const attn_dims &d = a.g.dims;
@@ -321,7 +288,7 @@ __global__ void __launch_bounds__(32) dslope_heads(const __grid_constant__ cuda_
     if (lane == 0) ((float *)view.data)[attn_at(&view, b0, h, 0)] = sum;
 }
 
-/* dsinks, a head a block: -sum over batch and rows of exp(sink - lse) * delta. */
+/* Computes dsinks = -sum over batch and rows of exp(sink - lse) * delta; a block computes one head. */
 __global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant__ cuda_args a, saved s)
 {
     const attn_geometry &g = a.g;
@@ -346,11 +313,6 @@ __global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant_
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-unsigned blocks_for(int64_t warps)
-{
-    return (unsigned)attn_tiles(warps, WARPS);
-}
-
 bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
     plan->workspace_bytes = 0;
@@ -374,7 +336,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     return cudaPeekAtLastError();
 }
 
-/* lse and delta, dense; and a float32 out where none is given. */
+/* The workspace holds lse and delta without gaps, and a float32 out where none is given. */
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -407,7 +369,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     if (!given) {
         s.out.data = (float *)workspace + saved_floats(plan);
         s.out.dtype = ATTN_F32;
-        s.out.row = d.Dv; /* [B, H, Sq, Dv]; packed [H, total_q, Dv] */
+        s.out.row = d.Dv; /* out is [B, H, Sq, Dv]; packed [H, total_q, Dv] */
         s.out.head = d.Sq * d.Dv;
         s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
         launch_rows(chip, a, s.out, s.lse, stream);
@@ -427,7 +389,7 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
     if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
 }
 
-/* A step that lets the host see, when it is over, whether rows were left so far. The next look begins anew. */
+/* Queues a step that tells the host, at its end, whether kernels have marked rows since the last check. */
 static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -436,12 +398,12 @@ static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, for rows that were left. Where rows are many, a warp looks at
- * several. The call that has queued a look leaves these steps to the next call. Where that look found no such row, the
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp checks
+ * several. A call that has queued a check leaves these steps to the next call. If the check found no such row, the
  * steps are counted, but nothing is launched. */
 template <typename F> static void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* warps */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {
@@ -494,13 +456,14 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
 
 namespace {
 
-/* Divides elements and their terms so that a launch is a step. The terms of an element are added in order. */
+/* Divides elements and their terms so that each launch is a step. The terms of an element are added in order. */
 void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
     const int64_t *n = p->dbias.shape;
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
-    for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) { /* no terms: zeros */
+    /* where there are no terms, one launch writes zeros */
+    for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
         x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),
                  [&](int64_t first, int64_t count) {

@@ -1,4 +1,4 @@
-/* simple.h: the steps of simple.cu that other families use too. */
+/* simple.h: functions of simple.cu that other families of kernels use too. */
 #ifndef ATTN_CUDA_SIMPLE_H
 #define ATTN_CUDA_SIMPLE_H
 
@@ -9,36 +9,36 @@
 /* Computes s.delta. If `given`, also computes s.lse from the problem's lse. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
-/* Computes the rows of a forward that its kernel has left to later launches (rows_later). `plan` is the forward's. */
+/* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward's kernel has left; call it before simple_gradients(). */
+/* Computes the rows of dq, dk and dv that a backward's kernel has only marked; call it before simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* dbias, dalibi_slopes and dsinks, those that the problem wants. Needs s.lse and s.delta. */
+/* Computes dbias, dalibi_slopes and dsinks, each where the problem requests it. It needs s.lse and s.delta. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 
 /* ---- How long it takes ------------------------------------------------------------------------------------------- */
 
-/* Seconds for a pair on an H100 whose 132 multiprocessors are all busy: a constant, and one for each 32 channels.
- * tests/gpu/rates.c measured them; they are rounded up. BACKWARD_PAIR holds for each of three loops: dq; dk and dv;
- * dalibi_slopes. */
+/* The seconds that a pair takes on an H100 whose 132 multiprocessors are all busy: a constant, and an amount for
+ * each 32 channels. tests/gpu/rates.c measured both; they are rounded up. BACKWARD_PAIR holds for each of three
+ * loops: dq; dk and dv; dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-const double WIDE_COST = 2; /* factor where a lane has more than CHANNELS channels, which do not fit registers */
+const double WIDE_COST = 2; /* factor for lanes with more than CHANNELS channels, which do not fit into registers */
 
-/* Rows that tiles leave may cost more, because their scores are computed in double and from parts.
- * On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's
- * three loops (D 64), which is less than other rows take. The factor covers rows with few keys of P
- * 0, or with scores that overflow float32. */
+/* Rows that tensor cores cannot compute may take longer than other rows, because their scores are computed in double
+ * and from parts. On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's three
+ * loops (D 64), which is less than other rows take. The factor covers rows in which few keys have a P of 0, and rows
+ * whose scores exceed the range of float32. */
 const double LEFT_COST = 3.5;
 
-/* A warp adds at most this many terms one after the other in a step: a term takes some 4 us where warps are few. */
+/* In one step a warp adds at most this many terms one after the other. A term takes some 4 us where few warps run. */
 const int64_t MOST_IN_A_ROW = 4096;
 
 static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
@@ -48,8 +48,8 @@ static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g,
            chip->multiprocessors;
 }
 
-/* Estimate of the keys that a query row sees, and of the queries that see a key. Packed sequences
- * count as if all had the same length, because their lengths are in device memory. */
+/* Estimates the keys that a query row sees, and the queries that see a key. Packed sequences count as if all had the
+ * same length, because their lengths are in device memory. */
 static inline int64_t keys_of_row(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -68,7 +68,7 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64); /* tiles are no narrower */
+    const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64); /* tiles are at least 64 columns wide */
     const double flops = (double)(2 * (D + Dv)) * (plan->problem->op == ATTN_OP_BACKWARD ? 2.5 : 1),
                  rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
                         : hopper                           ? 3e14
@@ -77,10 +77,9 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            chip->multiprocessors;
 }
 
-/* Should the host check for left rows in the middle of a problem, before the launches that compute
- * them? It then waits for the stream once more, which takes some 30 us: less than one percent of
- * such a problem's time. After a shorter problem it looks when all has ended
- * (attn_stream_left_rows()), and computes the problem once more. */
+/* Should the host check for marked rows in the middle of a problem, before the launches that compute them? It then
+ * waits for the stream once more, which takes some 30 us: less than one percent of such a problem's time. In a shorter
+ * problem it checks only at the end (attn_stream_left_rows()), and then computes the problem once more. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

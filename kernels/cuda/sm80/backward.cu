@@ -1,8 +1,8 @@
 /* backward.cu: flash attention backward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores. A block owns BN keys of one key/value
- * head; K and V stay in shared memory, and the queries that see them pass by in tiles of BM, for every head of the
- * group:
+ * head; K and V stay in shared memory, and the block visits the queries that see them in tiles of BM, for every head
+ * of the group:
  *
  *     S^T = K Q^T            dP^T = V dO^T
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
@@ -11,28 +11,29 @@
  *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global
  *                                                               memory
  *
- * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With
- * `deterministic` there are none: a second kernel computes dQ by query tiles. It computes S and dP
- * again, seven products instead of five. dK and dV are always deterministic, because one block adds
- * up the heads of a group in order.
+ * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` there
+ * are no such additions: a second kernel computes dQ by query tiles. It computes S and dP again, which makes seven
+ * products instead of five. dK and dV are always deterministic, because one block adds up the heads of a group in
+ * order.
  *
- *   prepare     delta = rowsum(dO O) - dlse, lse dense; both by query tiles, lse in base 2; zeros in the sums
- *   dkdv_wide   as above, one block a key tile: no options, head dims to 128. It has the design that speed asks for
- *   dkdv_tiles  the same with every option, and head dims above 128, which do not leave registers for both dK and dV:
- *               two launches make one each (S is computed twice). A warp has 16 keys and all queries of the tile
- *   finish      dQ = scale * sum, in its dtype               or: dq_tiles, one block a query tile
+ *   prepare     delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeros in the sums
+ *   dkdv_wide   as above, one block per key tile, for head dims to 128 without options; it is designed for speed
+ *   dkdv_tiles  the same with every option, and for head dims above 128. These leave no registers for both dK and
+ *               dV: each of two launches computes one (S is computed twice). A warp has 16 keys and all queries of
+ *               the tile
+ *   finish      dQ = scale * sum, in its dtype               or: dq_tiles, one block per query tile
  *   simple.cu   dbias, dalibi_slopes, dsinks where wanted
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
- * rows.cuh computes rows that are not finite once more; it skips hidden pairs (see forward.cu). */
+ * rows.cuh computes rows again that are not finite; it skips hidden pairs (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* forward.cu */
+/* forward.cu defines these functions */
 extern const cuda_kernel generic_forward;
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
@@ -60,14 +61,14 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t V[tile<D>::BN * D];
     alignas(1024) uint16_t Q[STAGES][BM * D];
     alignas(1024) uint16_t dO[STAGES][BM * D];
-    alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: rows are keys */
+    alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: its rows are keys */
     alignas(16) row_values values[STAGES];
     staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Adds dQ = dS K of a round to the sums of its query tile. Each warp has one of four groups of 16
- * queries and some of the columns, at most 64 at a time. */
+/* Adds dQ = dS K of a round to the sums of its query tile. Each warp computes one of four groups of 16 queries and
+ * some of the columns, at most 64 at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
-    /* Queries of round n: head n / tiles of the group, tile n % tiles. */
+    /* Loads the queries of round n: head n / tiles of the group, tile n % tiles. */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        __syncthreads(); /* this round's queries are here, and nobody reads the last round's any more */
+        __syncthreads(); /* this round's queries are loaded, and no thread reads the last round's queries any more */
         next = above(n);
         if (STAGES == 2 && next < rounds) {
             fetch(next, 1 - stage);
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* dS^T to shared memory, for dQ */
+        /* Write dS^T to shared memory, for dQ. */
         if (want_dq) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
@@ -253,11 +254,13 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    cp_async_wait<0>(); /* K and V of a block that no query sees are still on their way to where dK and dV are staged */
-    const bool poisoned = __syncthreads_or(!finite); /* and nobody reads shared memory any more */
+    /* in a block that no query sees, copies of K and V may still write to the memory where dK and dV are staged */
+    cp_async_wait<0>();
+    const bool poisoned = __syncthreads_or(!finite); /* after this barrier no thread reads shared memory any more */
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane); /* K and V hold D floats a row */
+        /* the memory of K and V together holds D floats for each row */
+        stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
         __syncthreads();
@@ -328,7 +331,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* nobody reads the last tile any more */
+        __syncthreads(); /* no thread reads the last tile any more */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -398,13 +401,15 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    cp_async_wait<0>(); /* Q and dO of a tile that sees no key are still on their way to where dQ is staged */
+    /* in a tile that sees no key, copies of Q and dO may still write to the memory where dQ is staged */
+    cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale)); /* and nobody reads shared memory any more */
+    const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale)); /* from here on no thread reads shared memory */
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane); /* Q and dO hold D floats a row */
+    /* the memory of Q and dO together holds D floats for each row */
+    stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
     if (poisoned) {
@@ -465,7 +470,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* Bytes of shared memory without the second dS. */
+/* Bytes of shared memory of dkdv_wide without its second dS. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -521,7 +526,7 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* Most shared memory of a block, in the variant for these problems. */
+/* The most shared memory that a block needs, in the variant for these problems. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
@@ -530,7 +535,7 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* Launch the two kernels around the main one, by head dims and dtype. */
+/* These launch the two kernels around the main one, by head dims and dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
@@ -542,7 +547,7 @@ template <typename T, int D> void launch_finish(const cuda_args &a, const scratc
 
 struct steps_row {
     int D;
-    void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t); /* of bfloat16, float16 */
+    void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t); /* for bfloat16 and float16 */
     void (*finish[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
 };
 template <int D> constexpr steps_row steps_of()
@@ -559,7 +564,7 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Do this file's kernels add to sums of dQ? Not for a deterministic dQ. */
+/* Do this file's kernels add to sums of dQ? For a deterministic dQ they do not. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

@@ -1,53 +1,52 @@
 /* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context.
  *
- * The time is that of reading K and V once, because nothing else is large. Therefore:
+ * Reading K and V once takes nearly all of the time, because nothing else is large. Therefore:
  *
- *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r is
- *   query r / G of head r % G of the group. A sequence of at most DECODE_ROWS rows is decoded here; any other is some
- *   other kernel's. A sequence's keys are cut into splits, a block each. A block leaves O (not divided), m and l of its
- *   split in the workspace, and combine_splits() adds them up in the order of the keys (Flash-Decoding, Dao et al.
- *   2023; FlashAttention-2, arXiv:2307.08691, section 3.2). A sequence of one split is written at once.
- *   Splits are added up by split groups of SPLIT_GROUP neighbours, then the groups. Where a batch gives blocks enough,
- *   a block takes all of one, split after split, and leaves their sum: the same additions in the same order, and fewer
- *   partial results.
+ *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r
+ *   is query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows; other
+ *   kernels compute longer ones. The keys of a sequence are divided into splits, one block each. A block leaves O
+ *   (not divided), m and l of its split in the workspace, and combine_splits() adds them up in the order of the keys
+ *   (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). The block of a sequence with
+ *   one split writes the result itself. Splits are added up within split groups of SPLIT_GROUP neighbours, then the
+ *   groups are added up. Where a batch has enough blocks, a block computes all splits of a group, one after the
+ *   other, and leaves their sum: the same additions in the same order, with fewer partial results.
  *
- * A block is four warps, and holds tiles of BN keys in a ring, K and V by turns:
+ * A block is four warps. It keeps tiles of BN keys in a ring, which holds tiles of K and V alternately:
  *
- *     load Q, K[0];  load V[0];  load K[1]                       one group of copies a slot
- *     for j = 0 .. :  wait K[j];  load V[j+1]                    SLOTS - 1 groups are always on their way
+ *     load Q, K[0];  load V[0];  load K[1]                       one group of copies per slot
+ *     for j = 0 .. :  wait K[j];  load V[j+1]                    SLOTS - 1 groups are always in flight
  *                     S = Q K[j]^T;  mask;  m, l, P = softmax_step(S)
  *                     wait V[j];  load K[j+2];  O = rescale O + P V[j]
  *     add up the warps' O, in order
  *
- * Up to 16 rows: each warp takes a part of the tile's keys for all rows, with m, l and O of its own. Up to 64: each
- * warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of most models, have
- * a form of their own (decode_few()): 8 rows are half an operand, so O^T += V^T P^T takes half the products and half
- * the registers; the place of a split is computed in 32 bits, and its first tiles are asked for before anything else.
- * Three blocks fit on a multiprocessor of Hopper, so that one that begins or ends does not leave the memory idle. K and
- * V are the first to leave the L2, so that the partial results stay in it.
+ * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to
+ * 64 rows, each warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of
+ * most models, have a variant of their own (decode_few()). 8 rows are half an operand, so O^T += V^T P^T takes half
+ * the products and half the registers. The place of a split is computed in 32 bits, and its first tiles are loaded
+ * before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not idle while one of them
+ * begins or ends. Loads of K and V have the policy evict-first, so that the partial results stay in the L2.
  *
- * Sequences of a batch that share a prefix (decode_places.cuh) have it read once for several of them: decode_stacks()
- * comes first and computes such splits for the rows of all, one below the other, each row as it would be alone;
- * decode_splits() leaves them out.
+ * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several of them.
+ * decode_stacks() runs first and computes such splits for the rows of all these sequences, one below the other, each
+ * row as it would be alone. decode_splits() skips these splits.
  *
- * Answers depend on the problem alone: where the splits are follows from the keys that the sequence's queries see
- * and from its number of rows (split_keys()), never from the batch or the device. A packed problem may hold
- * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
- * (cuda_chip::decode_rows).
+ * Results depend on the problem alone: the keys that a sequence's queries see, and its number of rows, determine its
+ * splits (split_keys()); the batch and the device do not. A packed problem may hold sequences of either kind; then
+ * the other kernel runs first and skips the sequences that this file computes (cuda_chip::decode_rows).
  *
- * When one call follows another, the next call's reads overlap the previous call's combine_splits()
- * (plan::ahead), if the next reads nothing that the previous writes. device.cu knows a stream's
- * last kernels. Every kernel here must therefore call launch_dependents() only after its own wait
- * for the previous kernel: work before the previous call has then ended when a block of the next
- * one runs. And it must write nothing before its own wait. combine_splits() alone calls
- * launch_dependents() at once, because the blocks that allowed it to start had waited.
+ * When one call follows another, the next call's reads overlap the previous call's combine_splits() (plan::ahead),
+ * if the next reads nothing that the previous writes. device.cu knows a stream's last kernels. Every kernel here
+ * must therefore call launch_dependents() only after its own wait for the previous kernel: all work before the
+ * previous call has then ended when a block of the next call runs. A kernel must also write nothing before its own
+ * wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed it to start had
+ * waited.
  *
  * On Hopper the copy engine loads keys and values where it can, with the same bits:
  * sm90/decode/decode.cu.
  *
- * Float8 keys and values stay float8 in shared memory, which halves the reading (float8.cuh). They
- * have a variant of their own, which computes P V in float16. With options the other variant runs,
- * whose loader widens them one by one.
+ * Float8 keys and values stay float8 in shared memory, which halves the reading (float8.cuh). Float8 has a variant
+ * of its own, which computes P V in float16. Problems with options use the variant for 16-bit numbers, whose loader
+ * widens float8 one by one.
  *
  * As in forward.cu there is a variant with options. A block whose result is not finite repeats its
  * split with zeros in place of values that are not finite. Then it computes one by one the rows
@@ -86,11 +85,11 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* The sum of x over a block's threads, returned to all of them. */
+/* Returns the sum of x over all threads of a block. Every thread of the block gets the sum. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* nobody reads the last sum's parts any more */
+    __syncthreads(); /* no thread reads the parts of the last sum any more */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -112,7 +111,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    for (int turn = 0; turn < 2; turn++) { /* the second where sums of values overflow, in smaller units */
+    for (int turn = 0; turn < 2; turn++) { /* the second turn is for sums of values that overflow, in smaller units */
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
 #pragma unroll 1
@@ -123,7 +122,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float qk = block_sum(of_q * of_k, parts); /* the same in all threads */
+            const float qk = block_sum(of_q * of_k, parts); /* all threads have the same qk */
             const float z = fabsf(qk) <= FLT_MAX
                                 ? score(a, x, i, j, qk, &derivative)
                                 : score_in_double_inline(a, x, i, j, block_sum((double)of_q * (double)of_k, parts)).x;
@@ -148,10 +147,10 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
         ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = l == 0 ? -CUDART_INF_F : m + logf(l);
 }
 
-/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds
- * up every eighth split group, asking for m, l and O together, then the block adds up the warps: always in the
- * same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and those whose sums overflow, are computed
- * one by one after all.
+/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds up
+ * every eighth split group and loads m, l and O together. Then the block adds up the warps, always in the same
+ * order. A lane has D / 32 neighbouring channels. Rows of huge scores, and rows whose sums overflow, are computed
+ * one by one.
  *
  * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore
  * not need more registers than that block had. */
@@ -165,23 +164,24 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    __shared__ head_args of_head; /* of a row that is computed after all: here it costs no registers */
+    /* head_args of a row that is computed one by one; in shared memory it takes no registers */
+    __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    launch_dependents(); /* the stream's next kernel, if it waits for our end */
+    launch_dependents(); /* the stream's next kernel may start now, if it waits for this kernel's end */
     const group_place place = group_place_of(a, p, b, hk);
     const head_args &x = place.x;
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    uint32_t repair = 0; /* a bit a row: at most DECODE_ROWS / 4 */
+    uint32_t repair = 0; /* one bit for each row: at most DECODE_ROWS / 4 */
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP; /* partial results of a split group */
+        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP; /* partial results in a split group */
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
             const int count = min(each, splits - s);
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS]; /* the sink joins the sum once */
+        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS]; /* the sink is added to the sum once */
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
             factors[w] = exp2_fast(parts_ml[w].x - base);
@@ -237,11 +237,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y); /* and part is free for the next row */
+        /* this barrier also allows the next row to overwrite `part` */
+        repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* nobody reads the last row's `of_head` any more */
+            __syncthreads(); /* no thread reads `of_head` of the last row any more */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block(a, of_head, r / group, parts_sum);
@@ -269,15 +270,15 @@ int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-/* A whole launch: the plan, blocks, bytes of workspace. */
+/* A complete launch: the plan, number of blocks, bytes of workspace. */
 struct launch_plan {
     plan p;
     int64_t blocks;
-    unsigned combine_rows; /* blockIdx.y of combine_splits() */
-    int64_t rows;          /* of the workspace; 0: no sequence has more than one split */
+    unsigned combine_rows; /* size of the grid of combine_splits() in y */
+    int64_t rows;          /* rows of the workspace; 0: no sequence has more than one split */
 };
 
-/* Plans the launch. `float8`: for the variant of float8 keys, which never has more splits. */
+/* Plans the launch. `float8`: for the variant of float8 keys, which never has more splits than the other. */
 launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -292,11 +293,11 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        y.combine_rows = 4; /* at least DECODE_ROWS / 32: see combine_splits() */
+        y.combine_rows = 4; /* at least DECODE_ROWS / 32, as combine_splits() requires */
     } else {
         const int64_t rows = d.Sq * g.group;
-        const int64_t keys = attn_min64(d.Sk,
-                                        g.left + g.right + d.Sq + SPLIT_ALIGN); /* what the queries may see together */
+        /* keys that all queries together may see */
+        const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
         const int64_t splits = most_splits(keys, rows > NARROW, float8);
         y.p.splits = y.p.walkers = (int)splits;
         y.blocks = d.B * splits * d.Hk;
@@ -309,11 +310,12 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 /* State of a kernel's one-time setup, per device. */
 enum { DEVICES = 64 };
 struct once {
-    std::atomic<int> state[DEVICES]; /* 0: not yet; 1; 2: may be launched as a programmatic dependent */
+    /* 0: not set up yet; 1: set up; 2: set up, and may be launched as a programmatic dependent */
+    std::atomic<int> state[DEVICES];
 };
 
-/* Allows decode_splits its shared memory. May combine_splits overlap? Yes if its code was made for
- * compute capability 9.0. */
+/* Lets decode_splits use its shared memory. *overlap tells whether combine_splits may overlap: it may if its code
+ * was made for compute capability 9.0. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
@@ -403,7 +405,7 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Does decode_few() compute this problem? Its grid limits blocks per key/value head and batch rows,
+/* Does decode_few() compute this problem? Its grid limits the number of blocks per key/value head and of batch rows,
  * and it counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
@@ -429,8 +431,8 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* Sequences that may share splits. decode_stacks() runs first and may compute most splits, so
- * decode_splits() has only as many blocks as fill the GPU. */
+/* How many sequences may share splits. decode_stacks() runs first and may compute most splits, so decode_splits()
+ * has only as many blocks as fill the GPU. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);
@@ -461,7 +463,7 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
 
 } // namespace
 
-/* Does a grid hold the blocks? */
+/* Do the limits of a grid allow this many blocks? */
 bool decode_fits(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;

@@ -1,24 +1,24 @@
-/* decode.cuh: a split of decode.cu: few queries over some of a sequence's keys, by a block; and the block's walk over
- * its splits. How keys and values get to shared memory is a template parameter:
+/* decode.cuh: a block computes a split of decode.cu: few queries over some of a sequence's keys. It also has the
+ * block's loop over its splits. A template parameter says how keys and values get to shared memory:
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, compute capability 8.0
  *                       on
- *   copies_by_engine    a warp asks the copy engine for boxes (sm90/decode/decode.cu)
+ *   copies_by_engine    a warp requests boxes from the copy engine (sm90/decode/decode.cu)
  *
- * Both give the same tiles in the same order, and differ in where a row's channels lie (CHUNK): the bits of an answer
- * are the same.
+ * Both load the same tiles in the same order, and differ in where the channels of a row lie (CHUNK). The bits of a
+ * result are the same.
  *
- * RING<T, X> is a block's ring of tiles, K and V by turns:
+ * RING<T, X> is a block's ring of tiles, K and V alternately:
  *
- *   kept                 what outlives a split
- *   begin(queries)       asks for the first tiles; has queries() put Q into shared memory, where all threads find it
- *                        when next() has returned
- *   next<VALUES>()       the next tile, once it is there: of V or K
- *   clear_tail(tile, j)  rows of tile j past the sequence become zeros, where copies do not see to that
- *   changed()            by each thread that has written to a tile or in its place, before the block meets at a barrier
- *   release()            this warp has read the tile
- *   FEW_ADDRESSES        where its registers are few: see keys_of()
- *   end()                the block has read all tiles */
+ *   kept                 state that outlives a split
+ *   begin(queries)       requests the first tiles; lets queries() write Q to shared memory, where all threads can read
+ *                        it when next() has returned
+ *   next<VALUES>()       returns the next tile of V or K, when it has arrived
+ *   clear_tail(tile, j)  makes rows of tile j past the sequence zeros, where copies do not do that
+ *   changed()            each thread that has written to a tile, or to its memory, calls this before a block barrier
+ *   release()            tells that this warp has read the tile
+ *   FEW_ADDRESSES        1: its registers are scarce; see keys_of()
+ *   end()                tells that the block has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
 
@@ -39,16 +39,17 @@ enum { WARPS = 4, THREADS = 32 * WARPS };
  * becomes T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
-/* Rows of several sequences over the same keys (decode_stacks()): tiles of 16. */
+/* decode_stacks() computes rows of several sequences over the same keys, in this many tiles of 16 rows. */
 enum { STACK_TILES = 2 };
 
-/* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the ring
- * twice the slots. FEW: at most 8 rows, whose O^T is V^T P^T: half the products, and half the registers. */
+/* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the
+ * ring has twice the slots. FEW: at most 8 rows, whose O^T is computed as V^T P^T: that takes half the products and
+ * half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* 16 rows and four warps, STACK times */
+    static const bool STACKED = STACK > 1; /* STACK times 16 rows and four warps */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -58,21 +59,21 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
     static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
-    static const int WIDTH = FLOAT8 ? D / 2 : D; /* of a row of the ring, in 16 bits */
+    static const int WIDTH = FLOAT8 ? D / 2 : D; /* width of a row of the ring, in 16-bit words */
 };
 
-/* The shape of a stack. */
+/* The shape of a stack: rows of several sequences, one below the other. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
 
 /* The shape for at most FEW_ROWS rows. */
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* Splits that are added up together; most rows of a block that takes a whole split group, whose
- * sums lie in shared memory beside the ring. */
+/* SPLIT_GROUP splits are added up together. SPLIT_GROUP_ROWS is the most rows of a block that computes a whole split
+ * group, whose sums lie in shared memory beside the ring. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
-/* Blocks per multiprocessor, which limits their registers. Before compute capability 9.0 shared
- * memory holds two at most. */
+/* Blocks per multiprocessor, which limits their registers. Before compute capability 9.0 shared memory has room for
+ * at most two. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 256 || SCORE_MODS ? 2 : 3;
 #else
@@ -84,25 +85,25 @@ template <class X> struct shared {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? WARPS : 1][16]
-               [X::SCORE_MODS ? X::KW + 4 : 1]; /* scores on their way through the options */
+               [X::SCORE_MODS ? X::KW + 4 : 1]; /* scores, while options are applied to them */
     };
-    union { /* the sums come when all tiles have gone */
+    union { /* the sums are written after the last tile was read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    float m[X::WK][X::BM], l[X::WK][X::BM];      /* of a warp; then m is the factor of its O */
-    float top[X::BM], sum[X::BM];                /* of the block */
-    float split_group_O[SPLIT_GROUP_ROWS][X::D]; /* the splits of a split group so far */
+    float m[X::WK][X::BM], l[X::WK][X::BM];      /* m and l of each warp; then m becomes the factor of the warp's O */
+    float top[X::BM], sum[X::BM];                /* m and l of the block */
+    float split_group_O[SPLIT_GROUP_ROWS][X::D]; /* the sum of the splits of a split group so far */
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* which query a row is, and which head */
+    int i[X::BM], h[X::BM]; /* query and head of each row */
     float slope[X::BM];
-    float factor[X::FLOAT8 ? X::BM : 1]; /* of scores: load_permuted_queries() */
+    float factor[X::FLOAT8 ? X::BM : 1]; /* factor of each row's scores: see load_permuted_queries() */
 };
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Computes keys [first, last) for query i, skipping hidden ones (see rows.cuh). One warp calls it.
- * It writes only what tensor cores cannot compute: a result that is not finite, or of huge scores. */
+/* Computes keys [first, last) for query i, skipping hidden ones (see rows.cuh). One warp calls it. It writes only
+ * results that tensor cores cannot compute: results that are not finite, or that come from huge scores. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
 {
@@ -134,8 +135,8 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* The keys of a split. */
 struct split_place {
-    int first, last;  /* keys of the split, `first` a multiple of BN */
-    int tiles, steps; /* the first tile; of K and V */
+    int first, last;  /* keys of the split; `first` is a multiple of BN */
+    int tiles, steps; /* the first tile, and the number of tiles of K and V */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -148,7 +149,7 @@ template <class X> DEVICE split_place split_place_of(const group_place &place, i
     return y;
 }
 
-/* Step 2 j is K[j], step 2 j + 1 is V[j]. */
+/* Step 2 j loads K[j], and step 2 j + 1 loads V[j]. */
 template <typename T, class X> struct copies_by_threads {
     static const int CHUNK = X::WIDTH, SLOTS = X::SLOTS;
     enum { FEW_ADDRESSES = 0 };
@@ -193,7 +194,7 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        __syncthreads(); /* the tile is here, and nobody reads the slot before it any more */
+        __syncthreads(); /* the tile has arrived, and no thread reads the slot before it any more */
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         fill<(SLOTS - 1) % 2 != VALUES>();
@@ -210,16 +211,16 @@ template <typename T, class X> struct copies_by_threads {
     }
 };
 
-/* Fragments of a tile of ROWS rows of WIDTH elements in chunks of CHUNK, one chunk after the other (tile.cuh). `chunk`:
- * a multiple of CHUNK, or 0 where there is one. FEW_ADDRESSES: they are made anew from the lane's own, an instruction
- * each, and hold no registers. */
+/* Fragments of a tile of ROWS rows of WIDTH elements in chunks of CHUNK, one chunk after the other (tile.cuh).
+ * `chunk`: a multiple of CHUNK, or 0 where there is only one chunk. FEW_ADDRESSES: each address is computed again
+ * from the lane's own by one instruction, and takes no register. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* The fragment of 8 rows, which also stand as its rows 8 to 15. */
+/* The fragment of 8 rows, which stand also in its rows 8 to 15. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -240,7 +241,7 @@ DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, 
     else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
 }
 
-/* The fragment of columns m .. m + 15 of A, from row k on. */
+/* The A fragment of columns m .. m + 15, from row k on. */
 template <int WIDTH, int CHUNK, int ROWS>
 DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, int m, int k, int lane)
 {
@@ -252,7 +253,7 @@ DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, 
 
 /* ---- A split ----------------------------------------------------------------------------------------------------- */
 
-/* Loads Q's rows to shared memory, with zeros past the last. */
+/* Loads rows of Q to shared memory, and zeros behind the last row. */
 template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place, int sequences)
 {
     const int D = X::D, BM = X::BM;
@@ -281,9 +282,10 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Eight bfloat16, of LANES neighbouring lanes a row, become float16 times a power of two that brings the row's largest
- * to 2^14 and more; `factor` is divided by it. False: that lost a bit, as it does where a number is 2^31 times as small
- * as its row's largest, or left the range of factors. Infinities and NaN stay such. */
+/* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, which brings the
+ * row's largest number to 2^14 or more. Divides `factor` by that power. Returns false where a bit was lost: where a
+ * number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN stay
+ * infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -292,7 +294,7 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
     const int exponent = (int)(most >> 7), power = most == 0 || exponent == 255 ? 0 : 141 - max(exponent, 1);
-    const int half = power / 2, rest = power - half; /* the whole is not always a float */
+    const int half = power / 2, rest = power - half; /* 2^power itself is not always a float */
     const float up = __int_as_float((127 + half) << 23), up_more = __int_as_float((127 + rest) << 23);
     factor = factor * __int_as_float((127 - half) << 23) * __int_as_float((127 - rest) << 23);
     bool exact = factor > 0 && factor < CUDART_INF_F;
@@ -308,10 +310,12 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
     return exact;
 }
 
-/* The same in the order that scores_of_float8() wants; of a negative scale with the other sign, of a scale of 0 as
- * zeros (but for what is not finite, whose row is computed after all). bfloat16 becomes float16, as keys in float8 do
- * in a third of the instructions; `c`, by which scores become those of base 2, then has a value for each row, in
- * sm.factor. Returns false where that would not be exact (scaled_halves_of()): Q is bfloat16, and c counts. */
+/* Loads Q in the order that scores_of_float8() needs. A negative scale changes the sign of Q. A scale of 0 makes Q
+ * zeros, except numbers that are not finite, whose rows are computed one by one later.
+ *
+ * bfloat16 becomes float16, because keys in float8 become float16 in a third of the instructions. The factor `c`,
+ * which converts scores to base 2, then has a value for each row, in sm.factor. Returns false where the conversion
+ * would not be exact (scaled_halves_of()): then Q is bfloat16, and `c` applies to all rows. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -362,7 +366,8 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
                 *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
             }
         }
-        if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves; /* all see the factors */
+        /* from this barrier on all threads see the factors */
+        if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves;
     }
 }
 
@@ -380,7 +385,7 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns m and l of row r over all warps. Replaces each warp's m by the factor of its O. */
+/* Returns m and l of row r over all warps. Replaces each warp's m by the factor for its O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;
@@ -402,8 +407,8 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores the block's sums in the workspace, from row `saved` on. With few rows each thread does so
- * without another barrier. False: a sum is not finite, or of huge scores. */
+/* Stores the block's sums in the workspace, from row `saved` on. With few rows each thread stores without another
+ * barrier. Returns false where a sum is not finite, or comes from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -430,8 +435,9 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split to those of its split group before it. The last leaves the sum in the workspace, in row `to`, the first
- * split's. `saved` is the split's own row there, which holds it if it was computed twice. */
+/* Adds a split to the earlier splits of its split group. The last split's call leaves the sum in the workspace, in
+ * row `to`, which is the first split's row. `saved` is this split's own row there, which holds it if it was computed
+ * twice. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -439,7 +445,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     const int D = X::D;
     auto split_ml = [&](int r) { return from_workspace ? p.ml[saved + r] : make_float2(sm.top[r], sm.sum[r]); };
     auto split_group_ml = [&](int r) { return first ? make_float2(-CUDART_INF_F, 0) : sm.split_group_ml[r]; };
-    __syncthreads(); /* rows that were repaired are in the workspace */
+    __syncthreads(); /* rows that were repaired are now in the workspace */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 next = from_workspace ? *(const float4 *)&p.O[(saved + r) * D + d] : sum_of_warps(sm, r, d);
@@ -447,7 +453,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    __syncthreads(); /* all have read m, and the ring is free for the next split */
+    __syncthreads(); /* all threads have read m, and the ring may hold the next split */
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
         const float2 before = split_group_ml(r), next = split_ml(r);
@@ -482,7 +488,7 @@ template <typename T, class X> DEVICE void clear_values(uint16_t *values)
         }
 }
 
-/* Multiplies a lane's two rows of O by their factors. */
+/* Multiplies the lane's two rows of O by their factors. */
 template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)[2])
 {
 #pragma unroll
@@ -501,7 +507,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O^T (few rows); lane 4 r has the factor of row r. */
+/* Multiplies the rows of O^T, for few rows; lane 4 r has the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -512,8 +518,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* O^T of few rows: a lane has rows 2 t and 2 t + 1 (t: lane % 4) of two channels of each 16; of float8 two neighbours,
- * twice. */
+/* Writes O^T of few rows to shared memory. A lane has rows 2 t and 2 t + 1 (t: lane % 4) of two channels of each 16;
+ * for float8 of two neighbouring channels, twice. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -568,14 +574,15 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    launch_dependents(); /* combine_splits() may come when the last block has begun, and finds the lengths written */
+    /* combine_splits() may start when the last block has begun; it then finds the lengths written */
+    launch_dependents();
 }
 
 /* O += P V of a tile of values: columns from d0 on, keys from k0 on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
-    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* 16-bit words of a row */
+    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* 16-bit words in a row */
     const auto turned = [&](uint32_t(&f)[4], int dt, int kk) {
         turned_values_of<X::WIDTH, CHUNK, BN>(f, values, first, dt * 16, k0 + kk * 16, lane);
     };
@@ -588,18 +595,18 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Computes split `index` of one key/value head: rows of Q against its keys, and out or partial results to memory; where
- * a result is not finite, once more with what is not finite in V as zeros. STACKED: the rows of `sequences` sequences
- * from place's on; what is not finite is left to decode_splits(). */
+/* Computes split `index` of one key/value head: rows of Q against its keys. Writes out, or partial results to
+ * memory. Where a result is not finite, it computes the split once more with zeros for values of V that are not
+ * finite. STACKED: it computes the rows of `sequences` sequences from place's on, and leaves results that are not
+ * finite to decode_splits(). */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* of the lane's rows */
-    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 &&
-                               !X::STACKED; /* of many rows it has not been timed */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* halves of the lane's rows */
+    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;      /* not timed for many rows */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -607,7 +614,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* this warp's rows, keys, columns */
+              d0 = warp % X::WD * (D / X::WD); /* this warp's first row, key and column */
     const bool idle = m0 >= rows;
     limits limit;
     attn_range open; /* keys that need no causal or window test */
@@ -622,20 +629,20 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* Q of the form for float8 is float16 */
+    bool halves = true; /* in the float8 variant: Q is float16 */
     const auto load_rows = [&] {
-        if (X::FEW) prepare_rows(); /* by now copies are on their way */
+        if (X::FEW) prepare_rows(); /* the copies are in flight by now */
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     if (!X::FEW) prepare_rows();
-    bool clean = false; /* second time over: V without infinities and NaN */
+    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
     ring.begin(load_rows);
     if (X::FEW && p.ahead) wait_and_let_begin();
-    float c_of[2] = { c, c }; /* of this lane's two rows */
+    float c_of[2] = { c, c }; /* for each of this lane's two rows */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
         if (halves)
 #pragma unroll
@@ -658,7 +665,7 @@ again:
             } else
                 scores<T, D>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
-            const int column = j * BN + k0; /* this warp's first key */
+            const int column = j * BN + k0; /* this warp's first key of the tile */
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -681,8 +688,8 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
-                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* nothing seen yet: -inf - -inf would be NaN */
+                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is kept in base 2 */
+                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key seen yet: -inf - -inf would be NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;
@@ -717,13 +724,14 @@ again:
         ring.release();
     }
 
-    /* The warps' sums, side by side in shared memory. */
+    /* Put the warps' sums side by side in shared memory. */
     ring.end();
     share_sums<X>(sm, O[0], m, l, m0, d0, warp / X::WD % WK, rows);
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0; /* from one sequence's to the next one's */
+    /* distance from one sequence's rows to the next sequence's */
+    const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
     };
@@ -735,7 +743,8 @@ again:
         }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F; /* combine_splits() adds it */
+        /* else combine_splits() adds it */
+        const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F;
         const float2 ml = add_up_row(sm, r, sink);
         if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
         const attn_view &lse = g.view[ATTN_T_lse];
@@ -744,10 +753,10 @@ again:
     }
     __syncthreads();
 
-    /* To the workspace, or divided to out. */
+    /* Write the sums to the workspace, or divided to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* of a stack: a bit a sequence */
+    uint32_t not_finite_of = 0; /* of a stack: one bit for each sequence */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -771,7 +780,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all have read m */
+        return; /* all threads have read m */
     }
     if (clean) {
         __syncthreads();
@@ -791,7 +800,7 @@ again:
     }
 }
 
-/* The shared memory of a block, for few rows or many. */
+/* The shared memory that a block needs, for few rows or many. */
 template <typename T, int D, bool SCORE_MODS, keys_as AS, template <typename, class> class RING>
 constexpr size_t shared_bytes()
 {
@@ -800,10 +809,10 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): split `index` of one key/value head, for all runs of two and more sequences of a stack
- * that share it. Blocks of the same keys are neighbours, so that what one reads another finds in the L2. A sequence
- * whose result is not finite has NaN for m and l of its first row: decode_splits(), which comes next, computes it as
- * any other. */
+/* A block of decode_stacks() computes split `index` of one key/value head, for all runs of two and more sequences of
+ * a stack that share it. Blocks of the same keys are neighbours, so that one finds in the L2 what another has read.
+ * A sequence whose result is not finite gets NaN as m and l of its first row; decode_splits() runs next and computes
+ * that split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -811,8 +820,9 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* a run begins before its first bit */
-        const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1))); /* and ends at the next zero */
+    while (shares) { /* bit s: sequence first + s shares the split with the sequence before it */
+        /* a run of sharing sequences begins one sequence before its first bit, and ends at the next zero bit */
+        const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
         __syncthreads();
@@ -849,7 +859,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    split_range before = {}, after = {}; /* splits that decode_stacks() has computed */
+    /* splits that decode_stacks() has computed, shared with the sequence before and with the one after */
+    split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {
             before = splits_shared(a, p, b, hk), after = splits_shared(a, p, b + 1, hk);
@@ -859,25 +870,25 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
 #pragma unroll 1
         for (; index < end; index += step) {
             if constexpr (STACKS)
-                if (p.stack) { /* the next split that is not done, of 32 that a warp looks at together */
+                if (p.stack) { /* finds the next split that is not done; a warp checks 32 at a time */
                     const int lane = threadIdx.x % 32, own = index + lane * step;
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* decode_stacks() found nothing there that is not finite */
+                        done = sum == sum; /* decode_stacks() found only finite results there */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    __syncthreads(); /* nobody reads the last split's sums any more */
+                    __syncthreads(); /* no thread reads the last split's sums any more */
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
         }
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* The same of few rows. Where the kernel before writes nothing that is read here, the first copies do not wait for its
- * end (p.ahead), only the first write does: split(). */
+/* Computes the splits of a block with few rows. If the previous kernel writes nothing that this one reads (p.ahead),
+ * only the first write waits for that kernel's end, in split(); the first copies do not. */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -1,8 +1,8 @@
-/* decode.h: lets other kernels leave decoding to decode.cu. A packed problem may hold both long
- * sequences and sequences of few rows. The other kernel runs first and skips those of few rows
- * (cuda_chip::decode_rows), which decode.cu then computes.
+/* decode.h: lets other kernels leave decoding to decode.cu. A packed problem may have long sequences and sequences
+ * of few rows. The other kernel runs first and skips the sequences of few rows (cuda_chip::decode_rows); then
+ * decode.cu computes these.
  *
- * A kernel that is to run like that has a second row, of the same features, beside its own:
+ * Such a kernel has a second row in the table, with the same features:
  *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
 #ifndef ATTN_CUDA_DECODE_H
 #define ATTN_CUDA_DECODE_H
@@ -12,10 +12,10 @@
 enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-size_t decode_workspace(const attn_geometry &g); /* bytes, a multiple of 1024 */
+size_t decode_workspace(const attn_geometry &g); /* in bytes, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* sm90/decode/decode.cu: the splits of decode.cu where the copy engine can read keys and values:
+/* sm90/decode/decode.cu: computes the splits of decode.cu where the copy engine can read keys and values. That needs
  * compute capability 9.0, pages of a multiple of 8 keys, strides of whole pieces of 16 bytes, no
  * options, and a driver that makes tensor maps. Returns false, and launches nothing, if any of
  * these fails. */
@@ -39,7 +39,7 @@ template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip,
     return true;
 }
 
-/* decode's scratch comes first. */
+/* The workspace begins with decode's part. */
 template <const cuda_kernel &other>
 cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {

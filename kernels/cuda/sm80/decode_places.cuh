@@ -1,36 +1,39 @@
-/* decode_places.cuh: where the splits of decode.cu are, how a block finds its own, and how two partial results become
- * one. */
+/* decode_places.cuh: where the splits of decode.cu are, how a block finds its splits, and how two partial results
+ * become one. */
 #ifndef ATTN_SM80_DECODE_PLACES_CUH
 #define ATTN_SM80_DECODE_PLACES_CUH
 
 #include "decode.h"
 #include "tile.cuh"
 
-/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
- * `splits_per_block` of its splits, or, where it shares some with others (`stack`), `walkers`, of which each takes
- * every `walkers`-th split that is left. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer
- * than it needs, so that a block finds its sequence by bisection; some are left over. */
+/* How blocks find their work. Each key/value head has slots, and a block takes one slot.
+ *
+ * Not packed: a batch row has a slot for each `splits_per_block` of its splits. If it shares splits with other rows
+ * (`stack`), it has `walkers` slots, each of which takes every `walkers`-th split that is left. Packed: sequence b
+ * has the slots from cu_k[b] / unit + extra * b on. That is never fewer than it needs, so a block finds its sequence
+ * by bisection; some slots are left over. */
 struct decode_plan {
-    int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
-    int walkers;                  /* blocks of a batch row and key/value head */
+    int splits, splits_per_block; /* splits_per_block: splits that a block computes, 1 or SPLIT_GROUP */
+    int walkers;                  /* blocks for each batch row and key/value head */
     int unit, extra;
-    bool early;   /* where splits are follows from the arguments alone, not from what the kernel before writes */
-    bool few;     /* at most FEW_ROWS rows, in the variant for them, whose grid is (Hk, walkers, B) */
-    bool ahead;   /* few: the kernel before writes nothing that is read here but the workspace */
-    bool float8;  /* keys and values are float8, in the variant of float8.cuh */
-    bool options; /* scores are by in_base_2() */
-    int stack;    /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
-    int64_t
-        head_rows; /* packed: of the workspace per key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
-    float *O;      /* workspace: rows of D; NULL: no sequence has more than one split */
-    float2 *ml;    /* m (base 2) and l of each row */
+    bool early; /* the arguments alone determine the splits, not what the previous kernel writes */
+    /* there are at most FEW_ROWS rows, and the variant for them computes them; its grid is (Hk, walkers, B) */
+    bool few;
+    bool ahead;   /* with few: the previous kernel writes nothing that this one reads, except the workspace */
+    bool float8;  /* keys and values are float8, and the variant of float8.cuh computes them */
+    bool options; /* scores come from in_base_2() */
+    int stack;    /* the most sequences whose rows decode_stacks() computes together; 0: it is not launched */
+    /* packed: rows of the workspace per key/value head; sequence b has the rows from cu_k[b] / KEYS_A_ROW on */
+    int64_t head_rows;
+    float *O;   /* in the workspace: rows of D numbers; NULL: no sequence has more than one split */
+    float2 *ml; /* m (base 2) and l of each row of the workspace */
 };
 
 namespace {
 
 enum {
-    NARROW = 16, /* rows up to here are one block of them, which all warps share */
-    FEW_ROWS = 8 /* up to here they have a form of their own */
+    NARROW = 16, /* up to this many rows are one block of rows, which all warps share */
+    FEW_ROWS = 8 /* up to this many rows have a variant of their own */
 };
 
 /* ---- Where the splits are ---------------------------------------------------------------------------------------- */
@@ -38,14 +41,14 @@ enum {
 /* A split begins at a multiple of this, which is a multiple of every BN. */
 const int SPLIT_ALIGN = 128;
 
-/* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial
- * results count, and not longer than keeps every multiprocessor busy to the end. More rows have larger partial
- * results. Of float8 keys the reading takes half as long, and what a block does before and after it does not: where
- * there are blocks enough all the same, their splits are longer. */
+/* The number of keys of a split. There are sixteen splits, which with eight key/value heads fill a GPU. A split is
+ * long enough that partial results take little time, and short enough that every multiprocessor is busy to the end.
+ * More rows have larger partial results. Reading float8 keys takes half as long, but the block's other work does
+ * not: where there are enough blocks anyway, float8 splits are longer. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
-    const I least = wide ? 512 : 128, /* powers of two */
+    const I least = wide ? 512 : 128, /* both are powers of two */
         most = wide                           ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
                                               : 1024;
@@ -53,8 +56,8 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
     return even < least ? least : even > most ? most : even;
 }
 
-/* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of
- * 128, 2049 are 9 of 256.) */
+/* The most splits that a sequence of up to `keys` keys may have. More keys may have fewer splits: 2048 keys have 16
+ * of 128, and 2049 keys have 9 of 256. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
@@ -65,15 +68,17 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 
 typedef decode_plan plan;
 
-/* A sequence of n > 1 splits has at least n * 64 keys, of more than 16 rows n * 256 (see split_keys). */
+/* A sequence of n > 1 splits has at least n * 64 keys, and with more than 16 rows at least n * 256 (see
+ * split_keys()). */
 const int KEYS_A_ROW = 4;
 
 /* One key/value head of a sequence. */
 struct group_place {
-    head_args x;                     /* of the group's first query head */
-    int rows;                        /* 0: not decoded here */
-    int first, last, length, splits; /* keys that any row sees; of a split; splits, at least 1 */
-    int64_t saved; /* row of the workspace where its partial results begin: a split's rows, then the next split's */
+    head_args x;                     /* head_args of the group's first query head */
+    int rows;                        /* 0: decode.cu does not compute this sequence */
+    int first, last, length, splits; /* keys that any row sees; keys of a split; number of splits, at least 1 */
+    /* row of the workspace where its partial results begin: all rows of a split, then those of the next split */
+    int64_t saved;
 };
 
 DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int hk)
@@ -96,11 +101,12 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* The same of few rows, not packed, in 32 bits: first copies wait for it. Head options are not filled in. */
+/* group_place_of() for few rows, not packed, computed in 32 bits because the first copies wait for it. It does not
+ * fill in the options of the head. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    const int64_t far = INT64_C(1) << 30; /* lengths are below 2^31 */
+    const int64_t far = INT64_C(1) << 30; /* lengths are below 2^31, so clamping to this changes no result */
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),
               right = (int)attn_min64(g.right, far);
@@ -125,9 +131,9 @@ DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk
 /* ---- Sequences with one prefix ------------------------------------------------------------------------------------
  *
  * Neighbours in a batch whose caches are forks have their first keys in the same pages (attn_problem::prefix_keys).
- * Where a split lies wholly among those, begins and ends alike for both, and no row's causal or window limit cuts it,
- * then the sequences differ in their queries alone: decode_stacks() reads its keys once for all of them. Which
- * sequences are taken together changes no bit of a row, only the time. */
+ * If a split lies wholly in those pages, begins and ends at the same keys for both, and no row's causal or window
+ * limit cuts it, the sequences differ only in their queries. decode_stacks() then reads the split's keys once for
+ * all of them. Which sequences are computed together changes only the time, and no bit of a row. */
 struct split_range {
     int first, end;
     DEVICE bool has(int index) const { return index >= first && index < end; }
@@ -146,7 +152,7 @@ DEVICE split_range splits_in_common(const cuda_args &a, const group_place &befor
     return { lo > 0 ? (int)attn_tiles(lo, place.length) : 0, (int)(hi / place.length) };
 }
 
-/* Of sequence b, with sequence b - 1, in one stack: these begin at multiples of p.stack. */
+/* The splits that sequence b shares with sequence b - 1 in one stack. Stacks begin at multiples of p.stack. */
 DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int hk)
 {
     if (b >= a.g.dims.B || b % p.stack == 0) return { 0, 0 };
@@ -155,14 +161,14 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
 
 /* ---- Partial results --------------------------------------------------------------------------------------------- */
 
-/* Two of them brought to one maximum. Written out to the last rounding, for it is done in two kernels and may not
- * differ. */
+/* Brings two partial results to one maximum. Every rounding is written out, because two kernels do this and must get
+ * the same bits. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m; /* no key seen yet: -inf - -inf would be NaN */
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
     }

@@ -1,31 +1,31 @@
 /* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute
  * capability 8.0 on whose blocks may have the shared memory (covers()).
  *
- * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores); the
- * numbers are pairs of float16, three products for one (split.cuh). A block owns BN keys of one key/value head; K
- * and V stay in shared memory, and the queries that see them pass by in tiles of BM, for every head of the group. A
- * warp owns 16 keys. A query tile is one round:
+ * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores). Numbers
+ * are pairs of float16, and three products make one (split.cuh). A block owns BN keys of one key/value head; K and V
+ * stay in shared memory, and the block visits the queries that see them in tiles of BM, for every head of the group.
+ * A warp owns 16 keys. A query tile is one round:
  *
  *     wait Q, dO, lse, delta
  *     S^T = K Q^T       P^T = exp(S^T - lse)              in registers, where they are A operands at once
  *     dV += P^T dO
  *     dP^T = V dO^T     dS^T = P^T (dP^T - delta)
  *     dK += dS^T Q      dS to shared memory
- *     ---- nobody needs Q and dO any more: load the next ones, under
- *     dQ  = dS K        added to float32 sums in global memory
+ *     ---- no warp reads Q and dO any more: the next ones are loaded during dQ = dS K added to float32 sums in global
+ *     memory
  *
- * One copy of Q and dO suffices; beside K and V, at 32 bits per number, no second one would fit.
+ * One copy of Q and dO suffices. Beside K and V a second copy would not fit, because a number takes 32 bits.
  *
- * P is kept as 2^15 P. dS has no natural size: a power of two brings the largest that it can be,
+ * P is kept as 2^15 P. The size of dS is not known beforehand: a power of two brings the upper bound on it,
  *
  *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (norms of rows: the largest of the tile)
  *
  * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
  *
- * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With
- * `deterministic` there are none: a second kernel computes dQ by query tiles. It computes S and dP
- * again, seven products instead of five. dK and dV are always deterministic. Head dims above 128 do
- * not leave registers for both dK and dV: two launches compute one each (S is computed twice).
+ * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` there
+ * are no such additions: a second kernel computes dQ by query tiles. It computes S and dP again, which makes seven
+ * products instead of five. dK and dV are always deterministic. Head dims above 128 leave no registers for both dK
+ * and dV: each of two launches computes one (S is computed twice).
  *
  *   prepare    delta = rowsum(dO O) - dlse (simple.cu), lse dense
  *   split      Q, K, V and dO to planes (f32_split.cu)
@@ -35,14 +35,15 @@
  *
  * finish and dq are in f32_dq.cuh.
  *
- * Tiles whose result is not finite, and those that depend on a wide tile (split.cuh), are computed by rows.cuh. */
+ * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile (split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
 #include "f32_dq.cuh"
 #include "recompute.h"
+#include "seen_tiles.cuh"
 
-/* f32_forward.cu */
+/* f32_forward.cu defines these functions */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
@@ -69,21 +70,22 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces, whatever BM */
+enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces, for any BM */
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    alignas(1024) uint16_t K[2 * BN * D]; /* hi, then lo */
+    alignas(1024) uint16_t K[2 * BN * D]; /* the plane hi, then the plane lo */
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
-    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: rows are keys */
+    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: its rows are keys */
     float lse2[BM], delta[BM];
-    float one_key[BM]; /* of_one_key() */
+    float one_key[BM]; /* for each row: the argument `slack` of of_one_key() */
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
+    std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Bytes of shared memory. The last member, staging, is used with options only, and else left out. */
+/* Bytes of shared memory. The last members, `options` and `seen`, are used only with options and left out otherwise. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -160,8 +162,8 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv, if wanted, from row `first` of the sequence on. Rows from
- * `end` on do not exist. One store writes 8 rows with 4 lanes each. */
+/* Stores a warp's 16 rows of dk or dv, if wanted, from row `first` of the sequence on. Rows from `end` on do not
+ * exist. One store instruction writes 8 rows, with 4 lanes each. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -179,6 +181,24 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
+/* The rounds of a block. Each round is one tile of queries: tiles [first, first + tiles) of head h, then the same tiles
+ * of head h + 1, and so on. With options a list says which rounds have a visible pair; the block skips the others. */
+struct query_round {
+    int n, h, row_tile;
+};
+struct query_rounds {
+    int h, first, tiles;
+
+    DEVICE query_round after(query_round r) const
+    {
+        r.n++;
+        if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
+        return r;
+    }
+    /* Round n of the list; n may lie past the last round. */
+    DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
+};
+
 template <int D, bool SCORE_MODS, int PARTS>
 __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MODS>::BLOCKS)
     f32_dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -190,7 +210,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Which keys. Packed, sequences own tiles as in tile_place_of(), of keys here. */
+    /* The block's keys. In a packed problem sequences own tiles of keys as in tile_place_of(). */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -199,32 +219,37 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    const int Sk_all = g.dims.packed ? (int)sequence.Sk
-                                     : (int)g.dims.Sk; /* rows of dk to write: seqlens_k leaves zeros behind it */
+    /* rows of dk to write; they include rows of zeros behind seqlens_k */
+    const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk;
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
     const limits limit = limits_of(g, sequence);
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS; /* V's too */
+    const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS; /* of V too */
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
 
-    /* A round: tiles [first, end) of a head, head after head of the group. */
-    const int end = first + tiles;
+    if constexpr (SCORE_MODS) list_seen_rounds<BM, THREADS>(a, b, hk, j0, min(j0 + BN, Sk), first, tiles, sm.seen);
+    const query_rounds all = { hk * (int)g.group, first, tiles };
+    const auto after = [&](query_round r) {
+        if constexpr (SCORE_MODS) return all.listed(seen_tile_above(sm.seen, r.n, rounds));
+        else return all.after(r);
+    };
+    query_round now = SCORE_MODS ? after({ -1 }) : query_round{ 0, all.h, first };
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    bool has_one_key = false; /* does the query that this thread fetched see one key? */
+    bool has_one_key = false; /* true: the query whose values this thread loaded sees one key */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* lse in base 2 and delta; past the end, and where a row sees nothing, lse is +inf: P becomes 0. */
+        /* Load lse in base 2 and delta. Where a row does not exist or sees no key, lse is +inf, which makes P 0. */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
@@ -235,11 +260,10 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             sm.one_key[threadIdx.x] = has_one_key ? expf(one_key_slack(lse)) : 0;
         }
     };
-    int h = hk * (int)g.group, row_tile = first;
-    if (rounds > 0) fetch(h, row_tile);
+    if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* Fragments: keys by rows of K and V, queries by rows of Q and dO for S and dP and by columns for dK and dV. */
+    /* Addresses of fragments: keys by rows; queries by rows for S and dP, and by columns for dK and dV. */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -249,14 +273,14 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const bool want_dq = (PARTS & DK) && sums;
     bool wide = k_stats.wide || v_stats.wide;
 
-    for (int n = 0; n < rounds; n++) {
-        const int i0 = row_tile * BM;
-        const int64_t at = query_tile(h, row_tile);
-        const int next_h = row_tile + 1 < end ? h : h + 1, next_row_tile = row_tile + 1 < end ? row_tile + 1 : first;
+    for (query_round next; now.n < rounds; now = next) {
+        const int h = now.h, i0 = now.row_tile * BM;
+        const int64_t at = query_tile(h, now.row_tile);
+        next = after(now);
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* This round's queries are here, and no thread reads the last round's dS any more. */
+        /* this round's queries are loaded, and no thread reads the last round's dS any more */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* S^T = K Q^T */
@@ -268,13 +292,13 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
          * (lane % 4) + e % 2. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0, because -inf * 0 would be NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P = exp(S - lse), times 2^P_BITS */
+        /* P = exp(S - lse), times 2^P_BITS. */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -303,7 +327,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* drop_scale at the end */
+                                          : 0; /* drop_scale is applied at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -340,15 +364,15 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 }
             }
 
-            /* dK += dS^T Q; dS^T to shared memory, for dQ */
+            /* dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
             const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
             split_fragments<BM>(ah, al, dP);
             if (want_dq) stage_ds<BN>(sm.dS, ah, al, warp, lane);
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* dS is there, and nobody reads Q and dO any more */
-            if (n + 1 < rounds) fetch(next_h, next_row_tile);
+            __syncthreads(); /* dS is complete, and no thread reads Q and dO any more */
+            if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
                 const head_args x = head_args_of(a, b, h);
@@ -356,11 +380,9 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* nobody reads Q and dO any more */
-            if (n + 1 < rounds) fetch(next_h, next_row_tile);
+            __syncthreads(); /* no thread reads Q and dO any more */
+            if (next.n < rounds) fetch(next.h, next.row_tile);
         }
-        h = next_h;
-        row_tile = next_row_tile;
     }
     cp_async_wait<0>();
 
@@ -387,8 +409,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The workspace, in this order: lse and delta; sums of dQ; planes; and, where out and lse are not given, those and what
- * the forward wants. */
+/* The parts of the workspace, in this order: lse and delta; sums of dQ; planes; and, where out and lse are not
+ * given, both of these and the workspace of the forward. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
@@ -476,7 +498,7 @@ cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backwa
                    : launch_variant<D, false>(chip, a, planes, s, sums, stream);
 }
 
-/* Most shared memory of a block of a problem's kernels. */
+/* The most shared memory that a block of this problem's kernels needs. */
 template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
     const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;
@@ -504,8 +526,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() computes the inputs of tiles. launch_tiles() then computes the chip's share of
- * the tiles. */
+/* prepare_tiles() computes the inputs of the tiles. launch_tiles() then computes the chip's share of the tiles. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {
@@ -543,7 +564,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     at += w.sums;
     lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!plan->problem->out.rank) { /* the forward first */
+    if (!plan->problem->out.rank) { /* the forward runs first */
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
         code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {

@@ -1,23 +1,23 @@
 /* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute
  * capability 8.0 on.
  *
- * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1); the numbers are
- * pairs of float16, three products for one (split.cuh says how, why, and what error that has: about
- * that of float32 itself). A kernel that runs first splits K and V; each block splits its Q. S = Q
- * K^T and P V are products of pairs; P is split in registers; softmax, O and lse are float32.
+ * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). Numbers are pairs of float16, and
+ * three products make one: split.cuh explains that and its error, which is about that of float32 itself. A kernel
+ * that runs first splits K and V; each block splits its Q. S = Q K^T and P V are products of pairs; P is split in
+ * registers; softmax, O and lse are float32.
  *
- * P is kept as 2^15 P, and l with it, so that small probabilities do not leave float16's range.
+ * P is kept as 2^15 P, and l with it, so that small probabilities stay within float16's range.
  *
  * A row that sees one key is a bitwise copy of that key's value. Values that are not finite are
  * handled as in forward.cu: the tile is repeated with zeros for them, then rows.cuh computes the
- * rows that see one. If a tile is wide (split.cuh), rows.cuh computes all rows. */
+ * rows that see one. If a tile that a block reads is wide (split.cuh), rows.cuh computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"
 
 namespace {
 
-/* Shapes for head dims up to D: 16-row blocks a warp, keys a tile, warps, blocks a multiprocessor. */
+/* Shapes for head dims up to D: 16-row blocks per warp, keys per tile, warps, blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -38,18 +38,18 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D]; /* hi, then lo */
+    alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D]; /* the plane hi, then the plane lo */
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* A softmax_row's l is in units of P_UNIT. */
+/* l of a softmax_row is kept in units of P_UNIT. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
 /* m rounded to a multiple of 1/16 (to a coarser one above 2^18). Maxima are rounded so that adding
- * P's 15 bits to one is exact. Huge ones stay as they are: see in_base_2(). */
+ * P's 15 bits to one is exact. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -60,9 +60,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Splits Q into its planes in shared memory. The block itself does it, because it alone reads these
- * rows. The BM rows have one exponent, with unit q_unit. Scores are at most score_bound times K's
- * largest number; times 16 where Q is wide. */
+/* Splits Q into its planes in shared memory. The block itself does it, because it alone reads these rows. The BM
+ * rows have one exponent, with unit q_unit. Scores are at most score_bound times K's largest number, and 16 times
+ * that where Q is wide. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -86,9 +86,9 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. c: factor from a score
- * in S to base 2. rescale: factor for O. Scores from in_base_2() may be so huge that a number added
- * to them is lost: there the unit is multiplied afterwards. */
+/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. `c` converts a score in S to base 2.
+ * `rescale` becomes the factor for O. Scores from in_base_2() may be so huge that a number added to them is lost:
+ * there the unit is multiplied afterwards. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
@@ -96,7 +96,7 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c)); /* row.m is in base 2 already */
-        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m; /* no key seen yet: -inf - -inf would be NaN */
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
         if (SCORE_MODS) {
@@ -121,7 +121,7 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
             for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
 }
 
-/* Completes l over the row's lanes and divides O by it. Returns whether all of O is finite. */
+/* Completes l, the sum over the row's lanes, and divides O by it. Returns whether all of O is finite. */
 template <bool SCORE_MODS, int DT>
 DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -194,16 +194,17 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) */
+    int last = (int)attn_tiles(seen.hi, BN); /* range of tiles [first, last) */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* 32 bits: a plane of 2^31 tiles would be 2^46 bytes. */
-    const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start); /* V's too */
+    /* 32 bits suffice: a plane of 2^31 tiles would be 2^46 bytes. */
+    /* the tile of V has the same number */
+    const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
-    /* Tile j of K or V in the planes of its head. */
+    /* Loads tile j of K or V from the planes of its head. */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
         load_planes<D, BN, THREADS>(to, from.data + (int64_t)(k_tile + j * BN / SPLIT_ROWS) * (2 * SPLIT_ROWS * D),
                                     j * BN % SPLIT_ROWS);
@@ -214,14 +215,15 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* second time over: V without infinities and NaN */
-    bool wide = false;  /* all rows by forward_row() */
+    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
+    bool wide = false;  /* true: forward_row() computes all rows */
 again:
     int o_exponent = 126; /* O holds sums of P V 2^o_exponent: the smallest exponent of V's tiles so far */
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                scale_log2 = place.x.scale * LOG2E * q_unit; /* of a score in S, but for K's exponent */
+                /* converts a score in S to base 2, except for the exponent of K */
+        scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * MT * 32 * D, k_at = by_8<D>(sm.K, lane), v_at = by_16<D>(sm.V, lane);
@@ -229,11 +231,11 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would leave float16's range. Those below
-         * 2^18 have a small absolute error however wide the tiles are (Q's is in score_bound). */
+        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would exceed float16's range. Scores
+         * below 2^18 have a small absolute error even where tiles are wide (score_bound allows for a wide Q). */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
-        /* Where V's tiles have one exponent, as most have, shift is 0. P of a tile of smaller numbers is made smaller
-         * instead of O larger. */
+        /* In most problems V's tiles have one exponent, and shift is 0. For a tile of smaller numbers P is made
+         * smaller, instead of O larger. */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {
@@ -243,11 +245,11 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] is here, and nobody reads the V before it any more */
+        __syncthreads(); /* K[j] is here, and no thread reads the V before it any more */
         load(sm.V, planes.v, j);
 
-        /* Does any of this warp's rows see any of these keys? With two 16-row blocks a warp there are no registers to
-         * ask. */
+        /* Does any row of this warp see any of these keys? A warp with two 16-row blocks has no registers for this
+         * test. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -261,7 +263,8 @@ again:
 
             change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
                                   q_unit * k_unit);
-            const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
+            /* never 0, because -inf * 0 would be NaN */
+            const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 softmax_step<SCORE_MODS>(S[mt], rows[mt], rescale[mt], c, shift);
@@ -274,12 +277,12 @@ again:
         }
 
         cp_async_wait<0>();
-        __syncthreads();                                     /* V[j] is here, and nobody reads K[j] any more */
-        if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* lo is 0 there */
+        __syncthreads();                                     /* V[j] is here, and no thread reads K[j] any more */
+        if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* where hi is cleared, lo is 0 already */
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
-        /* O = rescale O + P V, some columns at a time: what registers allow */
+        /* O = rescale O + P V, as many columns at a time as registers allow. */
         const int PAIRS = D == 256 ? 1 : 2;
         if (!active) {
             if (o_rescale != 1) multiply(O, o_rescale);
@@ -308,7 +311,7 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. The place is found anew rather than kept in registers through the loop. */
+    /* out = O / l, lse = m + ln l. The place is computed again instead of kept in registers through the loop. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);
@@ -325,13 +328,13 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        if (wide) /* all rows one by one: as if none were sound */
+        if (wide) /* computes all rows one by one, as if none were correct */
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);
         return;
     }
-    /* By way of Q's place, where rows of D floats just fit: a warp reads back only the rows that it wrote. Eight floats
-     * of row r lie at place c ^ (r % 8) of their row. */
+    /* Stage rows in the memory of Q, where rows of D floats just fit. A warp reads back only rows that it wrote.
+     * Eight floats c of row r lie at place c ^ (r % 8) of their row. */
     float *const staged = reinterpret_cast<float *>(sm.Q);
     __syncthreads();
     for_own_rows<Shape>([&](int mt, int half, int r) {
@@ -342,7 +345,8 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F; /* a row that sees one key is that value */
+    /* a row that sees one key is a copy of that key's value */
+    const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {
         __syncthreads();

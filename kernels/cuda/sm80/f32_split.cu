@@ -1,9 +1,9 @@
-/* f32_split.cu: float32 tensors to planes of float16. See split.cuh.
+/* f32_split.cu: converts float32 tensors to planes of float16. See split.cuh.
  *
- * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number,
- * and writes hi and lo. Memory bound: 4 bytes in and 4 out per number. One launch splits all
- * tensors of a problem. Keys and values in pages have an instantiation of their own: the look-up's
- * registers would cost one block per multiprocessor. */
+ * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and
+ * lo. It is memory bound: 4 bytes in and 4 out per number. One launch splits all tensors of a problem. Keys and
+ * values in pages have an instantiation of their own, because the registers of the look-up would cost one block per
+ * multiprocessor. */
 #include "split.cuh"
 
 namespace {
@@ -13,7 +13,7 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    unsigned first[MOST + 1]; /* blocks first[n] .. first[n + 1] - 1 of the grid's x are tensor n's tiles */
+    unsigned first[MOST + 1]; /* tensor n's tiles are blocks first[n] to first[n + 1] - 1 of the grid's x */
 };
 
 /* A lane holds D / 32 neighbouring columns of 16 rows. */
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return; /* not a tile of any sequence */
+    if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return; /* this tile belongs to no sequence */
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
                        p.width, PAGES && !p.queries ? &g : nullptr);
@@ -89,7 +89,8 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B); /* all of a call are, or none is */
+    /* either all tensors of a call are packed, or none is */
+    const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {
     case 64: launch<64>(a, jobs, grid, stream); break;

@@ -1,30 +1,32 @@
-/* float8.cuh: tiles of float8_e4m3fn that become 16 bits in registers, for what time is the reading of keys and values.
+/* float8.cuh: tiles of float8_e4m3fn that are widened to 16 bits in registers, for kernels whose time is spent
+ * reading keys and values.
  *
- * A tile is rows of D bytes, swizzled as D / 2 elements of 16 bits are (tile.cuh), and ldmatrix reads it as such. So a
- * lane gets pairs of neighbouring float8 where it wants one element, and the order of channels within a product
- * changes:
+ * A tile is rows of D bytes, swizzled like D / 2 elements of 16 bits (tile.cuh), and ldmatrix reads it as 16-bit
+ * elements. A lane therefore gets two neighbouring float8 in place of one element, and the order of channels within
+ * a product changes:
  *
  *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2
- *          t + 9. A sum over channels does not mind, if Q's are in that order too: permuted_word().
+ *          t + 9. A sum over channels stays the same if Q's channels are in that order too: permuted_word().
  *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels
  *          and the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
  *
- * Four float8 become float16 in two instructions where there is one for it, and bfloat16 in eight. So P V is computed
- * in float16, and Q K^T too wherever Q is float16 times a power of two for each row (load_permuted_queries() in
- * decode.cuh). */
+ * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V
+ * is therefore computed in float16. So is Q K^T, if each row of Q is float16 times a power of two
+ * (load_permuted_queries() in decode.cuh). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH
 
 #include "scores.cuh"
 
-/* Bytes 0 and 1 as float16 in `low`, 2 and 3 in `high`: exact. */
+/* Converts bytes 0 and 1 to float16 in `low`, and bytes 2 and 3 in `high`. The conversion is exact. */
 DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
     low = halves_of_e4m3<0>(bytes);
     high = halves_of_e4m3<1>(bytes);
 #else
-    /* In the upper byte of 16 bits, moved by one, it is a float16 with 7 for the exponent's bias where 15 is meant. */
+    /* A float8 in the upper byte of 16 bits, shifted right by one, is a float16 whose exponent has bias 7 instead of
+     * 15. */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
         return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* 2^8 */) | (nan - (nan >> 15));
@@ -34,7 +36,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 #endif
 }
 
-/* Two float16 that were float8, as T: exact. */
+/* Converts two float16 that were float8 to T. The conversion is exact. */
 template <typename T> DEVICE uint32_t from_halves(uint32_t x)
 {
     const float2 y = floats_of_halves(x);
@@ -45,14 +47,14 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Channels 2 w and 2 w + 1 of 16 are word permuted_word(w) of Q's eight. */
+/* Channels 2 w and 2 w + 1 of 16 are in word permuted_word(w) of Q's eight words. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
 }
 
-/* scores() of one block of rows: Q by rows_of_a(fragment, kk) in channels 16 kk .. (permuted), K by rows_of_b(bytes,
- * nt, kk) in channels 32 kk ... */
+/* scores() for one block of rows. rows_of_a(fragment, kk) loads Q in channels 16 kk .. (permuted), and
+ * rows_of_b(bytes, nt, kk) loads K in channels 32 kk ... */
 template <typename T, int D, int NT, typename A, typename B>
 DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
 {
@@ -67,7 +69,7 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                const int e = n % 2 * 2 + n / 2; /* neighbouring products have other sums */
+                const int e = n % 2 * 2 + n / 2; /* neighbouring products add to different sums */
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);
                 mma<T>(S[nt + e / 2], a[e % 2], from_halves<T>(low), from_halves<T>(high));
@@ -76,8 +78,8 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* accumulate() of one block of rows, in float16: P is at most 1. columns_of_b(bytes, u, kk) brings keys 16 kk .. 16 kk
- * + 15 of channels 32 u .. 32 u + 31. */
+/* accumulate() for one block of rows, in float16, because P is at most 1. columns_of_b(bytes, u, kk) loads keys 16
+ * kk .. 16 kk + 15 of channels 32 u .. 32 u + 31. */
 template <int NT, int DT, typename B>
 DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
 {
@@ -102,8 +104,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* The same turned, of 8 rows at most: accumulators 2 u are those of the even channels from 32 u on, 2 u + 1 those of
- * the odd ones. */
+/* accumulate_float8() for O^T of at most 8 rows: accumulators 2 u hold the even channels from 32 u on, and 2 u + 1
+ * the odd channels. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {
@@ -123,7 +125,7 @@ DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4],
     }
 }
 
-/* A lane's accumulators of channels 16 n + 4 t .. 16 n + 4 t + 3. */
+/* The lane's accumulators of channels 16 n + 4 t .. 16 n + 4 t + 3. */
 template <int DT> DEVICE float4 four_channels(const float (&O)[DT][4], int n, int half)
 {
     return make_float4(O[n * 2][half * 2], O[n * 2 + 1][half * 2], O[n * 2][half * 2 + 1], O[n * 2 + 1][half * 2 + 1]);

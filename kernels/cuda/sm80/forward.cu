@@ -1,31 +1,30 @@
 /* forward.cu: flash attention forward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
- * A block owns BM queries of one head and walks the keys they may see in tiles of BN, from the last to the first
- * (FlashAttention-2, arXiv:2307.08691, Algorithm 1):
+ * A block owns BM queries of one head and visits the keys that they may see in tiles of BN, from the last to the
+ * first (FlashAttention-2, arXiv:2307.08691, Algorithm 1):
  *
  *     load Q, K[n-1]
  *     for j = n-1 .. 0:  wait K[j];  load V[j]
  *                        S = Q K[j]^T;  mask
- *                        wait V[j];  load K[j-1]          copies run under the products
+ *                        wait V[j];  load K[j-1]          copies run while products are computed
  *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
  *     out = O / l,  lse = m + ln l
  *
- * A warp owns 16 MT of the rows, so the softmax needs no other warp: a row lies in four lanes. S's fragments are
- * P's fragments. m is not the maximum but within 8 (base 2) of it, so that O is rescaled once or twice a row and
- * not once a tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^
- * (r % 8), so that neither copies nor ldmatrix meet a bank twice.
+ * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no other warp. S's fragments are
+ * P's fragments. m may be up to 8 (base 2) below the maximum, so that O is rescaled once or twice per row and not
+ * once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^ (r
+ * % 8), so that neither copies nor ldmatrix have bank conflicts.
  *
- * Each kernel has two variants: plain (lengths, causal and window: an interval of keys a row, and a
- * scale above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any
- * scale), which treats every score by the functions of args.cuh. Rows without visible keys give 0
- * and -inf. Head dims that no copy of 16 bytes fits (D % 8, odd strides) are loaded element by
- * element.
+ * Each kernel has two variants: plain (lengths, causal and window, which give each row an interval of keys; a scale
+ * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every
+ * score by the functions of args.cuh. Rows without visible keys give 0 and -inf. Rows that copies of 16 bytes do not
+ * fit (D % 8, odd strides) are loaded element by element.
  *
- * A NaN or infinity in V of a key that some rows of a tile see and others do not meets P = 0 inside the product and
- * becomes NaN in rows that must not know it. So a block whose result is not finite goes over its tiles once more,
- * with zeros for such values (which gives the other rows the very bits that they would have had), and then computes
- * one by one (rows.cuh, which skips hidden keys) the rows that do see one. The test costs one instruction an output
- * element; the rest happens only where inputs hold such values. */
+ * Some rows of a tile may see a key whose V holds NaN or infinity, and others may not. In the product that value
+ * times P = 0 becomes NaN even in rows that do not see the key. A block whose result is not finite therefore
+ * processes its tiles once more, with zeros for such values: the other rows then get the same bits as without them.
+ * Then it computes the rows that do see such a value one by one (rows.cuh, which skips hidden keys). The test costs
+ * one instruction per output element; the rest is done only where inputs hold such values. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
@@ -46,7 +45,7 @@ template <> struct tile<256> {
     static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1;
 };
 
-/* With options a warp has one 16-row block, because the options need registers too. */
+/* With options a warp has one 16-row block, because the options need registers. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
@@ -55,22 +54,22 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* then the rows of out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* Q; later the rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* The block's shared memory. Results, rows of at most D floats, are staged in all of it. */
+/* Results, rows of at most D floats, are staged in all of the block's shared memory. */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
               results_fit<256, false> && results_fit<256, true>);
 
-/* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by
- * more than 8, so that O is hardly ever rescaled. P and l are at most 2^8 times larger, without
- * loss in float32 sums and 16-bit floats. c: factor from a score in S to base 2. */
+/* One step of the online softmax; S becomes P. m changes only when the maximum has grown by more than 8, so that O
+ * is hardly ever rescaled. P and l are then at most 2^8 times larger, which float32 sums and 16-bit floats hold
+ * without loss. `c` converts a score in S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -100,7 +99,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* nothing seen yet: -inf - -inf would be NaN */
+        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* no key seen yet: -inf - -inf would be NaN */
         row.l += exponents_of_row(S, half, c, -base);
     }
 }
@@ -115,7 +114,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Q and the last keys are asked for as soon as their places are known. */
+    /* Q and the last keys are loaded as soon as their places are known. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -125,9 +124,9 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
     const int seen = max(q0 + limit.lo, 0),
-              end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
+              end = max(min(q_last + limit.hi, limit.Sk), 0); /* end of the keys that some row sees */
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* tiles [first, last) */
+    int last = (end + BN - 1) / BN; /* range of tiles [first, last) */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -138,14 +137,14 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* what the options read */
+    head_args x; /* the options read it */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* Above 64 one address is kept in a register (3 % on an H200); at 64 there is none left for it. */
+    /* For D above 64 one address is kept in a register (3 % faster on an H200); for 64 no register is left for it. */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
-    const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K; /* from the start */
-    bool clean = false; /* second time over: V without infinities and NaN */
+    const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K; /* offsets from the start of shared memory */
+    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -158,7 +157,7 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] is here, and nobody reads the V before it any more */
+        __syncthreads(); /* K[j] is here, and no thread reads the V before it any more */
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
 
@@ -174,7 +173,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
+        __syncthreads(); /* V[j] is here, and no thread reads K[j] any more */
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) {
@@ -185,7 +184,7 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. The place is found anew, for registers are short in the loop. */
+    /* out = O / l, lse = m + ln l. The place is computed again, because registers are scarce in the loop. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -203,7 +202,8 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk); /* it sees no key */
+                /* the row sees no key */
+                finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll
             for (int dt = 0; dt < DT; dt++)
@@ -211,7 +211,8 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* Two tests of the same: the second has fewer instructions, the first left ptxas without spills. */
+                    /* Both lines test whether o is finite. The second has fewer instructions; with the first ptxas
+                     * had no spills. */
                     if (D > 64) finite &= o - o == 0;
                     else zero = fmaf(o, 0, zero); /* NaN if it is not finite */
                 }
@@ -234,7 +235,7 @@ again:
     });
     if (out.data) {
         const int mine = warp * MT * 16;
-        __syncwarp(); /* a warp reads back only the rows that it wrote */
+        __syncwarp(); /* a warp reads back only rows that it wrote */
         store_rows<D, 32>(out, place.b, place.h, place.q_start + place.i0, mine,
                           (int)attn_clamp64(place.Sq - place.i0 - mine, 0, MT * 16), (int)g.dims.Dv, &sm, pieces, lane);
     }
@@ -305,7 +306,8 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Computes a.part_lse and part_rest for a backward with options: for rows with huge scores, in tiles that have such. */
+/* Computes a.part_lse and a.part_rest of rows with huge scores, for a backward with options, in the tiles that have
+ * such rows. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

@@ -1,9 +1,9 @@
 /* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu) and for float32 (f32_forward.cu)
  * share.
  *
- * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the form with
- * options, which has one 16-row block per warp. O, S and rows are fragments: of row r of a block of 16, lanes r % 8 * 4
- * .. + 3 hold the half r / 8. */
+ * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the variant with
+ * options, which has one 16-row block per warp. O, S and rows are fragments: row r of a block of 16 lies in lanes r
+ * % 8 * 4 .. + 3, in their half r / 8. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 
@@ -12,17 +12,17 @@
 
 namespace {
 
-/* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum. */
+/* A thread's state of one of its rows: the maximum (base 2) and this lane's part of the sum. */
 struct softmax_row {
     float m, l;
 };
 
-/* Shared memory: scores on their way through the options. */
+/* Shared memory for scores, while options are applied to them. */
 template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Nothing seen yet but the sink, whose share of the sum, l, joins it once. */
+/* Sets the state of a row that has seen no key. The sink counts already: its share of the sum, l, is added once. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -34,8 +34,8 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* The scores of keys j * BN on: options, or where `bounded`, -inf outside of causal's and the window's interval. unit:
- * of S. */
+/* Changes the scores of keys from j * BN on: applies options, or, if `bounded`, sets scores outside the interval of
+ * causal and window to -inf. `unit` is the unit of S. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -54,7 +54,7 @@ DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way
     }
 }
 
-/* Dropout of P; its factor comes at the end, for P may be large here. head: b * H + h. */
+/* Applies dropout to P. Its factor is applied at the end, because P may be large here. `head` is b * H + h. */
 template <class X, int NT>
 DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
                       int j)
@@ -65,7 +65,7 @@ DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, con
              [&](int r, int eighth) { return kept_of(a, head, q0 + warp * 16 + r, j * NT + eighth); });
 }
 
-/* visit(mt, half, row of the block's tile) for each of a thread's rows. */
+/* Calls visit(mt, half, row of the block's tile) for each of the thread's rows. */
 template <class X, typename F> DEVICE void for_own_rows(F visit)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -75,7 +75,7 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* By all threads: zeros for what is not finite in a tile of V, or in its upper halves. */
+/* All threads call it: replaces numbers that are not finite by 0 in a tile of V, or in its upper halves. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)
@@ -83,7 +83,7 @@ template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
     __syncthreads();
 }
 
-/* The sum of a row, from those of its four lanes. */
+/* The sum of a row, from the parts of its four lanes. */
 DEVICE float whole_sum(float l)
 {
     l += __shfl_xor_sync(0xffffffff, l, 1);
@@ -91,15 +91,16 @@ DEVICE float whole_sum(float l)
     return l;
 }
 
-/* By a row's four lanes: its lse, where it is wanted and the row exists. */
+/* A row's four lanes call it: stores the row's lse, where it is wanted and the row exists. */
 DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, bool exists, const softmax_row &of)
 {
     if (exists && threadIdx.x % 4 == 0 && lse.data)
         ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
 }
 
-/* Has any of the ROWS rows from i0 on a huge lse? The whole block calls this at its beginning and at its end. For such
- * rows see is_parted_by_tiles(). Rows that tensor cores cannot compute become NaN, and are computed one by one. */
+/* Has any of the ROWS rows from i0 on a huge lse? The whole block calls this at its beginning and at its end.
+ * is_parted_by_tiles() explains such rows. Rows that tensor cores cannot compute become NaN, and are computed one by
+ * one. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -128,7 +129,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* A block per tile of queries of each head, of the chip's share. */
+/* Launches one block per tile of queries and head, for the chip's share of the tiles. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

@@ -1,4 +1,5 @@
-/* ptx.cuh: the instructions of compute capability 8.0 that the kernels of this folder use, one a wrapper.
+/* ptx.cuh: wrappers for the instructions of compute capability 8.0 that the kernels of this folder use, one
+ * instruction each. Numbers such as 9.7.9.16 are sections of the PTX ISA.
  *
  * Fragments are those of mma.m16n8k16 (PTX ISA 9.0, 9.7.14.5.8), with g = lane / 4 and q = lane % 4:
  *   A  a0: row g, k 2q 2q+1   a1: row g+8   a2: row g, k+8   a3: row g+8, k+8
@@ -18,14 +19,14 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read).
- * 9.7.9.25.3.1. */
+/* Copies 16 bytes from global to shared memory, past the L1. Where `valid` is false it reads nothing and writes
+ * zeros. 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* What is read once is among the first to leave the L2. 9.7.9.16. Volatile, or it would hold two registers through
- * a loop. */
+/* The L2 policy for data that is read once: it leaves the L2 first. 9.7.9.16. Volatile, because otherwise it would
+ * hold two registers through a loop. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -42,15 +43,15 @@ DEVICE void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* All but the newest N groups of this thread have arrived. */
+/* Waits until all but the newest N groups of this thread's copies have arrived. */
 template <int N> DEVICE void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 #if __CUDA_ARCH__ >= 900
-/* Adds four floats to four in global memory that start on 16 bytes, in any order with other additions; each
- * addition is whole. 9.7.13.7. */
+/* Adds four floats to four in global memory that are 16-byte aligned, in any order with other additions. Each
+ * addition is atomic. 9.7.13.7. */
 DEVICE void red_add_4(float *to, const float (&x)[4])
 {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
@@ -60,7 +61,8 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 
 #endif
 
-/* Four zeros to global memory, on 16 bytes, in one store: of an assignment the compiler makes two. */
+/* Writes four zeros to global memory, 16-byte aligned, in one store. For an assignment the compiler makes two
+ * stores. */
 DEVICE void zero_4(float *to)
 {
     asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");
@@ -72,7 +74,7 @@ template <int ID, int THREADS> DEVICE void barrier()
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
 
-/* Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. 9.7.14.5.15. */
+/* Loads four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. 9.7.14.5.15. */
 DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -88,7 +90,7 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* C += A B, 16x8x16, float32 sums. 9.7.14.5.14. */
+/* C += A B, 16x8x16, with float32 sums. 9.7.14.5.14. */
 template <typename T> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <> DEVICE void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -105,7 +107,7 @@ template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Two floats to a register of two 16-bit elements, `low` in the low half. */
+/* Packs two floats as 16-bit elements into one register, `low` in the low half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {
@@ -120,7 +122,7 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
-/* Two float16 as floats, and two products of float16. 9.7.4.4. */
+/* Converts two float16 to floats, and multiplies pairs of float16. 9.7.4.4. */
 DEVICE float2 floats_of_halves(uint32_t x)
 {
     return __half22float2(*reinterpret_cast<const __half2 *>(&x));
@@ -132,7 +134,8 @@ DEVICE uint32_t multiply_halves(uint32_t x, uint32_t y)
     return r;
 }
 #if __CUDA_ARCH__ >= 890
-/* Two of four float8_e4m3, bytes 2 PAIR and 2 PAIR + 1, as float16, the lower byte in the low half. 9.7.9.21. */
+/* Converts two of four float8_e4m3, bytes 2 PAIR and 2 PAIR + 1, to float16, the lower byte in the low half.
+ * 9.7.9.21. */
 template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 {
     uint32_t r;
@@ -148,7 +151,7 @@ template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 }
 #endif
 
-/* sum + x . y of two 16-bit elements each. */
+/* sum + x . y, where x and y are two 16-bit elements each. */
 template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
 template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)
 {
@@ -162,7 +165,7 @@ template <> DEVICE float dot_pair<__nv_bfloat16>(uint32_t x, uint32_t y, float s
                 fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum));
 }
 
-/* 2^x by the special function unit; 2^-inf is 0. 9.7.3.21. */
+/* 2^x, computed by the special function unit; 2^-inf is 0. 9.7.3.21. */
 DEVICE float exp2_fast(float x)
 {
     float y;

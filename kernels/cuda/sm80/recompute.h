@@ -12,15 +12,15 @@ struct recomputed_forward {
     attn_plan plan;
 };
 
-/* Do the forward's tiles compute lse and rest of rows with huge scores? Yes if all kernels of the
- * backward take scores from in_base_2(). No for dbias and dalibi_slopes, whose kernels (simple.cu)
- * sum scores in an order of their own. */
+/* Do the forward's tiles compute lse and rest of rows with huge scores? They do if all kernels of the backward take
+ * scores from in_base_2(). They do not for dbias and dalibi_slopes, whose kernels (simple.cu) sum scores in another
+ * order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;
 }
 
-/* Bytes of out and of lse. */
+/* Bytes of the recomputed out, and of the recomputed lse. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);

@@ -1,18 +1,19 @@
-/* scores.cuh: what happens to scores between two products, for all kernels of this folder.
+/* scores.cuh: the steps from the product that makes scores to the product that uses P, for all kernels of this folder.
  *
- * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane /
- * 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq rows are queries and columns keys, in dkdv (S^T)
- * the other way round. The steps, in the order of a kernel's loop:
+ * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 +
+ * lane / 4, column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq, rows are queries and columns are keys;
+ * in dkdv (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
  *
- *   scores           S = A B^T
- *   change_scores    options: the rows pass through shared memory, so that one small loop treats every element
- *   hide_outside     causal and window, by registers, where there are no options
- *   largest_of_row, exponents_of_row      the two halves of a step of the online softmax; what lies between them (when
- *                                         to rescale, in which unit P is) is each kernel's own
- *   kept_of, drop    dropout
- *   to_operand       P as an operand
- *   accumulate       O += P V
- *   accumulate_turned      O^T += V^T P^T */
+ *   scores              S = A B^T
+ *   change_scores       options: the rows go through shared memory, so that one small loop treats every element
+ *   hide_outside        causal and window, in registers, where there are no options
+ *   largest_of_row, exponents_of_row
+ *                       the two halves of a step of the online softmax; between them each kernel has its own code
+ *                       (when to rescale, the unit of P)
+ *   kept_of, drop       dropout
+ *   to_operand          P as an operand
+ *   accumulate          O += P V
+ *   accumulate_turned   O^T += V^T P^T */
 #ifndef ATTN_SM80_SCORES_CUH
 #define ATTN_SM80_SCORES_CUH
 
@@ -21,8 +22,9 @@
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* S += A B^T over D channels: MT blocks of 16 rows, NT of 8 columns. rows_of_a(fragment, mt, kk) and
- * rows_of_b(fragment, nt, kk) bring the fragments of channels 16 kk .. 16 kk + 15; the latter those of two blocks. */
+/* S += A B^T over D channels: MT blocks of 16 rows, NT blocks of 8 columns. rows_of_a(fragment, mt, kk) and
+ * rows_of_b(fragment, nt, kk) load the fragments of channels 16 kk .. 16 kk + 15; rows_of_b() loads those of two
+ * blocks. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
 {
@@ -44,14 +46,14 @@ DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Accumulators of columns 16 kk .. 16 kk + 15 as the A fragment of the next product. */
+/* Converts accumulators of columns 16 kk .. 16 kk + 15 to the A fragment of the next product. */
 template <typename T, int NT> DEVICE void to_operand(uint32_t (&a)[4], const float (&c)[NT][4], int kk)
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) a[e] = pack<T>(c[kk * 2 + e / 2][e % 2 * 2], c[kk * 2 + e / 2][e % 2 * 2 + 1]);
 }
 
-/* O += P B: columns_of_b(fragment, dt, kk) brings rows 16 kk .. 16 kk + 15 of column blocks dt and dt + 1. */
+/* O += P B. columns_of_b(fragment, dt, kk) loads rows 16 kk .. 16 kk + 15 of column blocks dt and dt + 1. */
 template <typename T, int MT, int NT, int DT, typename B>
 DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B columns_of_b)
 {
@@ -73,8 +75,8 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* O^T += V^T P^T for at most 8 rows. columns_of_a(fragment, dt, kk) brings columns 16 dt .. of rows
- * 16 kk ..; the upper rows of P are an operand as they are. */
+/* O^T += V^T P^T for at most 8 rows. columns_of_a(fragment, dt, kk) loads columns 16 dt .. of rows 16 kk ... The
+ * accumulators of P's upper rows are an operand without conversion. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -98,8 +100,8 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options ------------------------------------------------------------------------------------------- */
 
-/* Sets the elements of a row whose column is outside [lo, hi) to -inf. Columns count from this
- * lane's first. */
+/* Sets the elements of a row whose column is outside [lo, hi) to -inf. Columns are counted from this lane's first
+ * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
 #pragma unroll
@@ -109,7 +111,7 @@ template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, 
             if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
 }
 
-/* Rows are queries: `i` is this lane's upper one, `key` its first column. */
+/* Hides keys where rows are queries: `i` is this lane's upper row, `key` its first column. */
 template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
 {
 #pragma unroll
@@ -117,8 +119,8 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Rows are keys, of which key j is seen by the queries j - hi < i <= j - lo: `j` is this lane's upper one, `i` its
- * first column. */
+/* Hides queries where rows are keys. The queries j - hi < i <= j - lo see key j. `j` is this lane's upper row, `i`
+ * its first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -129,7 +131,7 @@ template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limi
 }
 
 /* The score of query i and a key with all options, in base 2; -inf where the query does not exist or does not see
- * it. */
+ * the key. */
 DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &limit, bool exists, int i, int key,
                         float dot, float *derivative)
 {
@@ -138,14 +140,14 @@ DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &li
     return sees ? in_base_2(score(a, x, i, key, dot, derivative)) : -CUDART_INF_F;
 }
 
-/* `memory` as 16 lines of LINE floats. */
+/* Uses `memory` as 16 lines of LINE floats. */
 template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 {
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
 }
 
-/* change(row, column, score) for every element, by way of `line`. Neighbouring lanes get neighbouring columns, or rows
- * with ROWS_FIRST: such as are neighbouring keys, whose masks and biases lie together. */
+/* Replaces every element by change(row, column, score), by way of `line`. Neighbouring lanes get neighbouring
+ * columns (with ROWS_FIRST: rows), so that they have neighbouring keys, whose masks and biases lie together. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -173,7 +175,7 @@ DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, 
 
 /* ---- Online softmax ---------------------------------------------------------------------------------------------- */
 
-/* The largest score of a row, of which four lanes have a part each. */
+/* The largest score of a row. Four lanes have a part of the row each. */
 template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
 {
     float top = -CUDART_INF_F;
@@ -183,7 +185,7 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* S becomes 2^(c S + offset). Returns this lane's part of the row's sum. */
+/* Turns S into 2^(c S + offset). Returns this lane's part of the row's sum. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;
@@ -200,8 +202,8 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-/* One bit for each of keys 8 eighth .. 8 eighth + 7: does dropout keep it for query i? All eight
- * come from one call of the generator. `head`: b H + h. */
+/* One bit for each of keys 8 eighth .. 8 eighth + 7: does dropout keep the key for query i? One call of the
+ * generator gives all eight. `head` is b H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {
     const attn_philox words = attn_dropout_words(a.seed, head, i, eighth);
@@ -210,9 +212,9 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
     return bits;
 }
 
-/* Rows are queries. Multiplies kept elements by `scale` and sets the others to 0. draw(row, block)
- * is kept_of() a row's block of eight keys; `kept` has room for [16][NT]. Call it after the row's
- * sum, because dropout does not enter lse. */
+/* Rows are queries. Multiplies kept elements by `scale` and sets the others to 0. draw(row, block) returns kept_of()
+ * of a row's block of eight keys; `kept` has room for [16][NT]. Call it after the row's sum, because dropout does
+ * not enter lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -228,7 +230,7 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
 
 /* ---- S^T: rows are keys ------------------------------------------------------------------------------------------ */
 
-/* A warp's 16 keys x BM queries on their way through the options, with 1 - tanh^2 and the dropout bits of eight
+/* A warp's scores of 16 keys x BM queries, while options are applied, with 1 - tanh^2 and the dropout bits of eight
  * keys. */
 template <int BM> struct staged_queries {
     float z[16][BM + 2];
@@ -236,8 +238,9 @@ template <int BM> struct staged_queries {
     uint8_t kept[BM][2];
 };
 
-/* All options, in base 2, for keys from j0 on and queries from i0 on, of which Sq exist; and which pairs dropout keeps.
- * `unit`: the unit of scores in S, which become exponents of P. lse2: the queries' lse in base 2, less `bits`. */
+/* Applies all options, in base 2, to keys from j0 on and queries from i0 on, of which Sq exist; also computes which
+ * pairs dropout keeps. `unit` is the unit of the scores in S, which become exponents of P. lse2 is the queries' lse
+ * in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,
@@ -257,7 +260,7 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Causal and window, where not every pair is permitted. */
+/* Hides pairs by causal and window, where not every pair is permitted. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

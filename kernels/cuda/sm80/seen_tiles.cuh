@@ -1,9 +1,9 @@
-/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask shows. A block passes the others.
+/* seen_tiles.cuh: which tiles of pairs a FlashMask or a keep_mask leaves visible. A block skips all other tiles.
  *
- *   list_seen_keys(), list_seen_rounds()    the makers: a bit per tile that says whether one of its pairs is visible
- *   seen_tile_below(), seen_tile_above()    the walkers: the next tile of the list
+ *   list_seen_keys(), list_seen_rounds()    make the list: a bit per tile, set where one of its pairs is visible
+ *   seen_tile_below(), seen_tile_above()    return the next tile of the list
  *
- * Causal, window and lengths are a range of tiles, known without a list. A hidden tile would add P
+ * Causal, window and lengths give a range of tiles, which needs no list. A hidden tile would add P
  * = 0 times V, so the list changes no bit of a result except the sign of a 0. */
 #ifndef ATTN_SM80_SEEN_TILES_CUH
 #define ATTN_SM80_SEEN_TILES_CUH
@@ -12,13 +12,13 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-enum { SEEN_TILES = 4096 }; /* that a list has bits for; tiles behind them count as seen */
+enum { SEEN_TILES = 4096 }; /* number of tiles that a list has bits for; tiles behind them count as seen */
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Does a FlashMask show one of keys [j0, j1) to one of queries [i0, i1)? The whole warp calls it.
- * May return true for a hidden tile, never false for a seen one. */
+/* Does a FlashMask leave one of keys [j0, j1) visible to one of queries [i0, i1)? The whole warp calls it. It may
+ * return true for a hidden tile, but never false for a seen one. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -35,11 +35,11 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* Does a keep_mask show one of these keys to one of these queries? The result is exact. The search
- * stops at the first rows that see a key: in most tiles at the first row. */
+/* Does a keep_mask leave one of these keys visible to one of these queries? The result is exact. The search stops at
+ * the first rows that see a key: in most tiles at the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
-    enum { TOGETHER = 8 }; /* loads of so many rows are on their way together */
+    enum { TOGETHER = 8 }; /* rows whose loads are in flight together */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
     if (j0 < from) return true; /* keys before a mask's first column are kept */
@@ -79,7 +79,7 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* The list of a tile of queries [i0, i1) of head h: tiles of BN keys. */
+/* Makes the list for queries [i0, i1) of head h: tiles of BN keys. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)
@@ -90,7 +90,7 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* The list of a tile of keys [j0, j1): rounds of BM queries, tiles [first, first + tiles) of each head of the group. */
+/* Makes the list for keys [j0, j1): rounds of BM queries, tiles [first, first + tiles) of each head of the group. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)
@@ -122,8 +122,9 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* For kernels of which one variant has no list (LISTED is false): the tiles of keys [first, last) of a tile of queries,
- * from the last to the first. last_tile() makes the list, and returns the end of the last tile that is seen. */
+/* For kernels that have a variant without a list (LISTED is false): visits the tiles of keys [first, last) of a tile
+ * of queries from the last to the first. last_tile() makes the list and returns the end of the last tile that is
+ * seen. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

@@ -1,44 +1,44 @@
 /* split.cuh: float32 on tensor cores that multiply 16-bit numbers.
  *
- * A float32 number is the sum of two float16 numbers, 11 bits of it in each, once a power of two has brought it
- * into float16's range:
+ * A float32 number, multiplied by a power of two that brings it into float16's range, is the sum of two float16
+ * numbers with 11 of its bits each:
  *
  *     x 2^e = hi + lo / 2048          hi = f16(x 2^e),  lo = f16((x 2^e - hi) 2048)
  *
  *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- * three products for one; lo lo' is left out.
+ * Three products make one; lo lo' is left out.
  *
- * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate),
- * and half of the six that three bfloat16 parts need. What float16 lacks is range, so every 128 rows of a tensor
- * (of one head of one sequence: a tile) share an exponent e, a multiple of 8 that brings the tile's largest number
- * between 2^7 and 2^15. It is a multiple of 8 so that most tiles have the same one, and the last bits of a row do
- * not move with what its neighbours hold.
+ * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate), and
+ * half of the six that three bfloat16 parts need. float16 lacks range. Every 128 rows of a tensor (of one head of
+ * one sequence: a tile) therefore share an exponent e, which brings the tile's largest number between 2^7 and 2^15.
+ * e is a multiple of 8, so that most tiles have the same e, and the last bits of a row do not depend on its
+ * neighbours.
  *
  * Error of one factor, relative to the number: 2^-22 at most, 2^-23 mostly, for numbers down to 2^-21 of the tile's
- * largest; below that 2^-42 of the tile's largest at most. So only what is smaller than that by itself loses: a row
- * all of whose numbers are below 2^-22 of the tile's largest (zeros aside) makes the tile `wide`, and what depends
- * on a wide tile is computed row by row in float32 (rows.cuh), which is slow. In dout such rows are left as they
- * are: their part of a gradient is that much smaller than the others'.
+ * largest; below that 2^-42 of the tile's largest at most. Only rows of small numbers lose accuracy: a row all of
+ * whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile `wide`. Results that depend on a
+ * wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout such rows do not make a tile wide,
+ * because their part of a gradient is as much smaller than that of other rows.
  *
  * Error of the results, largest over largest value (lse: absolute), against the reference in float64, N(0, 1), S
  * 1024 to 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three
- * times as large out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6: about what sums in float32 have. (One NVIDIA
- * H200, 2026-11-20.)
+ * times as large out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6: about the error of sums in float32. (One
+ * NVIDIA H200, 2026-11-20.)
  *
- * Tensor cores add with truncation, which over thousands of additions to one sum would be a bias. So no sum is
- * longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded multiply-add,
- * and the small products have a sum of their own.
+ * Tensor cores truncate when they add, which would be a bias over thousands of additions to one sum. No sum is
+ * therefore longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded
+ * multiply-add, and the small products have a sum of their own.
  *
- *   split_row()         some numbers of a row, from registers to hi and lo ("planes")
- *   split_tensors()     the planes of whole tensors, zero beyond the last row and column: tiles of [2][128][D] float16,
- *                       so that the kernels that follow copy pieces of 16 bytes whatever the tensor's strides
- *   load_planes()       some rows of a tile to shared memory, swizzled as in tile.cuh
- *   split_fragments()   P and dS, in registers
+ *   split_row()         splits some numbers of a row in registers into hi and lo ("planes")
+ *   split_tensors()     makes the planes of whole tensors, zero beyond the last row and column: tiles of [2][128][D]
+ *                       float16, so that later kernels copy pieces of 16 bytes whatever the tensor's strides
+ *   load_planes()       copies some rows of a tile to shared memory, swizzled as in tile.cuh
+ *   split_fragments()   splits P and dS, in registers
  *   multiply_rows()     the three products of Q K^T
  *   multiply_columns()  the three products of P V
  *
- * NaN and infinity are NaN in hi, 0 in lo, and do not count in the tile's largest. */
+ * NaN and infinity become NaN in hi and 0 in lo, and do not count for the tile's largest number. */
 #ifndef ATTN_SM80_SPLIT_CUH
 #define ATTN_SM80_SPLIT_CUH
 
@@ -52,19 +52,20 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* largest magnitude */
-    float norm; /* largest Euclidean norm of a row, in units of 2^-exponent */
+    float top;  /* the largest magnitude of the tile */
+    float norm; /* the largest Euclidean norm of a row, in units of 2^-exponent */
 };
 
-/* One tensor's planes. A head has `tiles` of them; packed, sequence b has those from start / 128 + b on (see
- * tile_grid() in args.cuh). */
+/* The planes of one tensor. A head has `tiles` of them; in a packed problem sequence b has the planes from start /
+ * 128 + b on (see tile_grid() in args.cuh). */
 struct split_planes {
     uint16_t *data;
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* rows are queries, not keys */
-    int packed;  /* one tensor holds the rows of all sequences: in planes their tiles follow each other */
+    int queries; /* 1: rows are queries; 0: rows are keys */
+    /* 1: the tensor holds the rows of all sequences, and the tiles of sequences follow each other in the planes */
+    int packed;
 };
 
 DEVICE int64_t split_tile_of(const split_planes &p, int64_t b, int64_t h, int64_t start)
@@ -85,7 +86,7 @@ static inline size_t split_align(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* The planes of tensor `id` of a problem, at `memory` (which may be NULL: then only *bytes means something). */
+/* The planes of tensor `id` of a problem, at `memory`. With `memory` NULL the call only computes *bytes. */
 static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
 {
     split_planes p;
@@ -103,7 +104,7 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Fills the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n]. f32_split.cu. */
+/* Fills the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n]. f32_split.cu defines it. */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
@@ -115,8 +116,8 @@ DEVICE float power_of_two(int e)
     return __int_as_float((e + 127) << 23);
 }
 
-/* Rows [row, row + ROWS) of the tile at `tile` (its hi plane), both planes, to to[0 .. ROWS * D) and to[ROWS * D
- * ..). */
+/* Copies rows [row, row + ROWS) of both planes of a tile to shared memory: hi to to[0 .. ROWS * D), lo behind it.
+ * `tile` is the tile's plane hi. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -132,8 +133,8 @@ template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, co
                         from + plane * SPLIT_ROWS * D + n * STEP * D, true);
 }
 
-/* Two numbers below 65504 in magnitude to hi + lo / LO; LO is 2048 in planes and 1 where a product reads them from
- * registers. */
+/* Splits two numbers below 65504 in magnitude into hi + lo / LO. LO is 2048 in planes, and 1 where a product reads
+ * them from registers. */
 template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, float y)
 {
     hi = pack<__half>(x, y);
@@ -141,7 +142,7 @@ template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, fl
     lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
 }
 
-/* Accumulators (16 rows x N columns) to A fragments, LO = 1. */
+/* Splits accumulators (16 rows x N columns) into A fragments, LO = 1. */
 template <int N>
 DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
 {
@@ -153,9 +154,9 @@ DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4]
     }
 }
 
-/* Addresses of fragments. Piece c of row r of a tile lies at c ^ (r % 8), so with a tile on 1024 bytes the address of
- * pieces 2 n + c is that of pieces c with 32 n exclusive-or'ed in: a lane keeps one address a tile, and row offsets are
- * constants.
+/* Addresses of fragments. Piece c of row r of a tile lies at c ^ (r % 8). If the tile is 1024-byte aligned, the
+ * address of pieces 2 n + c is that of pieces c exclusive-or 32 n. A lane thus keeps one address per tile, and row
+ * offsets are constants.
  *
  *   by_16  lane l addresses row l % 16, piece l / 16                  A by rows, B by columns (trans)
  *   by_8   lane l addresses row l % 8 + 8 (l / 16), piece l / 8 % 2   B by rows, A by columns (trans) */
@@ -176,7 +177,7 @@ DEVICE void opaque(uint32_t &x)
 }
 
 /* S = A B^T over D channels, 16 MT rows of A and N rows of B, both planes of pairs (A_ROWS and N rows). The small
- * products have a sum of their own, for here a sum is as long as D. */
+ * products have a sum of their own, because a sum here is as long as D. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -226,7 +227,7 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 }
 
 /* One step of 16 of a product whose A is in registers (LO = 1) and B by columns of a tile (planes, PLANE bytes apart):
- * columns of `PAIRS` times 16, from b on. hi lo' / 2048 is (hi / 2048) lo', so one sum will do. */
+ * columns of `PAIRS` times 16, from b on. hi lo' / 2048 equals (hi / 2048) lo', so one sum suffices. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -258,8 +259,8 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
         for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
 }
 
-/* A warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. Elements
- * outside the tensor are 0. `pages`: NULL, or the problem whose keys or values these are, in pages. */
+/* Loads a warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. Elements outside the
+ * tensor are 0. `pages` is NULL, or the problem whose keys or values these are if they are in pages. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
@@ -311,14 +312,14 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* Magnitudes compare as their bits do. */
+        /* Magnitudes compare in the same order as their bits. */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);
     }
 }
 
-/* A tile's exponent: top < 2^(E + 1), E + e is 7 to 14, and e a multiple of 8, at most 120. */
+/* A tile's exponent e, where top < 2^(E + 1): E + e is 7 to 14, and e is a multiple of 8, at most 120. */
 DEVICE int exponent_of(float top)
 {
     const int E = (int)(__float_as_uint(top) >> 23) - 127;
@@ -330,8 +331,8 @@ DEVICE bool is_wide(float top, float least)
     return least < top * (1.0f / (1 << 22));
 }
 
-/* One lane's part of a row, times `factor`, to hi and lo at `to` and PLANE elements on. Returns the sum of its
- * squares. */
+/* Splits one lane's part of a row, times `factor`, into hi at `to` and lo `plane` elements further. Returns the sum
+ * of its squares. */
 template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
 {
     uint32_t hi[V / 2], lo[V / 2];

@@ -2,7 +2,7 @@
  * folder.
  *
  * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither
- * copies nor ldmatrix meet a bank twice. The four ways a fragment is read from one (mma.m16n8k16, see ptx.cuh):
+ * copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see ptx.cuh):
  *
  *   a_rows     A, rows of the tile are m          b_rows     B, rows of the tile are n    (Q K^T: both)
  *   a_columns  A, columns of the tile are m       b_columns  B, rows of the tile are k    (P V: V by columns) */
@@ -11,13 +11,13 @@
 
 #include "ptx.cuh"
 
-/* Where piece (16 bytes) c of row r lies, in elements of 16 bits. D 32: two rows meet all banks. */
+/* The place of piece (16 bytes) c of row r, in elements of 16 bits. With D 32 two rows share all banks. */
 template <int D> DEVICE int at(int r, int c)
 {
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
 }
 
-/* A float8 as T, which holds each of its values. */
+/* Converts a float8 to T, which can hold each of its values. */
 template <typename T> DEVICE uint16_t widened(uint8_t x)
 {
     return attn_bf16_from_f32(attn_e4m3_to_f32(x));
@@ -27,11 +27,12 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
-/* Elements of a tile made of T: 16 bits, which float8 becomes; or, uint8_t, float8 as it is, in rows of D bytes. */
+/* Elements of a tile of type T: 16 bits, to which float8 is widened; or, for uint8_t, float8 as it is, in rows of D
+ * bytes. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
-    /* Element d of row r becomes number `index` of `data`. */
+    /* Sets element d of row r to number `index` of `data`. */
     static DEVICE void put(uint16_t *to, int r, int d, attn_dtype dtype, const void *data, int64_t index, bool valid)
     {
         if constexpr (BYTES == 1) {
@@ -46,17 +47,17 @@ template <typename T, int D> struct tile_row {
 };
 
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP,
- * ... of every tile; Where STEP is a multiple of 8 its place in the swizzle is the same in each.
+ * ... of every tile; where STEP is a multiple of 8, the piece has the same place in the swizzle of each row.
  * ONCE: no other block reads these rows. T: see tile_row. */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    const char *data; /* of this thread's piece in row r of the sequence; of the row itself where copies do not fit */
+    const char *data; /* the thread's piece in row r of the sequence; where copies do not fit, the row itself */
     const attn_view *view;
-    int row_bytes; /* where copies fit */
-    int rows;      /* of the sequence: those from here on are zeros */
+    int row_bytes; /* bytes from row to row, where copies fit */
+    int rows;      /* number of the sequence's rows; rows from here on are zeros */
     int columns;
-    bool pieces; /* every row starts on 16 bytes, and columns fill whole pieces */
+    bool pieces; /* every row is 16-byte aligned, and its columns fill whole pieces */
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
     {
@@ -71,7 +72,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
-    /* Rows [first, first + ROWS); those past the sequence and columns past the tensor are zeros. */
+    /* Loads rows [first, first + ROWS). Rows past the sequence and columns past the tensor become zeros. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
         if (pieces) {
@@ -99,7 +100,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* The same of K or V, which may be in pages: then each row's place is looked up. */
+/* A loader for K or V. Keys may be in pages, and then it looks up the place of each row. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -110,21 +111,21 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Rows that surely lie in one page, where the page size is a multiple of it: an entry of the table is read for
-     * each. */
+    /* A chunk of rows lies in one page where the page size is a multiple of CHUNK. One entry of the table is read
+     * for each chunk. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    const int32_t
-        *table; /* of this sequence; where tiles are whole pages or parts of one, from the page of the next tile on */
-    const char *data; /* of this thread's piece in slot r of page 0 */
+    /* page_table of this sequence; where tiles are whole pages or parts of one, from the next tile's page on */
+    const int32_t *table;
+    const char *data; /* the thread's piece in slot r of page 0 */
     int64_t page_bytes;
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        slot;    /* the tile that is expected next, its page, asked for ahead of time, and its slot there */
-    bool pieces; /* every slot starts on 16 bytes, and columns fill whole pieces */
-    bool chunks; /* and pages hold whole chunks */
+        slot;    /* the tile that is expected next, its page, which is loaded ahead of time, and its slot in the page */
+    bool pieces; /* every slot is 16-byte aligned, and its columns fill whole pieces */
+    bool chunks; /* as `pieces`, and pages hold whole chunks */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -154,7 +155,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* `first` is a multiple of ROWS. Quick where it is that of the call before plus ROWS. */
+    /* `first` is a multiple of ROWS. The call is fast where `first` is that of the last call plus ROWS. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -165,7 +166,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* beyond, there is no entry */
+                page = first < rows ? *table : 0; /* there is no entry for rows past the last */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -200,7 +201,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                const bool valid = column && line < rows; /* beyond, there is no entry to look at */
+                const bool valid = column && line < rows; /* there is no entry for rows past the last */
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
                          (valid ? attn_key_at(g, view, b, hk, line) + c * tile::PIECE : 0) * tile::BYTES,
@@ -217,14 +218,14 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     }
 };
 
-template <typename T> constexpr int exponent_mask = 0x7f80; /* bfloat16 */
+template <typename T> constexpr int exponent_mask = 0x7f80; /* for bfloat16 */
 template <> constexpr int exponent_mask<__half> = 0x7c00;
 template <typename T> DEVICE bool not_finite(uint16_t x)
 {
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal and window as 32-bit limits: query i (of the sequence) sees keys [max(0, i + lo), min(Sk, i + hi)). */
+/* Causal and window as 32-bit limits: query i of the sequence sees keys [max(0, i + lo), min(Sk, i + hi)). */
 struct limits {
     int lo, hi, Sk;
 };
@@ -232,21 +233,22 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  align = attn_align(&g, &s); /* lengths are below 2^31, so far decides nothing that matters */
+                  align = attn_align(&g, &s); /* lengths are below 2^31, so clamping to `far` changes no result */
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x as a value that is opaque to the compiler. It is then kept, not recomputed where it is
- * used; or recomputed, not kept. */
+/* Returns x as a value that is opaque to the compiler. The compiler then keeps it in a register where it would
+ * compute it again, or computes it again where it would keep it. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* The query rows of a block, as tile_place_of() finds them, in 32 bits where the whole problem is one (not packed,
- * one length): a block's first copies wait for this. `whole` is limits_of() of such a problem, by the host. */
+/* The query rows of a block, as tile_place_of() finds them. They are computed in 32 bits where all sequences have one
+ * length (not packed), because the block's first copies wait for them. `whole` is limits_of() of such a problem,
+ * computed by the host. */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -301,11 +303,11 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
  * `tile` is the address of a tile of rows of D elements that starts on 1024 bytes; lane is threadIdx.x % 32.
  *   a_rows     rows m .. m + 15, elements k .. k + 15        b_rows     rows n .. n + 15, elements k .. k + 15
  *   a_columns  elements m .. m + 15 of rows k .. k + 15      b_columns  elements n .. n + 15 of rows k .. k + 15
- * B fragments are two: {b0 b1} of n .. n + 7, and of n + 8 .. n + 15.
+ * A load gives two B fragments: {b0 b1} of n .. n + 7, and of n + 8 .. n + 15.
  *
- * A lane's address is that of its row and piece in the first 16 x 16 elements, plus whole rows, xor whole pieces: rows
- * come in eights, so the swizzle is the lane's own, and a tile's start has zeros where pieces are counted. So an
- * address costs one instruction, and rows are in the instruction's immediate. */
+ * A lane's address is that of its row and piece in the first 16 x 16 elements, plus whole rows, xor whole pieces.
+ * Rows are added in eights, so the lane's swizzle does not change, and the address of a tile has zeros in the bits
+ * that count pieces. An address thus costs one instruction, and rows are in the instruction's immediate. */
 template <int D> DEVICE uint32_t lane_down(int lane)
 {
     return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;
@@ -315,8 +317,8 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* `down`, `across`: lane_down(), lane_across(), once and for all; with the start of shared memory added, `tile` is
- * an offset. */
+/* `down` and `across` are lane_down() and lane_across(), computed once. If the start of shared memory is added to
+ * them, `tile` is an offset. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -351,7 +353,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* Loads a fragment of a tile whose start is aligned to 16 bytes only. */
+/* Loads a fragment of a tile that is only 16-byte aligned. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));
@@ -369,7 +371,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* C += A B: MT blocks of 16 rows, NT of 8 columns, KK steps of 16. load_a and load_b load the
+/* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the
  * fragments of one step, one step before the products that use them. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
@@ -393,14 +395,14 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 
 /* ---- Results --------------------------------------------------------------------------------------------------------
  *
- * Rows of a result leave the registers through shared memory, so that a warp writes whole pieces of 16 bytes. What does
- * not fit that (another dtype than the inputs', odd strides) passes as float, D a row, and is converted and written
- * element by element, in a loop that is not unrolled: repeated for every register it would be more code than the
- * instruction caches hold, jumped over or not. */
+ * Rows of a result go from registers to shared memory, so that a warp writes whole pieces of 16 bytes. Results that
+ * do not fit that (another dtype than the inputs', odd strides) are staged as floats, D per row, and are converted
+ * and written element by element. That loop is not unrolled: repeated for every register it would be more code than
+ * the instruction caches hold. */
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 
-/* Can rows of `width` elements from line `line` on be written in pieces? */
+/* Can rows of `width` elements, from line `line` on, be written in whole pieces? */
 template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t width)
 {
     return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 &&
@@ -414,7 +416,7 @@ template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, i
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Rows [first, first + count) of the staged ones to lines `line` + first and on, by THREADS threads of which this
+/* Writes the staged rows [first, first + count) to lines `line` + first and on. THREADS threads call it; this thread
  * is number `thread`. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,

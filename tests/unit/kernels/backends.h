@@ -89,6 +89,17 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state);
 void test_merged_parts_are_the_whole(void **state);
 void test_merges_of_empty_and_strange_parts(void **state);
 void test_merges_that_disagree_are_refused(void **state);
+void test_merges_of_a_layout_are_those_of_its_views(void **state);
+void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state);
+void test_gradients_of_empty_parts_are_zeros(void **state);
+void test_a_sink_is_a_part_without_a_value(void **state);
+/* backends_observe.c */
+void test_observables_agree_with_the_reference(void **state);
+void test_random_observables_agree_with_the_reference(void **state);
+void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state);
+void test_observables_have_the_same_bits_alone_and_among_others(void **state);
+void test_one_observable_has_the_bits_that_it_has_among_all(void **state);
+void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state);
 /* backends_properties.c */
 void test_a_problem_has_the_same_bits_alone_and_among_others(void **state);
 void test_a_family_that_is_asked_for_computes_both_ways(void **state);

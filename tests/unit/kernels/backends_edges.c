@@ -524,17 +524,17 @@ void test_lengths_agree_with_the_reference(void **state)
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[2] = { NULL, NULL };
+    const attn_capabilities *const can = attn_device_capabilities(bench.device);
     (void)state;
     if (strcmp(backend, "paper") == 0) skip();
-    for (int n = 0; attn_kernel_at(bench.device, n); n++)
-        slow[attn_kernel_at(bench.device, n)->op] = attn_kernel_at(bench.device, n);
+    for (int n = 0; n < can->kernel_count; n++) slow[can->kernels[n]->op] = can->kernels[n];
     for (size_t i = 0; i < ARRAY_SIZE(length_cases) && strcmp(backend, "reference") != 0; i++) {
         struct fixture f;
         attn_plan plan;
         attn_error err = { 0 };
         if (length_cases[i].D > ATTN_MAX_BACKWARD_HEAD_DIM) continue;
         fixture_make(&f, &length_cases[i]);
-        assert_int_equal(attn_plan_make(bench.device, &f.p, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &f.p, &plan, &err), ATTN_OK);
         if (plan.kernel == slow[f.p.op]) fail_msg("%s: is computed by %s", length_cases[i].name, plan.kernel->name);
         fixture_clear(&f);
     }

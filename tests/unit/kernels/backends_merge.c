@@ -1,4 +1,5 @@
-/* backends_merge.c: attn_merge() against float64, and what its contract says of empty parts, NaN and infinities. */
+/* backends_merge.c: attn_merge() against float64, its gradients against finite differences, and what its contract says
+ * of empty parts, NaN and infinities. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -105,7 +106,8 @@ static void scene_run(struct scene *x)
                   &err);
         attn_copy(bench.stream, x->part[p].lse.data, x->lses + p * x->rows, lse_bytes, ATTN_TO_DEVICE, &err);
     }
-    if (attn_merge(bench.stream, x->part, x->s.parts, &x->whole, &err) != ATTN_OK) fail_msg("%s", err.text);
+    const attn_merge_problem m = { .count = x->s.parts, .parts = x->part, .whole = x->whole };
+    if (attn_merge(bench.stream, &m, &err) != ATTN_OK) fail_msg("%s", err.text);
     attn_copy(bench.stream, x->out, x->whole.out.data, x->out_bytes, ATTN_FROM_DEVICE, &err);
     attn_copy(bench.stream, x->lse, x->whole.lse.data, lse_bytes, ATTN_FROM_DEVICE, &err);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
@@ -208,34 +210,221 @@ void test_merges_that_disagree_are_refused(void **state)
     attn_error err;
     (void)state;
     scene_make(&x, &(struct shape){ 2, 3, 4, 8, 3, .dtype = ATTN_F16 });
-#define REFUSED(where)                                                                   \
-    assert_int_equal(attn_merge(bench.stream, x.part, 3, &x.whole, &err), ATTN_INVALID); \
-    assert_string_equal(err.member, where)
-#define WITH(field, value, where)    \
-    do {                             \
-        const struct scene kept = x; \
-        x.field = value;             \
-        REFUSED(where);              \
-        x = kept;                    \
+    attn_merge_problem m = { .count = 3, .parts = x.part, .whole = x.whole };
+    attn_result gradients[3];
+#define REFUSED(where, says)                                            \
+    assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID); \
+    assert_string_equal(err.member, where);                             \
+    assert_string_equal(err.text, says)
+#define WITH(field, value, where, says)      \
+    do {                                     \
+        const struct scene kept = x;         \
+        const attn_merge_problem kept_m = m; \
+        field = value;                       \
+        REFUSED(where, says);                \
+        x = kept, m = kept_m;                \
     } while (0)
-    assert_int_equal(attn_merge(bench.stream, x.part, 0, &x.whole, &err), ATTN_INVALID);
-    assert_int_equal(attn_merge(bench.stream, x.part, PARTS + 1, &x.whole, &err), ATTN_INVALID);
-    assert_string_equal(err.member, "/parts");
-    WITH(part[0].out.rank, 2, "/parts/0/out");
-    WITH(part[2].out.dtype, ATTN_F32, "/parts/2/out");
-    WITH(part[2].out.dtype, ATTN_F8E4M3, "/parts/2/out");
-    WITH(part[1].out.shape[1], 4, "/parts/1/out");
-    WITH(part[1].out.stride[1], 64, "/parts/1/out");
-    WITH(part[1].out.data, NULL, "/parts/1/out");
-    WITH(part[2].lse.dtype, ATTN_F16, "/parts/2/lse");
-    WITH(part[2].lse.shape[2], 4, "/parts/2/lse");
-    WITH(part[2].lse.stride[1], 7, "/parts/2/lse");
-    WITH(whole.out.stride[3], 2, "/out");
-    WITH(whole.lse.rank, 2, "/lse");
+    WITH(m.count, 0, "/parts", "parts: there are 0, must be 1 to 64");
+    WITH(m.count, PARTS + 1, "/parts", "parts: there are 65, must be 1 to 64");
+    WITH(x.part[0].out.rank, 2, "/parts/0/out/shape",
+         "parts.0.out: must have 4 dimensions, [B, Sq, H, Dv], or packed 3, [total_q, H, Dv]");
+    WITH(x.part[2].out.dtype, ATTN_F32, "/parts/2/out/dtype",
+         "parts.2.out: dtype is float32, must be float16, as in parts.0.out");
+    WITH(x.part[0].out.dtype, ATTN_F8E4M3, "/parts/0/out/dtype",
+         "parts.0.out: dtype is float8_e4m3fn, must be float32, float16 or bfloat16");
+    WITH(x.part[1].out.shape[1], 4, "/parts/1/out/shape/1",
+         "parts.1.out: shape[1] is 4, must be 3, the rows of parts.0.out");
+    WITH(x.part[1].out.stride[1], 64, "/parts/1/out", "parts.1.out: must have the strides of the first part");
+    WITH(x.part[1].out.data, NULL, "/parts/1/out", "parts.1.out: has no memory");
+    WITH(x.part[2].lse.dtype, ATTN_F16, "/parts/2/lse/dtype", "parts.2.lse: dtype is float16, must be float32");
+    WITH(x.part[2].lse.rank, 2, "/parts/2/lse/shape",
+         "parts.2.lse: has 2 dimensions, must have 3: [batch, heads, rows]");
+    WITH(x.part[0].lse.shape[2], 4, "/parts/0/lse/shape/2",
+         "parts.0.lse: shape[2] is 4, must be 3, the rows of parts.0.out");
+    WITH(x.part[2].lse.stride[1], 7, "/parts/2/lse", "parts.2.lse: must have the strides of the first part");
+    WITH(m.whole.out.stride[3], 2, "/out", "out: the stride of the last axis must be 1");
+    WITH(m.whole.lse.rank, 2, "/lse/shape", "lse: has 2 dimensions, must have 3: [batch, heads, rows]");
+    WITH(m.sinks, attn_tensor_make(x.lse, ATTN_F32, 1, (const int64_t[]){ 3 }), "/sinks/shape/0",
+         "sinks: shape[0] is 3, must be 4, the heads of parts.0.out");
+    WITH(m.dsinks, attn_tensor_make(x.lse, ATTN_F32, 1, (const int64_t[]){ 4 }), "/dsinks",
+         "dsinks: there are no sinks");
+    memcpy(gradients, x.part, sizeof gradients);
+    WITH(m.gradients, gradients, "/dout", "dout: is missing, must be given for gradients");
+    WITH(m.dlse, x.whole.lse, "/dout", "dout: is missing, must be given for gradients");
+    m.dout = x.whole.out;
+    m.gradients = gradients;
+    WITH(m.dout.shape[3], 9, "/dout/shape/3", "dout: shape[3] is 9, must be 8, the head size of parts.0.out");
+    gradients[1].lse.shape[0] = 1;
+    REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    x.whole.out.rank = 0; /* not wanted */
-    assert_int_equal(attn_merge(bench.stream, x.part, 3, &x.whole, &err), ATTN_OK);
+    m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } }; /* out: not wanted */
+    assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
     scene_clear(&x);
+}
+
+/* out of the parts and dout in layout bhsd, said by strides and said by the member: the same bits. */
+void test_merges_of_a_layout_are_those_of_its_views(void **state)
+{
+    struct scene x;
+    attn_error err;
+    enum { ROWS = 2 * 5 * 3, NUMBERS = ROWS * 7 };
+    float by_strides[NUMBERS], lse[ROWS];
+    (void)state;
+    scene_make(&x, &(struct shape){ 2, 5, 3, 7, 2, .bhsd = true, .dtype = ATTN_F32 });
+    scene_fill(&x, 5);
+    scene_run(&x);
+    memcpy(by_strides, x.out, sizeof by_strides);
+    memcpy(lse, x.lse, sizeof lse);
+    attn_merge_problem m = { .count = 2, .layout = ATTN_BHSD, .parts = x.part, .whole = x.whole };
+    const int64_t shape[] = { 2, 3, 5, 7 };
+    for (int p = 0; p < 2; p++) x.part[p].out = attn_tensor_make(x.part[p].out.data, ATTN_F32, 4, shape);
+    m.whole.out = attn_tensor_make(x.whole.out.data, ATTN_F32, 4, shape);
+    if (attn_merge(bench.stream, &m, &err) != ATTN_OK) fail_msg("%s", err.text);
+    attn_copy(bench.stream, x.out, x.whole.out.data, x.out_bytes, ATTN_FROM_DEVICE, &err);
+    attn_copy(bench.stream, x.lse, x.whole.lse.data, sizeof lse, ATTN_FROM_DEVICE, &err);
+    assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
+    assert_memory_equal(x.lse, lse, sizeof lse);
+    for (int64_t n = 0; n < ROWS; n++)
+        assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
+    x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3; /* bshd: refused by the axes as they were sent */
+    assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
+    assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");
+    scene_clear(&x);
+}
+
+/* ---- Gradients --------------------------------------------------------------------------------------------------- */
+
+/* A small merge whose loss is dout . out + dlse . lse. All its tensors lie in one list of float32, in this order: outs,
+ * lses, sinks, dout, dlse, then what is written: douts, dlses, dsinks, out, lse. */
+enum { GB = 2, GS = 3, GH = 2, GD = 5, GP = 4, GROWS = GB * GS * GH, GOUT = GROWS * GD };
+struct gradients {
+    float outs[GP][GOUT], lses[GP][GROWS], sinks[GH], dout[GOUT], dlse[GROWS];
+    float douts[GP][GOUT], dlses[GP][GROWS], dsinks[GH], out[GOUT], lse[GROWS];
+};
+
+/* The loss in float64, with this added to one of the inputs. */
+static double loss(const struct gradients *g, const float *changed, double by)
+{
+#define AT(x) ((double)(x) + (&(x) == changed ? by : 0))
+    double sum_of_all = 0;
+    for (int n = 0; n < GROWS; n++) {
+        const int h = n % GH, i = n / GH % GS, b = n / GH / GS, l = (b * GH + h) * GS + i;
+        double sum = exp(AT(g->sinks[h]));
+        for (int p = 0; p < GP; p++) sum += exp(AT(g->lses[p][l]));
+        const double lse = log(sum);
+        sum_of_all += g->dlse[l] * lse;
+        for (int p = 0; p < GP; p++)
+            for (int d = 0; d < GD && g->lses[p][l] != -INFINITY; d++)
+                sum_of_all += exp(AT(g->lses[p][l]) - lse) * AT(g->outs[p][n * GD + d]) * g->dout[n * GD + d];
+    }
+    return sum_of_all;
+#undef AT
+}
+
+static void check_difference(const struct gradients *g, const float *input, double got, const char *name)
+{
+    const double step = 1e-4, want = (loss(g, input, step) - loss(g, input, -step)) / (2 * step);
+    if (!(fabs(got - want) <= 1e-5 * (1 + fabs(want)))) fail_msg("%s: %.9g, not %.9g", name, got, want);
+}
+
+static void run_gradients(struct gradients *g)
+{
+    const int64_t out[] = { GB, GS, GH, GD }, lse[] = { GB, GH, GS }, heads[] = { GH };
+    attn_result parts[GP], gradients[GP];
+    attn_error err;
+    void *memory;
+    assert_int_equal(attn_device_alloc(bench.device, sizeof *g, &memory, &err), ATTN_OK);
+    struct gradients *const there = memory;
+#define TENSOR(x, rank, shape) attn_tensor_make(x, ATTN_F32, rank, shape)
+    for (int p = 0; p < GP; p++) {
+        parts[p] = (attn_result){ TENSOR(there->outs[p], 4, out), TENSOR(there->lses[p], 3, lse) };
+        gradients[p] = (attn_result){ TENSOR(there->douts[p], 4, out), TENSOR(there->dlses[p], 3, lse) };
+    }
+    attn_merge_problem m = { .count = GP, .parts = parts, .gradients = gradients };
+    m.sinks = TENSOR(there->sinks, 1, heads);
+    m.dsinks = TENSOR(there->dsinks, 1, heads);
+    m.dout = TENSOR(there->dout, 4, out);
+    m.dlse = TENSOR(there->dlse, 3, lse);
+    m.whole = (attn_result){ TENSOR(there->out, 4, out), TENSOR(there->lse, 3, lse) };
+#undef TENSOR
+    attn_copy(bench.stream, there, g, sizeof *g, ATTN_TO_DEVICE, &err);
+    if (attn_merge(bench.stream, &m, &err) != ATTN_OK) fail_msg("%s", err.text);
+    attn_copy(bench.stream, g, there, sizeof *g, ATTN_FROM_DEVICE, &err);
+    assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
+    attn_device_free(bench.device, memory);
+}
+
+static void fill_gradients(struct gradients *g, uint64_t seed)
+{
+    struct rng r = { seed };
+    float *const numbers = (float *)g;
+    memset(g, 0x7f, sizeof *g); /* what is not written shows */
+    for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
+        numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
+}
+
+void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
+{
+    struct gradients g;
+    (void)state;
+    fill_gradients(&g, 7);
+    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;            /* an empty part: nothing flows to it */
+    for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY; /* only the sink is left */
+    run_gradients(&g);
+    for (int p = 0; p < GP; p++) {
+        for (int n = 0; n < GOUT; n++) check_difference(&g, &g.outs[p][n], g.douts[p][n], "dout");
+        for (int n = 0; n < GROWS; n++)
+            if (g.lses[p][n] == -INFINITY) assert_true(g.dlses[p][n] == 0);
+            else check_difference(&g, &g.lses[p][n], g.dlses[p][n], "dlse");
+    }
+    for (int h = 0; h < GH; h++) check_difference(&g, &g.sinks[h], g.dsinks[h], "dsinks");
+}
+
+/* In an empty part NaN of out stays where it is, though dout be infinite; without parts and sink all is 0. */
+void test_gradients_of_empty_parts_are_zeros(void **state)
+{
+    struct gradients g;
+    (void)state;
+    fill_gradients(&g, 8);
+    for (int h = 0; h < GH; h++) g.sinks[h] = -INFINITY;
+    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty, */
+    for (int n = 0; n < GOUT; n++) g.outs[2][n] = NAN;
+    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* and all parts of row 0 */
+    run_gradients(&g);
+    for (int n = 0; n < GOUT; n++) assert_true(g.douts[2][n] == 0 && isfinite(g.out[n]) && isfinite(g.douts[1][n]));
+    for (int n = 0; n < GROWS; n++) assert_true(g.dlses[2][n] == 0 && isfinite(g.dlses[1][n]));
+    for (int p = 0; p < GP; p++)
+        for (int d = 0; d < GD; d++) assert_true(g.out[d] == 0 && g.douts[p][d] == 0 && g.dlses[p][0] == 0);
+    assert_true(g.lse[0] == -INFINITY);
+    for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
+}
+
+/* A sink is one more part: the merge with it is that with a part of out 0 and the sink's lse, to the bit. */
+void test_a_sink_is_a_part_without_a_value(void **state)
+{
+    struct gradients with, without;
+    (void)state;
+    fill_gradients(&with, 9);
+    without = with;
+    for (int n = 0; n < GROWS; n++) {
+        with.lses[GP - 1][n] = -INFINITY;
+        without.lses[GP - 1][n] = with.sinks[n / GS % GH];
+    }
+    for (int n = 0; n < GOUT; n++) without.outs[GP - 1][n] = 0;
+    for (int h = 0; h < GH; h++) without.sinks[h] = -INFINITY;
+    run_gradients(&with);
+    run_gradients(&without);
+    assert_memory_equal(with.out, without.out, sizeof with.out);
+    assert_memory_equal(with.lse, without.lse, sizeof with.lse);
+    for (int p = 0; p < GP - 1; p++) {
+        assert_memory_equal(with.douts[p], without.douts[p], sizeof with.douts[p]);
+        assert_memory_equal(with.dlses[p], without.dlses[p], sizeof with.dlses[p]);
+    }
+    for (int h = 0; h < GH; h++) {
+        double sum = 0;
+        for (int n = 0; n < GROWS; n++) sum += n / GS % GH == h ? without.dlses[GP - 1][n] : 0;
+        assert_true(fabs(with.dsinks[h] - sum) <= 1e-6);
+    }
 }

@@ -200,7 +200,7 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
         attn_error err;
         fixture_make(&f, &s);
         attn_plan plan;
-        assert_int_equal(attn_plan_make(bench.device, &f.p, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &f.p, &plan, &err), ATTN_OK);
         fixture_clear(&f);
         assert_string_equal(plan.kernel->name, family);
     }
@@ -303,6 +303,7 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
         SPEC(BACK, SIZES(70, 90, 40), HEADS(4, 2), .B = 2, F16, .softcap = 5, .alibi = 2, .bias = 3, .sinks = 1),
     };
     const uint64_t made_up = UINT64_C(1) << 63;
+    const attn_capabilities *const can = attn_device_capabilities(bench.device);
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(problems); i++) {
         struct fixture f;
@@ -311,15 +312,16 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
         fixture_make(&f, &problems[i]);
         const uint64_t features = attn_features(&f.p);
         assert_int_equal(features & made_up, 0);
-        for (int n = 0; attn_kernel_at(bench.device, n); n++) {
-            const attn_kernel *k = attn_kernel_at(bench.device, n);
+        for (int n = 0; n < can->kernel_count; n++) {
+            const attn_kernel *k = can->kernels[n];
             if (k->op != f.p.op || !attn_kernel_takes(k, &f.p, features)) continue;
             assert_int_equal(attn_kernel_takes(k, &f.p, features | made_up), (k->features & made_up) != 0);
         }
-        assert_int_equal(attn_plan_for(bench.device, &f.p, features | made_up, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_plan_for(attn_device_capabilities(bench.device), &f.p, features | made_up, &plan, &err),
+                         ATTN_OK);
         assert_true(plan.kernel->features & made_up);
         if (strncmp(plan.kernel->name, "sm90", 4) == 0) fail_msg("%s took it", plan.kernel->name);
-        assert_int_equal(attn_plan_make(bench.device, &f.p, &usual, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &f.p, &usual, &err), ATTN_OK);
         if (strcmp(bench.info.backend, "cpu") == 0) {
             assert_string_not_equal(usual.kernel->name, "double");
             assert_string_equal(plan.kernel->name, "double");
@@ -473,7 +475,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: a row is a line */
 
-/* q.k leaves float32, in a partial sum or at the end, and scale q.k does not. */
+/* q.k exceeds the range of float32, in a partial sum or at the end, and scale q.k does not. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -525,7 +527,7 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All of a row's products are so negative that they leave float32. The row still sees its keys, all with one score. */
+/* All of a row's products are too negative for float32. The row still sees its keys, all with one score. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -548,7 +550,7 @@ void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
     }
 }
 
-/* The first half of a dot product leaves float32 and the second half brings it back to 0. */
+/* The first half of a dot product exceeds the range of float32 and the second half brings it back to 0. */
 void test_lse_alone_is_the_lse_beside_out(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_BF16 };
@@ -638,7 +640,7 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     attn_plan plan;
     attn_error err = { 0 };
     one_way.op = op;
-    assert_int_equal(attn_plan_make(bench.device, &one_way, &plan, &err), ATTN_OK);
+    assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &one_way, &plan, &err), ATTN_OK);
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 

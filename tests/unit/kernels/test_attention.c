@@ -297,16 +297,57 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
         assert_true(attn_is_empty(&problems[0]) && !attn_is_empty(&f.p));
         problems[1] = f.p;
         problems[2] = problems[0];
-        for (int i = 0; i < 3; i++) assert_int_equal(attn_plan_make(b.device, &problems[i], &plans[i], &err), ATTN_OK);
-        assert_int_equal(attn_workspace(b.device, &plans[1], 1, &alone, &err), ATTN_OK);
-        assert_int_equal(attn_workspace(b.device, plans, 3, &together, &err), ATTN_OK);
-        assert_int_equal(attn_workspace(b.device, plans, 1, &nothing, &err), ATTN_OK);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &problems[i], &plans[i], &err),
+                             ATTN_OK);
+        assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plans[1], 1, &alone, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(attn_device_capabilities(b.device), plans, 3, &together, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(attn_device_capabilities(b.device), plans, 1, &nothing, &err), ATTN_OK);
         assert_int_equal(together, alone);
         assert_int_equal(nothing, 0);
         memset(f.p.lse.data, 0xff, 4);
         assert_int_equal(attn_run(b.stream, plans, 3, NULL, &err), ATTN_OK);
         assert_false(isnan(*(float *)f.p.lse.data)); /* computed */
         bench_close(&b);
+        fixture_clear(&f);
+    }
+}
+
+/* A plan serves the same problem at other addresses, unless a tensor has lost or gained its alignment. */
+static void test_a_plan_moves_with_its_problem(void **state)
+{
+    const struct spec s = SPEC(.causal = true);
+    static const char *const backends[] = { "cpu", "reference" };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(backends); n++) {
+        struct fixture f, elsewhere;
+        struct bench b, other;
+        attn_plan made, moved;
+        attn_error err;
+        fixture_make(&f, &s);
+        fixture_make(&elsewhere, &s);
+        bench_open(&b, backends[n], 0);
+        bench_open(&other, backends[1 - n], 0);
+        const attn_capabilities *const can = attn_device_capabilities(b.device);
+        assert_int_equal(attn_plan_make(can, &f.p, &made, &err), ATTN_OK);
+        assert_int_equal(made.unaligned, 0);
+        memset(elsewhere.p.lse.data, 0xff, 4);
+        assert_int_equal(attn_plan_move(can, &made, &elsewhere.p, &moved, &err), ATTN_OK);
+        assert_ptr_equal(moved.kernel, made.kernel);
+        assert_ptr_equal(moved.problem, &elsewhere.p);
+        assert_int_equal(attn_run(b.stream, &moved, 1, NULL, &err), ATTN_OK);
+        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* computed */
+
+        attn_problem shifted = elsewhere.p;
+        shifted.out.data = (char *)shifted.out.data + 4;
+        assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
+        assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out)); /* planned anew */
+
+        assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
+        assert_ptr_not_equal(moved.kernel, made.kernel); /* those of another device */
+        bench_close(&other);
+        bench_close(&b);
+        fixture_clear(&elsewhere);
         fixture_clear(&f);
     }
 }
@@ -319,14 +360,19 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     (void)state;
     plain.q = plain.k = plain.v = attn_tensor_make(NULL, ATTN_BF16, 4, (int64_t[]){ 1, 8, 4, 64 });
     assert_int_equal(attn_features(&plain), basic);
-    for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
+    for (attn_op op = ATTN_OP_FORWARD; op < ATTN_OP_COUNT; op++)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             attn_problem p = plain;
             const attn_role role = attn_tensors[id].role;
-            const bool counts = op == ATTN_OP_BACKWARD || role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
+            const bool of_values = id == ATTN_T_v || id == ATTN_T_v_scale, look = op == ATTN_OP_OBSERVE;
+            const bool counts = look ? (role == ATTN_ROLE_IN && !of_values) || id == ATTN_T_lse ||
+                                           role == ATTN_ROLE_OUT_OBSERVE
+                                : op == ATTN_OP_BACKWARD ? role != ATTN_ROLE_OUT_OBSERVE
+                                                         : role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
             p.op = op;
             p.tensor[id] = plain.q;
-            assert_int_equal(attn_features(&p), basic | (counts ? UINT64_C(1) << id : 0));
+            assert_int_equal(attn_features(&p),
+                             (look ? basic & ~ATTN_TENSOR_BIT(v) : basic) | (counts ? UINT64_C(1) << id : 0));
         }
 
     attn_problem p[14];
@@ -418,7 +464,7 @@ static void test_what_paper_does_not_compute_is_named(void **state)
         attn_plan plan;
         attn_error err = { 0 };
         fixture_make(&f, &cases[n].spec);
-        const attn_status status = attn_plan_make(b.device, &f.p, &plan, &err);
+        const attn_status status = attn_plan_make(attn_device_capabilities(b.device), &f.p, &plan, &err);
         assert_int_equal(status, cases[n].says ? ATTN_UNSUPPORTED : ATTN_OK);
         if (cases[n].says) assert_string_equal(err.text, cases[n].says);
         fixture_clear(&f);
@@ -457,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_work_of_two_thousand_million_empty_rows_is_counted_at_once),
         cmocka_unit_test(test_scores_that_flashmask_hides_are_not_work),
         cmocka_unit_test(test_an_empty_problem_needs_no_workspace_and_runs_beside_others),
+        cmocka_unit_test(test_a_plan_moves_with_its_problem),
         cmocka_unit_test(test_every_tensor_and_every_option_is_a_feature),
         cmocka_unit_test(test_backends_are_found_by_name),
         cmocka_unit_test(test_outputs_without_memory_do_not_run),

@@ -70,7 +70,7 @@ static bool is_taken(const struct spec *s)
     attn_error err;
     if (strcmp(backend, "paper") != 0) return true;
     fixture_make(&f, s);
-    const attn_status status = attn_plan_make(bench.device, &f.p, &plan, &err);
+    const attn_status status = attn_plan_make(attn_device_capabilities(bench.device), &f.p, &plan, &err);
     fixture_clear(&f);
     assert_true(status == ATTN_OK || status == ATTN_UNSUPPORTED);
     return status == ATTN_OK;
@@ -108,9 +108,15 @@ int main(void)
         cmocka_unit_test(test_nan_reaches_exactly_the_rows_that_see_it),
         cmocka_unit_test(test_nan_reaches_exactly_the_gradients_that_see_it),
         cmocka_unit_test(test_latent_attention_agrees_with_the_reference),
+        cmocka_unit_test(test_observables_agree_with_the_reference),
+        cmocka_unit_test(test_random_observables_agree_with_the_reference),
         cmocka_unit_test(test_merged_parts_are_the_whole),
         cmocka_unit_test(test_merges_of_empty_and_strange_parts),
         cmocka_unit_test(test_merges_that_disagree_are_refused),
+        cmocka_unit_test(test_merges_of_a_layout_are_those_of_its_views),
+        cmocka_unit_test(test_gradients_of_a_merge_are_the_differences_of_its_loss),
+        cmocka_unit_test(test_gradients_of_empty_parts_are_zeros),
+        cmocka_unit_test(test_a_sink_is_a_part_without_a_value),
     };
     const struct CMUnitTest lists[] = {
         cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),
@@ -131,6 +137,10 @@ int main(void)
         cmocka_unit_test(test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything),
         cmocka_unit_test(test_a_problem_has_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_decoding_has_the_same_bits_alone_and_behind_other_decoding),
+        cmocka_unit_test(test_top_keys_are_the_keys_of_the_largest_probabilities),
+        cmocka_unit_test(test_observables_have_the_same_bits_alone_and_among_others),
+        cmocka_unit_test(test_one_observable_has_the_bits_that_it_has_among_all),
+        cmocka_unit_test(test_pages_and_threads_do_not_change_a_bit_of_an_observe),
         cmocka_unit_test(test_a_family_that_is_asked_for_computes_both_ways),
         cmocka_unit_test(test_the_number_of_threads_does_not_change_a_bit),
         cmocka_unit_test(test_repeats_give_the_same_bits),

@@ -712,6 +712,77 @@ static void test_options(void **state)
     SAYS(forward, INVALID, "/dropout_p", "dropout_p: is nan, must be at least 0 and below 1", p.dropout_p = NAN);
 }
 
+static attn_problem look(void)
+{
+    attn_problem p = forward();
+    p.op = ATTN_OP_OBSERVE;
+    p.out = p.lse = p.v = (attn_tensor){ 0 };
+    return p;
+}
+
+static attn_problem packed_look(void)
+{
+    attn_problem p = packed();
+    p.op = ATTN_OP_OBSERVE;
+    p.observe.sequence = 1;
+    return p;
+}
+
+static void test_what_an_observe_looks_at_is_bounded(void **state)
+{
+    (void)state;
+    attn_error err;
+    attn_problem good[] = { look(), packed_look() };
+    for (size_t i = 0; i < ARRAY_SIZE(good); i++)
+        if (attn_check(&good[i], &err) != ATTN_OK) fail_msg("%s", err.text);
+    SAYS(look, INVALID, "/k", "k: is required; an observe has q and k", p.k.rank = 0);
+    SAYS(look, INVALID, "/lse", "lse: is not given", p.observe.given_lse = true);
+    SAYS(look, INVALID, "/rows/0", "rows: [0] is 4, must be between 0 and 3, the queries of q", p.observe.rows[0] = 4);
+    SAYS(look, INVALID, "/rows/1", "rows: [1] is 1, must be between 2 and 3, the queries of q", p.observe.rows[0] = 2,
+         p.observe.rows[1] = 1);
+    SAYS(look, INVALID, "/keys/1", "keys: [1] is 5, must be between 0 and 4, the keys of k", p.observe.keys[1] = 5);
+    SAYS(look, INVALID, "/keys/1", "keys: [1] is -2, must be between 0 and 4, the keys of k", p.observe.keys[1] = -2);
+    SAYS(look, INVALID, "/map/1", "map: [1] is 1025, must be between 1 and 1024", p.observe.map[0] = 3,
+         p.observe.map[1] = 1025);
+    SAYS(look, INVALID, "/top", "top: is 65, must be between 1 and 64", p.observe.top = 65);
+    SAYS(look, INVALID, "/key_mass_rows", "key_mass_rows: is -1, must be at least 1, or 0 for all",
+         p.observe.key_mass_rows = -1);
+    SAYS(look, INVALID, "/sequence", "sequence: belongs to packed sequences, cu_seqlens_q", p.observe.sequence = 0);
+    SAYS(packed_look, INVALID, "/sequence", "sequence: is 2, must be below 2, the sequences of cu_seqlens_q",
+         p.observe.sequence = 2);
+    SAYS(packed_look, INVALID, "/sequence",
+         "sequence: is missing; weights, map, rows and keys are of one packed sequence", p.observe.sequence = -1,
+         p.observe.rows[0] = 1);
+    SAYS(packed_look, INVALID, "/rows/1", "rows: [1] is 7, must be between 0 and 4, the queries of the sequence",
+         p.observe.rows[1] = 7);
+}
+
+static void test_outputs_of_an_observe_say_what_they_need(void **state)
+{
+    attn_problem p = look();
+    attn_tensor t;
+    attn_error err;
+    (void)state;
+    attn_observe_region(&p);
+    assert_int_equal(attn_output(&p, ATTN_T_top_weights, ATTN_F32, &t, &err), ATTN_INVALID);
+    assert_string_equal(err.text, "top: is missing, must be between 1 and 64 with top_keys");
+    assert_int_equal(attn_output(&p, ATTN_T_map, ATTN_F32, &t, &err), ATTN_INVALID);
+    assert_string_equal(err.text,
+                        "map: is missing, must be [cells of queries, cells of keys], each between 1 and 1024");
+    assert_int_equal(attn_output(&p, ATTN_T_out, ATTN_F32, &t, &err), ATTN_NOT_FOUND);
+    assert_string_equal(err.text, "outputs: observe has no out");
+    p.q.shape[1] = 1 << 20;
+    p.observe.rows[1] = 1 << 20;
+    assert_int_equal(attn_output(&p, ATTN_T_weights, ATTN_F32, &t, &err), ATTN_TOO_LARGE);
+    assert_string_equal(err.text,
+                        "observe: weights of 1048576 rows and 4 keys are 67108864 numbers, at most 16777216 are "
+                        "answered; give a smaller region by rows and keys, or ask for map");
+    p = packed_look();
+    p.observe.sequence = -1, p.observe.map[0] = p.observe.map[1] = 1;
+    assert_int_equal(attn_output(&p, ATTN_T_map, ATTN_F32, &t, &err), ATTN_INVALID);
+    assert_string_equal(err.text, "sequence: is missing; map is of one packed sequence");
+}
+
 /* clang-format on */
 
 /* clang-format on */
@@ -745,6 +816,16 @@ static attn_problem with(attn_tensor_id id, bool is_packed)
     if (is_packed && (attn_tensors[id].role == ATTN_ROLE_IN_BACK || attn_tensors[id].role == ATTN_ROLE_OUT_BACK)) {
         p.op = ATTN_OP_BACKWARD;
         p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
+    }
+    if (attn_tensors[id].role == ATTN_ROLE_OUT_OBSERVE) {
+        attn_error err;
+        p.op = ATTN_OP_OBSERVE;
+        p.observe.top = 2, p.observe.map[0] = 2, p.observe.map[1] = 3;
+        if (is_packed) p.observe.sequence = 0;
+        attn_observe_region(&p);
+        if (attn_output(&p, id, ATTN_F32, &p.tensor[id], &err) != ATTN_OK) fail_msg("%s", err.text);
+        p.tensor[id].data = zeros;
+        return p;
     }
     if (of == ATTN_T_out || of == ATTN_T_lse) {
         p.out = is_packed ? TENSOR(zeros, ATTN_F16, 6, 8, 8) : TENSOR(zeros, ATTN_F16, 2, 3, 8, 8);
@@ -852,6 +933,15 @@ static void test_a_shape_as_a_client_reads_it(void **state)
         { ATTN_T_dsinks, "float32, sinks's shape" },
         { ATTN_T_dbias, "float32, bias's shape" },
         { ATTN_T_dalibi_slopes, "float32, alibi_slopes's shape" },
+        { ATTN_T_row_max, "float32, lse's shape" },
+        { ATTN_T_entropy, "float32, lse's shape" },
+        { ATTN_T_max_logit, "float32 [B, H]" },
+        { ATTN_T_mean_entropy, "float32 [B, H]" },
+        { ATTN_T_key_mass, "float32 [B, H, Sk]" },
+        { ATTN_T_top_keys, "int32 [B, H, Sq, top]" },
+        { ATTN_T_top_weights, "float32, top_keys's shape" },
+        { ATTN_T_weights, "float32 [B, H, rows, keys]" },
+        { ATTN_T_map, "float32 [B, H, m, n]" },
     };
     assert_int_equal(ARRAY_SIZE(cases), ATTN_TENSOR_COUNT);
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -866,6 +956,8 @@ static void test_a_shape_as_a_client_reads_it(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_an_observe_looks_at_is_bounded),
+        cmocka_unit_test(test_outputs_of_an_observe_say_what_they_need),
         cmocka_unit_test(test_good_problems_pass),
         cmocka_unit_test(test_sequences_and_heads_are_bounded_even_where_they_hold_nothing),
         cmocka_unit_test(test_the_shapes_of_q_k_v),

@@ -1,5 +1,5 @@
-/* test_cost.c: the expected time of problems (kernels/cost.c), and which rows leave float32 (kernels/strange.c).
- * Estimates are compared with each other, never with a clock: `build/cost-bench` does that. */
+/* test_cost.c: the expected time of problems (kernels/cost.c), and which rows exceed the range of float32
+ * (kernels/strange.c). Estimates are compared with each other, never with a clock: `build/cost-bench` does that. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -100,11 +100,13 @@ static void test_every_kernel_has_rates(void **state)
         attn_device_info info;
         attn_device_describe(device, &info);
         assert_true(info.units >= 1);
-        const attn_kernel *kernel;
-        for (int n = 0; (kernel = attn_kernel_at(device, n)); n++)
-            for (int dtype = 0; dtype < ATTN_DTYPE_COUNT; dtype++)
+        const attn_capabilities *const can = attn_device_capabilities(device);
+        for (int n = 0; n < can->kernel_count; n++)
+            for (int dtype = 0; dtype < ATTN_DTYPE_COUNT; dtype++) {
+                const attn_kernel *const kernel = can->kernels[n];
                 if ((kernel->dtypes >> dtype & 1) && !attn_cost_knows(kernel->name, kernel->op, (attn_dtype)dtype))
                     fail_msg("cost.c has no rates of %s's kernel %s", *backend, kernel->name);
+            }
         attn_device_close(device);
     }
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
@@ -502,6 +504,31 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
+/* A merge costs what its parts have to be read for: twice the parts twice as much, gradients more, dsinks more. */
+static void test_a_merge_costs_by_its_numbers(void **state)
+{
+    static const int64_t out[] = { 1, 65536, 8, 128 }, lse[] = { 1, 8, 65536 }, heads[] = { 8 };
+    attn_result parts[4];
+    (void)state;
+    for (int p = 0; p < 4; p++)
+        parts[p] = (attn_result){ attn_tensor_make(NULL, ATTN_F32, 4, out), attn_tensor_make(NULL, ATTN_F32, 3, lse) };
+    const char *const backends[] = { "cpu", "cuda" };
+    for (int i = 0; i < 2; i++) {
+        const attn_device_info info = { .backend = backends[i], .units = i ? 132 : 4 };
+        attn_merge_problem m = { .count = 2, .parts = parts, .whole = parts[0] };
+        const attn_cost two = attn_merge_cost(&info, &m);
+        m.count = 4;
+        const attn_cost four = attn_merge_cost(&info, &m);
+        assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
+        assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
+        m.dout = parts[0].out;
+        m.gradients = parts;
+        const attn_cost back = attn_merge_cost(&info, &m);
+        m.sinks = m.dsinks = attn_tensor_make(NULL, ATTN_F32, 1, heads);
+        assert_true(back.seconds > 2 * four.seconds && attn_merge_cost(&info, &m).seconds > 1.1 * back.seconds);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -525,6 +552,7 @@ int main(void)
         cmocka_unit_test(test_values_whose_sum_overflows_are_strange_and_others_are_not),
         cmocka_unit_test(test_a_backward_is_looked_at_by_the_lse_that_it_is_given),
         cmocka_unit_test(test_all_kinds_of_problems_are_looked_at_within_their_memory),
+        cmocka_unit_test(test_a_merge_costs_by_its_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

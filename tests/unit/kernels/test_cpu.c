@@ -271,9 +271,9 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         fixture_make(&alone, &s);
         fixture_make(&within, &s);
         fixture_run(&bench, &alone);
-        assert_int_equal(attn_plan_make(bench.device, &within.p, &plan, &err), ATTN_OK);
-        assert_int_equal(attn_workspace(bench.device, &plan, 1, &promised, &err), ATTN_OK);
-        assert_int_equal(flash_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
+        assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
         if (needed > promised && !attn_is_empty(&within.p)) { /* which attn_run() passes over */
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -313,7 +313,7 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     if (!strips) own.f32.strip = 0;
     const attn_plan plan = { .problem = &f->p };
     assert_int_equal(pool_open(1, NULL, &pool, &err), ATTN_OK);
-    assert_int_equal(flash_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
+    assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
     memset(workspace, 0xff, bytes); /* NaN: what a strip leaves out is not read */
@@ -386,7 +386,8 @@ static void *run_to_be_given_up(void *context)
 {
     struct giving_up *g = context;
     attn_plan plan;
-    g->status = attn_plan_for(g->stream->device, g->problem, attn_features(g->problem) | g->also, &plan, &g->err);
+    g->status = attn_plan_for(attn_device_capabilities(g->stream->device), g->problem,
+                              attn_features(g->problem) | g->also, &plan, &g->err);
     if (g->status == ATTN_OK) g->status = attn_run(g->stream, &plan, 1, NULL, &g->err);
     g->ended = seconds();
     return NULL;
@@ -502,10 +503,11 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
         for (int n = 0; n < COUNT; n++) {
             fixture_make(&f[n], &of_any_kind[n]);
             const uint64_t features = attn_features(&f[n].p) | (kinds >> n & 1 ? made_up : 0);
-            assert_int_equal(attn_plan_for(bench.device, &f[n].p, features, &plans[n], &err), ATTN_OK);
+            assert_int_equal(attn_plan_for(attn_device_capabilities(bench.device), &f[n].p, features, &plans[n], &err),
+                             ATTN_OK);
             assert_int_equal(strcmp(plans[n].kernel->name, "double") == 0, kinds >> n & 1);
         }
-        assert_int_equal(attn_workspace(bench.device, plans, COUNT, &bytes, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), plans, COUNT, &bytes, &err), ATTN_OK);
         char *workspace = kinds % 2 && bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
         if (workspace) memset(workspace, 0xff, bytes);
         assert_int_equal(attn_run(bench.stream, plans, COUNT, workspace, &err), ATTN_OK);
@@ -559,6 +561,30 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
+/* A merge whose stream is told to give up writes nothing more, and says so; the next one is computed. */
+static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
+{
+    enum { ROWS = 1000 };
+    static const int64_t out[] = { 1, ROWS, 1, 1 }, lse[] = { 1, 1, ROWS };
+    static float outs[ROWS], lses[ROWS], whole[ROWS];
+    struct bench bench;
+    attn_error err = { 0 };
+    int cancel = 0;
+    (void)state;
+    for (int n = 0; n < ROWS; n++) outs[n] = (float)n;
+    const attn_result part = { attn_tensor_make(outs, ATTN_F32, 4, out), attn_tensor_make(lses, ATTN_F32, 3, lse) };
+    const attn_merge_problem m = { .count = 1, .parts = &part, .whole.out = attn_tensor_make(whole, ATTN_F32, 4, out) };
+    bench_open(&bench, "cpu", 3);
+    attn_stream_heed(bench.stream, &cancel);
+    attn_cancel(&cancel);
+    assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_CANCELLED);
+    for (int n = 0; n < ROWS; n++) assert_true(whole[n] == 0);
+    attn_stream_heed(bench.stream, NULL);
+    assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
+    assert_memory_equal(whole, outs, sizeof outs);
+    bench_close(&bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -574,6 +600,7 @@ int main(void)
         cmocka_unit_test(test_problems_that_are_computed_in_double_have_the_bits_of_the_reference),
         cmocka_unit_test(test_a_run_may_hold_problems_of_both_kernels),
         cmocka_unit_test(test_memory_is_counted_and_limited),
+        cmocka_unit_test(test_a_merge_gives_up_when_it_is_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

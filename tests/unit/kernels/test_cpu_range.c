@@ -34,7 +34,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     counted = simd;
     own.dots_exact = counting_dots;
     assert_int_equal(pool_open(1, NULL, &pool, &err), ATTN_OK);
-    assert_int_equal(flash_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
+    assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
     memset(workspace, 0xff, bytes);

@@ -141,16 +141,18 @@ static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
     (void)state;
     open_with(&f, "");
     attn_tensor lse = f.problem.lse, q = f.problem.q, k = f.problem.k;
-    const attn_result parts[] = { { q, lse }, { k, lse } }, whole = { .out = f.problem.out };
+    const attn_result parts[] = { { q, lse }, { k, lse } };
+    const attn_merge_problem m = { .count = 2, .parts = parts, .whole = { .out = f.problem.out } };
     assert_int_equal(attn_copy(f.stream, f.mirror, &f.host, sizeof f.host, ATTN_TO_DEVICE, &err), ATTN_OK);
-    assert_int_equal(attn_merge(f.stream, parts, 2, &whole, &err), ATTN_OK);
+    assert_int_equal(attn_merge(f.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_copy(f.stream, f.host.out, f.mirror->out, sizeof f.host.out, ATTN_FROM_DEVICE, &err),
                      ATTN_OK);
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
     for (int i = 0; i < ELEMENTS; i++) assert_true(f.host.out[i] == (f.host.q[i] + f.host.k[i]) / 2);
     attn_result strange[] = { parts[0], parts[1] };
     strange[1].out.data = f.host.k;
-    assert_int_equal(attn_merge(f.stream, strange, 2, &whole, &err), ATTN_OK);
+    const attn_merge_problem of_strange = { .count = 2, .parts = strange, .whole = m.whole };
+    assert_int_equal(attn_merge(f.stream, &of_strange, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
 }

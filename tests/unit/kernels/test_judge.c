@@ -33,7 +33,7 @@ static void compute(const struct bench *bench, const attn_problem *p)
 {
     attn_error err = { 0 };
     attn_plan plan;
-    if (attn_plan_make(bench->device, p, &plan, &err) != ATTN_OK ||
+    if (attn_plan_make(attn_device_capabilities(bench->device), p, &plan, &err) != ATTN_OK ||
         attn_run(bench->stream, &plan, 1, NULL, &err) != ATTN_OK || attn_stream_wait(bench->stream, &err) != ATTN_OK)
         fail_msg("%s", err.text);
 }

@@ -144,6 +144,26 @@ static inline void decode_whole(struct decoded *d, proto_op op, const char *body
     decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
 
+/* A tensor that is given or wanted, as a line. */
+static inline void print_tensor(FILE *f, const struct decoded *d, const char *name, const attn_tensor *t)
+{
+    int64_t length = 0;
+    if (t->rank == 0) return;
+    fprintf(f, "%s %s", name, attn_dtype_name(t->dtype));
+    for (int a = 0; a < t->rank; a++) fprintf(f, " %lld/%lld", (long long)t->shape[a], (long long)t->stride[a]);
+    if (t->data) {
+        const unsigned char *data = t->data;
+        if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &length)) abort();
+        if (data < (unsigned char *)d->memory.base ||
+            (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
+            (size_t)(data - (unsigned char *)d->memory.base) % 64)
+            abort(); /* outside what the parser says it uses, or not aligned */
+        fprintf(f, ":");
+        for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
+    }
+    fprintf(f, "\n");
+}
+
 /* Everything of the result, as text; the caller frees it. */
 static inline char *decoded_text(const struct decoded *d)
 {
@@ -167,23 +187,10 @@ static inline char *decoded_text(const struct decoded *d)
         fprintf(f, "result_dtype %d %d outputs %llx encoding %d verify %lld save %d context '%s' timeout %lld\n",
                 item->has_result_dtype, (int)item->result_dtype, (unsigned long long)item->outputs, (int)item->encoding,
                 (long long)item->verify_rows, item->save, item->context, (long long)item->timeout_ms);
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-            const attn_tensor *t = &p->tensor[id];
-            int64_t length = 0;
-            if (t->rank == 0) continue;
-            fprintf(f, "%s %s", attn_tensors[id].name, attn_dtype_name(t->dtype));
-            for (int a = 0; a < t->rank; a++) fprintf(f, " %lld/%lld", (long long)t->shape[a], (long long)t->stride[a]);
-            if (t->data) {
-                const unsigned char *data = t->data;
-                if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &length)) abort();
-                if (data < (unsigned char *)d->memory.base ||
-                    (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
-                    (size_t)(data - (unsigned char *)d->memory.base) % 64)
-                    abort(); /* outside what the parser says it uses, or not aligned */
-                fprintf(f, ":");
-                for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
-            }
-            fprintf(f, "\n");
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) print_tensor(f, d, attn_tensors[id].name, &p->tensor[id]);
+        for (int part = 0; item->parts && part < item->parts->count * 2; part++) {
+            print_tensor(f, d, "out of a part or of its gradients", &item->parts->at[part].out);
+            print_tensor(f, d, "lse", &item->parts->at[part].lse);
         }
     }
     fclose(f);

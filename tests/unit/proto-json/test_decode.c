@@ -1,4 +1,4 @@
-/* test_decode.c: bodies to problems. Every message of decode.c, word for word; every member; that splitting changes
+/* test_decode.c: bodies to problems. Every message of parse.c, word for word; every member; that splitting changes
  * nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +16,12 @@
 #define V    "\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":[[[[1]],[[2]],[[3]]]]}"
 #define DOUT "\"dout\":{\"shape\":[1,2,2,1],\"dtype\":\"float16\",\"data\":[1,2,3,4]}"
 #define QKV  Q "," K "," V
+
+/* A part: B 1, Sq 2, H 1, Dv 1. */
+#define PART_OUT       "\"out\":{\"shape\":[1,2,1,1],\"dtype\":\"float16\",\"data\":[1,2]}"
+#define PART_LSE(data) "\"lse\":{\"shape\":[1,1,2],\"dtype\":\"float32\",\"data\":" data "}"
+#define PART           "{" PART_OUT "," PART_LSE("[0,1]") "}"
+#define PARTS          "\"parts\":[" PART "]"
 
 #define FORWARD  ATTN_OP_FORWARD
 #define BACKWARD ATTN_OP_BACKWARD
@@ -753,11 +759,15 @@ static void test_the_defaults_of_the_table_are_true(void **state)
     for (const proto_option *o = proto_options; o->name; o++) {
         struct decoded silent = { 0 }, said = { 0 };
         char body[1024], *a, *b;
-        const attn_op op = o->ops & PROTO_FORWARD ? ATTN_OP_FORWARD : ATTN_OP_BACKWARD;
+        const bool merge = o->ops == PROTO_MERGE;
+        const attn_op op = merge                    ? (attn_op)PROTO_OP_MERGE
+                           : o->ops & PROTO_FORWARD ? ATTN_OP_FORWARD
+                                                    : ATTN_OP_BACKWARD;
+        const char *const members = merge ? PARTS : op == ATTN_OP_FORWARD ? QKV : QKV "," DOUT;
         if (!o->otherwise) continue;
-        decode_whole(&silent, op, op == ATTN_OP_FORWARD ? "{" QKV "}" : "{" QKV "," DOUT "}");
-        snprintf(body, sizeof body, "{" QKV "%s,\"%s\":%s}", op == ATTN_OP_FORWARD ? "" : "," DOUT, o->name,
-                 o->otherwise);
+        snprintf(body, sizeof body, "{%s}", members);
+        decode_whole(&silent, op, body);
+        snprintf(body, sizeof body, "{%s,\"%s\":%s}", members, o->name, o->otherwise);
         decode_whole(&said, op, body);
         a = decoded_text(&silent), b = decoded_text(&said);
         assert_int_equal(said.status, ATTN_OK);

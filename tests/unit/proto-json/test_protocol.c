@@ -132,15 +132,20 @@ static char *answer(struct decoded *d, int *http, size_t *length)
             results[i].report = report_of(item);
             continue;
         }
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-            attn_tensor *t = &item->problem.tensor[id];
+        for (int n = 0; n < PROTO_TENSORS; n++) {
+            attn_tensor *const t = proto_item_result(item, n);
             int64_t size;
-            if (!(item->outputs >> id & 1)) continue;
+            if (!t) continue;
             assert_true(attn_shape_bytes(t->dtype, t->rank, t->shape, &size));
             t->data = calloc(1, (size_t)size + 1);
         }
+        if (item->parts) {
+            const attn_merge_problem merge = proto_item_merge(item);
+            assert_int_equal(attn_merge(stream, &merge, &err), ATTN_OK);
+            continue;
+        }
         attn_plan plan;
-        assert_int_equal(attn_plan_make(device, &item->problem, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(attn_device_capabilities(device), &item->problem, &plan, &err), ATTN_OK);
         assert_int_equal(attn_run(stream, &plan, 1, NULL, &err), ATTN_OK);
     }
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
@@ -155,8 +160,10 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     *length += front;
     proto_encoder_free(encoder);
     for (int i = 0; i < d->call->count; i++)
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            if (d->call->items[i].outputs >> id & 1) free(d->call->items[i].problem.tensor[id].data);
+        for (int n = 0; n < PROTO_TENSORS; n++) {
+            attn_tensor *const t = proto_item_result(&d->call->items[i], n);
+            if (t) free(t->data);
+        }
     for (int i = 0; i < d->call->count; i++) free(results[i].report);
     free(results);
     attn_stream_close(stream);
@@ -202,7 +209,8 @@ static void test_every_example_of_the_protocol_is_true(void **state)
     (void)state;
     for (int i = 0; i < count; i++) {
         static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
-        const bool backward = !strcmp(blocks[i].mark, "backward"), check = !strcmp(blocks[i].mark, "check"),
+        const bool check = !strcmp(blocks[i].mark, "check"), merge = !strcmp(blocks[i].mark, "merge"),
+                   backward = !strcmp(blocks[i].mark, "backward"), observe = !strcmp(blocks[i].mark, "observe"),
                    binary = !strcmp(blocks[i].mark, "kserve_binary"),
                    kserve = binary || !strcmp(blocks[i].mark, "kserve"),
                    file = binary || !strcmp(blocks[i].mark, "safetensors");
@@ -211,7 +219,8 @@ static void test_every_example_of_the_protocol_is_true(void **state)
                                        : NULL;
         size_t bytes = strlen(blocks[i].text);
         char *must = NULL;
-        if (!backward && !check && !file && !kserve && strcmp(blocks[i].mark, "forward")) continue;
+        if (!check && !merge && !backward && !observe && !file && !kserve && strcmp(blocks[i].mark, "forward"))
+            continue;
         char *const body = file ? file_of(blocks[i].text, &bytes) : strdup(blocks[i].text);
         requests++;
         for (size_t split = 0; split <= bytes; split++) {
@@ -224,7 +233,9 @@ static void test_every_example_of_the_protocol_is_true(void **state)
             else
                 decode_in_pieces(&d, file ? &proto_safetensors : &proto_json,
                                  check      ? PROTO_OP_CHECK
+                                 : merge    ? PROTO_OP_MERGE
                                  : backward ? ATTN_OP_BACKWARD
+                                 : observe  ? ATTN_OP_OBSERVE
                                             : ATTN_OP_FORWARD,
                                  NULL, body, bytes, first_then_rest, &first);
             text = decoded_text(&d);
@@ -269,7 +280,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
 static void test_the_protocol_names_every_member(void **state)
 {
     FILE *f = fopen(PROTOCOL, "r");
-    static char text[1 << 16];
+    static char text[1 << 17];
     size_t bytes;
     (void)state;
     if (!f) fail_msg("cannot open %s", PROTOCOL);

@@ -186,7 +186,7 @@ static struct request *computed(struct bench *b, char *body)
     struct request *request = begin(b, "POST");
     struct job *job = request->job = job_of(&b->server, ATTN_OP_FORWARD, body);
     request->route = routes_find(PORT_MAIN, proto_operations[ATTN_OP_FORWARD].path, exchange_of(request)->method).route;
-    if (prepare_job(job, devices_any(b->server.devices), devices_largest(b->server.devices), &err) != ATTN_OK)
+    if (prepare_job(job, devices_capabilities(b->server.devices), devices_largest(b->server.devices), &err) != ATTN_OK)
         fail_msg("%s", err.text);
     float *numbers = (float *)job->outputs.memory;
     for (size_t i = 0; i < job->outputs.bytes / sizeof *numbers; i++) numbers[i] = (float)(i % 1000) / 8;

@@ -80,7 +80,7 @@ static struct job *ready(struct bench *b, attn_op op, char *body)
     attn_device_info ample = *devices_largest(b->server.devices);
     struct job *job = job_of(&b->server, op, body);
     ample.memory_limit = INT64_MAX;
-    if (prepare_job(job, devices_any(b->server.devices), &ample, &err) != ATTN_OK) fail_msg("%s", err.text);
+    if (prepare_job(job, devices_capabilities(b->server.devices), &ample, &err) != ATTN_OK) fail_msg("%s", err.text);
     return job;
 }
 
@@ -379,18 +379,18 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* The first batch is on its stream, held by a gate. The second has mirrors already, and a plan behind another gate,
- * when its scratch memory is refused: it waits for the first, and then runs. */
+/* The first batch is on its stream, held by a gate. The second has mirrors already, and learns the size of its
+ * scratch memory behind another gate, when that memory is refused: it waits for the first, and then runs. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
     struct bench b;
-    struct gate run, plan;
+    struct gate run, size;
     char script[256];
     gate_shut(&run);
-    gate_shut(&plan);
-    /* Each batch takes three pieces of memory: inputs, outputs, scratch. prepare_job() plans too, both jobs before. */
-    snprintf(script, sizeof script, "hold=%s@1,plan.hold=%s@4,alloc.fail@6", run.path, plan.path);
+    gate_shut(&size);
+    /* Each batch takes three pieces of memory: inputs, outputs, scratch. */
+    snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
     struct batch *first = batch_of(&jobs[0], 1, 1), *second = batch_of(&jobs[1], 1, 1);
@@ -402,7 +402,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
-    gate_open(&plan);
+    gate_open(&size);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* it has given back what it had */
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);

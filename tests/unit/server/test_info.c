@@ -14,6 +14,7 @@
 #include <strings.h>
 
 #include "server/routes/info.h"
+#include "server/routes/openapi.h"
 #include "server/base/limits.h"
 #include "server/routes/routes.h"
 
@@ -337,6 +338,9 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
+            const proto_option *o = proto_options; /* `map` is an option and an output */
+            while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
+            if (o->name && !takes) continue;
             if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
@@ -617,7 +621,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     size_t length = 0;
     assert_int_equal(attn_device_open("reference", 0, NULL, &device, &err), ATTN_OK);
     attn_device_describe(device, &d.info);
-    d.device = device;
+    d.can = attn_device_capabilities(device);
     const struct info_facts facts = { .config = &config,
                                       .limits = &limits,
                                       .state = "ready",

@@ -36,7 +36,7 @@ static void test_another_key_or_another_owner_is_another_hash(void **state)
 {
     struct hash_key one, other;
     (void)state;
-    assert_true(hash_key_draw(&one) && hash_key_draw(&other));
+    assert_true(keyed_hash_draw(&one) && keyed_hash_draw(&other));
     assert_memory_not_equal(&one, &other, sizeof one);
     assert_int_equal(keyed_hash_name(&one, &one, "name"), keyed_hash_name(&one, &one, "name"));
     assert_int_not_equal(keyed_hash_name(&one, &one, "name"), keyed_hash_name(&other, &one, "name"));

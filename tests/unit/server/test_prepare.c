@@ -33,7 +33,7 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
     struct job *job = job_of(&b->server, op, body);
-    if (prepare_job(job, b->device, &b->info, &err) != ATTN_OK) fail_msg("%s", err.text);
+    if (prepare_job(job, attn_device_capabilities(b->device), &b->info, &err) != ATTN_OK) fail_msg("%s", err.text);
     return job;
 }
 
@@ -42,7 +42,7 @@ static void assert_refused(struct bench *b, attn_op op, char *body, attn_status 
 {
     attn_error err = { 0 };
     struct job *job = job_of(&b->server, op, body);
-    assert_int_equal(prepare_job(job, b->device, &b->info, &err), status);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b->device), &b->info, &err), status);
     assert_int_equal(err.status, status);
     if (text) assert_string_equal(err.text, text);
     contexts_finish_job(job, false);
@@ -131,7 +131,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
         more->next_in_class = rest->next_in_class; /* a list of our own, while they are ours */
         rest->next_in_class = more;
     }
-    assert_int_equal(prepare_job(job, b.device, &b.info, &err), ATTN_BUSY);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_BUSY);
     assert_non_null(strstr(err.text, "bytes of staging memory are needed, and other requests hold them"));
     job_release(job);
     while ((more = rest->next_in_class) != NULL) {
@@ -267,7 +267,7 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     open_bench(&b, "fake", 1 << 20);
     attn_error err = { 0 };
     struct job *job = job_of(&b.server, ATTN_OP_FORWARD, forward_body(2000, 64, ""));
-    assert_int_equal(prepare_job(job, b.device, &b.info, &err), ATTN_TOO_LARGE);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_TOO_LARGE);
     size_t bytes;
     long long limit;
     assert_int_equal(
@@ -280,8 +280,9 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(proto_errors[proto_error_of(err.status)].http, 413);
     attn_plan plan;
     size_t scratch;
-    assert_int_equal(attn_plan_make(b.device, &job->call->items[0].problem, &plan, &err), ATTN_OK);
-    assert_int_equal(attn_workspace(b.device, &plan, 1, &scratch, &err), ATTN_OK);
+    assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
+                     ATTN_OK);
+    assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch); /* it has memory of its own */
     job_release(job);
     struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "")); /* and what fits goes on */
@@ -299,15 +300,16 @@ static void test_a_device_that_computes_in_staging_memory_needs_scratch_memory_a
     attn_plan plan;
     size_t scratch;
     attn_error err = { 0 };
-    assert_int_equal(attn_plan_make(b.device, &job->call->items[0].problem, &plan, &err), ATTN_OK);
-    assert_int_equal(attn_workspace(b.device, &plan, 1, &scratch, &err), ATTN_OK);
+    assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
+                     ATTN_OK);
+    assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
     largest.unified = true;
     largest.memory_limit = (int64_t)scratch;
-    assert_int_equal(prepare_job(job, b.device, &largest, &err), ATTN_OK);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &largest, &err), ATTN_OK);
     job_release(job);
     job = job_of(&b.server, ATTN_OP_FORWARD, forward_body(2000, 64, ""));
     largest.memory_limit = (int64_t)scratch - 1;
-    assert_int_equal(prepare_job(job, b.device, &largest, &err), ATTN_TOO_LARGE);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &largest, &err), ATTN_TOO_LARGE);
     job_release(job);
     close_bench(&b);
 }
@@ -463,7 +465,7 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     char *bodies[] = { backward_body(ids[0], 5, 4), backward_body(ids[1], 5, 4) };
     struct job *job = job_of(&b.server, ATTN_OP_BACKWARD, envelope_of(bodies, 2));
     job->call->items[0].verify_rows = 1;
-    assert_int_equal(prepare_job(job, b.device, &b.info, &err), ATTN_OK);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_OK);
     assert_int_equal(job->call->items[0].error.status, ATTN_UNSUPPORTED);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
@@ -523,10 +525,10 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     open_bench(&b, "fake", 0);
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
-    prepare_look_closer(job, b.device, &b.info);
+    prepare_look_closer(job, &b.info);
     assert_true(job->seconds == seconds && job->worst_seconds == worst); /* a millisecond: not worth it */
     job->worst_seconds = 1e6;                                            /* if it were */
-    prepare_look_closer(job, b.device, &b.info);
+    prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
     job_release(job);

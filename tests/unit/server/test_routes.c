@@ -166,7 +166,7 @@ static void test_a_body_is_read_as_its_content_type_says(void **state)
     };
     const struct route *forward = routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        const struct route_body *body = routes_body(forward, cases[i].type);
+        const struct route_body *body = route_body(forward, cases[i].type);
         assert_int_equal(body != NULL, cases[i].json);
         if (body) assert_string_equal(body->media, "application/json");
     }
@@ -195,9 +195,9 @@ static void test_an_answer_is_written_as_accept_says_and_else_as_the_body_is(voi
     };
     const struct route *forward = routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        const struct route_body *body = routes_body(forward, cases[i].type);
+        const struct route_body *body = route_body(forward, cases[i].type);
         assert_string_equal(body->media, proto_media(body->format));
-        assert_ptr_equal(routes_answer(forward, body, cases[i].accept)->format, cases[i].format);
+        assert_ptr_equal(route_answer(forward, body, cases[i].accept)->format, cases[i].format);
     }
 }
 
@@ -208,14 +208,14 @@ static void test_the_content_types_of_a_route_are_told(void **state)
     static const struct route_body two[] = { { .media = "text/a" }, { .media = "text/b", .also = also }, { 0 } };
     const struct route route = { .bodies = two };
     char text[64], small[10];
-    assert_string_equal(routes_media(&route, text, sizeof text), "text/a or text/b");
-    assert_string_equal(routes_media(&route, small, sizeof small), "text/a or");
-    assert_ptr_equal(routes_body(&route, NULL), &two[0]);
-    assert_ptr_equal(routes_body(&route, "text/b"), &two[1]);
-    assert_ptr_equal(routes_body(&route, "text/c"), &two[1]);
-    assert_ptr_equal(routes_body(&route, "text/d; charset=utf-8"), &two[1]);
-    assert_null(routes_body(&route, "text/e"));
-    assert_string_equal(routes_media(routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route, text, sizeof text),
+    assert_string_equal(route_media(&route, text, sizeof text), "text/a or text/b");
+    assert_string_equal(route_media(&route, small, sizeof small), "text/a or");
+    assert_ptr_equal(route_body(&route, NULL), &two[0]);
+    assert_ptr_equal(route_body(&route, "text/b"), &two[1]);
+    assert_ptr_equal(route_body(&route, "text/c"), &two[1]);
+    assert_ptr_equal(route_body(&route, "text/d; charset=utf-8"), &two[1]);
+    assert_null(route_body(&route, "text/e"));
+    assert_string_equal(route_media(routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route, text, sizeof text),
                         "application/json or application/x-safetensors");
 }
 

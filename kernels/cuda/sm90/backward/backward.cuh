@@ -1,5 +1,5 @@
-/* backward.cuh: what the backward kernels of this folder share: a block's keys and the queries that see them, how tiles
- * of queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can walk.
+/* backward.cuh: code that the backward kernels of this folder share: a block's keys and the queries that see them, how
+ * tiles of queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can walk.
  *
  * X is an instantiation's shape: BM queries a tile, UNITS of 64; BN keys a block; CHUNKS of 64 channels of Q and K,
  * CHUNKS_V of V and dO. SHARED is the block's shared memory, whose rings of Q, dO and the queries' values have these

@@ -230,8 +230,8 @@ template <class X> struct scheduler {
     }
 };
 
-/* A thread loads the keys of each tile, and keeps the rings of queries full: those of a tile's first rounds while the
- * tile before still has the keys. */
+/* A thread loads the keys of each tile, and keeps the rings of queries full. It loads the queries of a tile's first
+ * rounds while consumers still use the keys of the tile before. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan &p;

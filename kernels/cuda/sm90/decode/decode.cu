@@ -1,59 +1,59 @@
-/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values lie in pages, and the copy engine brings
- * them. (Where they lie in one piece, threads are as quick, and 1 to 2 % quicker where it is a matter of bandwidth.)
- * What is computed, and in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
+/* decode.cu: computes the splits of sm80/decode.cu on Hopper where keys and values lie in pages: the copy engine
+ * loads them. Where keys lie in one piece, copies by threads are as fast, and 1 to 2 % faster where bandwidth is the
+ * bound. sm80/decode.cuh defines what is computed, and in which order, so the bits of a result are those of copies
+ * by threads.
  *
- * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are
- * smaller than a tile. Which page and slot a box is in is looked up by one warp for the whole split, before the
- * first box is asked for; so a box costs no wait for memory.
+ * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
+ * where pages are smaller than a tile. One warp looks up the page and slot of each box for the whole split, before
+ * the first box is requested. A box thus costs no wait for memory.
  *
- *   full[slot]    one arrival, of the lane that says how many bytes are to come: completes when the tile is there
- *   empty[slot]   one arrival per warp that has read the tile: completes when all four have
+ *   full[slot]    one arrival, of the lane that announces how many bytes will come; completes when the tile has arrived
+ *   empty[slot]   one arrival per warp that has read the tile; completes when all four warps have read it
  *
- * Step s of a split (a tile of K or of V) is in the slot after that of step s - 1, and the first step of a split in the
- * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first
- * warp (of few rows: by a warp each, which looks up its boxes itself), at its beginning, where all slots are free. Step
- * s is asked for when step s - SLOTS has been read: the warps take turns, and the one whose turn it is waits for the
- * others. So a slot's barriers complete once per use, in the order of the steps, and nobody may use a slot again before
- * all have seen its last phase: a phase's parity is enough to wait for.
+ * Step s of a split (a tile of K or of V) uses the slot after that of step s - 1. The first step of a split uses the
+ * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the
+ * first warp requests the first SLOTS steps (with few rows each warp requests one, and looks up its boxes itself).
+ * Step s is requested when step s - SLOTS has been read. The warps take turns at that, and the warp whose turn it is
+ * waits for the others. The barriers of a slot therefore complete once per use, in the order of the steps, and no
+ * warp uses a slot again before all have seen its last phase. To wait for a phase its parity is enough.
  *
- * Nobody waits for what comes later. At step s a warp waits for full[s], which was asked for at the beginning or by the
- * warp of turn s at the end of its step s - SLOTS. That one waits there for the others' arrivals at the end of their
- * step s - SLOTS, before which they wait for steps up to that alone. A split ends when all tiles that were asked for
- * have arrived and been read, and the block meets there. A block without rows or without a split leaves before it has
- * asked for anything; a split without keys asks for nothing.
+ * There is no deadlock, because no warp waits for a later step. At step s a warp waits for full[s]. That step was
+ * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. There that warp waits for
+ * the other warps to arrive at the end of their step s - SLOTS, and before that end they wait only for steps up to
+ * it. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for that. A
+ * block without rows or without a split ends before it has requested anything; a split without keys requests nothing.
  *
- * So all slots are on their way while warps wait, and a warp waits for others only in its turn. A warp for loads alone
- * would have all of this too, and hide that one wait; but a fifth warp in each of three blocks leaves 136 registers per
- * thread, of 168 that many rows need, and where time is the reading of keys the four warps wait for the same tile
- * anyway.
+ * All slots are thus being filled while warps wait, and a warp waits for others only in its turn. A separate warp
+ * for loads would save that one wait. But a fifth warp in each of three blocks leaves 136 registers per thread, and
+ * many rows need 168. Where reading the keys takes the time, the four warps wait for the same tile anyway.
  *
- * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128
- * bytes that is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32
- * elements). Rows past the tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page,
- * may hold anything, and boxes that lie wholly past it are not asked for: all of these rows become zeros in shared
- * memory. */
+ * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them. In rows of 128
+ * bytes that is the swizzle of sm80/tile.cuh; in rows of 64 bytes (float8 with head dims up to 64) it is that file's
+ * swizzle of rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may have rows
+ * past its end, which may hold anything. Boxes that lie wholly past the end are not requested. All of these rows
+ * become zeros in shared memory. */
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"
 
 namespace {
 
-enum { LEAST_BOX = 8 };   /* rows: where the swizzle begins anew */
-enum { MOST_SLOTS = 12 }; /* of any shape's ring */
+enum { LEAST_BOX = 8 };   /* rows after which the swizzle repeats */
+enum { MOST_SLOTS = 12 }; /* the most slots of any shape's ring */
 
-/* A stack's ring is as long as shared memory allows for the blocks of a multiprocessor, which are two. */
+/* The ring of a stack is as long as shared memory allows for the two blocks of a multiprocessor. */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
 
-/* The start of a box: its page, and the row in the page. */
+/* Where a box starts: its page, and the row in the page. */
 struct box_place {
     int row, page;
 };
 
 struct copy_plan {
     CUtensorMap K, V;
-    int box, box_shift; /* rows of a box, a power of two, and its logarithm */
+    int box, box_shift; /* rows of a box, a power of two, and the logarithm of that number */
 };
 
 struct ring_barriers {
@@ -61,13 +61,14 @@ struct ring_barriers {
 };
 
 template <class X> struct shared_with_boxes : shared<X> {
-    static const int MOST_KEYS = X::WM == 4 ? 2048 : X::FLOAT8 ? (int)MOST_FLOAT8 : 1024; /* of a split: split_keys() */
+    /* the most keys of a split, by split_keys() */
+    static const int MOST_KEYS = X::WM == 4 ? 2048 : X::FLOAT8 ? (int)MOST_FLOAT8 : 1024;
     box_place boxes[MOST_KEYS / LEAST_BOX];
 };
 
 template <typename T, class X> struct copies_by_engine {
     typedef shared_with_boxes<X> memory;
-    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64; /* of 16 bits */
+    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64; /* width of a chunk in 16-bit words */
     enum { FEW_ADDRESSES = 1 };
     static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
                   "tiles begin where the swizzle does");
@@ -82,7 +83,7 @@ template <typename T, class X> struct copies_by_engine {
     const cuda_args &a;
     const int b, hk, Sk;
     const split_place keys;
-    int filled; /* steps that were asked for */
+    int filled; /* number of steps that were requested */
 
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
         : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
@@ -96,10 +97,11 @@ template <typename T, class X> struct copies_by_engine {
         return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
     }
 
-    /* Finds the boxes of the split; one warp calls it. It reads no table entry past the last key's. */
+    /* Finds the boxes of the split; one warp calls it. It reads no entry of the page table past the last key's. */
     DEVICE void find_boxes() const
     {
-        const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN); /* whole tiles are loaded */
+        /* counts whole tiles, because whole tiles are loaded */
+        const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
         for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
              n += 32, key += 32 * at.copies.box)
             sm.boxes[n] = box_of(key);
@@ -110,7 +112,8 @@ template <typename T, class X> struct copies_by_engine {
      * the sequence are skipped. FIRST: the warp looks up the boxes itself. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
-        const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK; /* of the tensor's elements */
+        /* counted in elements of the tensor */
+        const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK;
         static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
         const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;
         const int key = (keys.tiles + step / 2) * X::BN, box = at.copies.box;
@@ -130,8 +133,8 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where no key is seen */
-        if constexpr (X::FEW) {                           /* a warp a slot */
+        filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where the split has no keys */
+        if constexpr (X::FEW) {                           /* each warp fills a slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -144,7 +147,7 @@ template <typename T, class X> struct copies_by_engine {
         queries();
         cp_async_commit();
         cp_async_wait<0>();
-        __syncthreads(); /* Q is here, and all see the barriers and where boxes begin */
+        __syncthreads(); /* Q is loaded, and all warps see the barriers and the starts of the boxes */
     }
 
     template <bool VALUES> DEVICE uint16_t *next() const
@@ -155,7 +158,8 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        const int rows = Sk - j * X::BN, PIECES = CHUNK / 8; /* of 16 bytes, which the swizzle leaves in their row */
+        /* pieces have 16 bytes; the swizzle leaves them in their row */
+        const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1
         for (int n = threadIdx.x; n < X::BN * X::WIDTH / 8; n += X::THREADS)
@@ -190,7 +194,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 };
 
-/* Dynamic shared memory: a split's, and behind it the barriers. */
+/* Dynamic shared memory: that of a split, with the barriers behind it. */
 template <typename T, int D, keys_as AS>
 constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
 
@@ -206,7 +210,7 @@ template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies
     fence_mbarrier_init();
 }
 
-/* decode_stacks(). */
+/* decode_stacks() with copies by the copy engine. */
 template <typename T, int D>
 __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     decode_stacks_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -254,14 +258,14 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     extern __shared__ __align__(1024) char memory[];
     ring_barriers &bars = *(ring_barriers *)(memory + sizeof(typename ring::memory));
     make_ready<ring::SLOTS>(copies, bars, WARPS);
-    __syncthreads(); /* every warp asks for a tile */
+    __syncthreads(); /* every warp requests a tile */
     typename ring::kept kept = { copies, bars, 0, 0 };
     walk_few<T, D, true, AS, copies_by_engine>(a, p, memory, kept);
 }
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* Describes K or V for the copy engine. */
+/* Describes K or V to the copy engine. Returns false where its strides do not fit. */
 bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
     const int64_t B = d.pages, rows = d.page_size;
@@ -306,14 +310,14 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     const attn_dims &d = a.g.dims;
     const int64_t widest = attn_max64(d.D, d.Dv);
     const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-    /* A box is in one page and one tile, of few rows and of many. */
+    /* A box lies in one page and in one tile, for few rows and for many. */
     const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
               box_bytes = row_bytes < 128 ? row_bytes : 128;
     copy_plan copies;
     copies.box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies.box_shift = 0;
     while (1 << copies.box_shift < copies.box) copies.box_shift++;
-    /* A promotion to 256 bytes asks for each 128 of a row twice, and costs a tenth. */
+    /* A promotion to 256 bytes fetches each 128 bytes of a row twice, and costs a tenth of the speed. */
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
         !tma_map(&copies.V, V, copies.box, box_bytes, promotion))

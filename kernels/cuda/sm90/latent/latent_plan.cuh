@@ -1,6 +1,5 @@
-/* latent_plan.cuh: the plan shared by the blocks and the combine of latent.cu: the tiles, where a
- * sequence's keys are cut into splits, which splits a block takes, and how two partial results
- * become one. */
+/* latent_plan.cuh: the plan that the blocks and the combine of latent.cu share: the tiles, how a sequence's keys are
+ * divided into splits, which splits a block computes, and how two partial results become one. */
 #ifndef ATTN_SM90_LATENT_PLAN_CUH
 #define ATTN_SM90_LATENT_PLAN_CUH
 
@@ -11,7 +10,7 @@ namespace {
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
 enum { D = 576, DV = 512, BM = 64, BN = 64, HALF = DV / 2 };
-enum { BOXES = D / 64, BOX = BN * 64 }; /* of 64 columns; elements of one */
+enum { BOXES = D / 64, BOX = BN * 64 }; /* boxes have 64 columns; BOX is the number of elements of one */
 enum { MOST_ROWS = 1024 };
 enum { SPLIT_GROUP = 4 };
 
@@ -20,32 +19,32 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    int tiles, units; /* of 64 rows; the most units that a sequence may have: splits, or split groups */
-    int walks;        /* a unit is a split group */
-    float4 *O;        /* sums of units: 64 rows of 512 columns, as piece_of() has them */
-    float2 *ml;       /* reference in base 2 and l of each of those rows */
-    uint8_t *flags;   /* two per row: a half of what its block wrote to out is not to be trusted */
+    int tiles, units; /* tiles of 64 rows; the most units (splits or split groups) that a sequence may have */
+    int walks;        /* true: a unit is a split group, which a block walks through */
+    float4 *O;        /* sums of the units: 64 rows of 512 columns, in the order of piece_of() */
+    float2 *ml;       /* for each of those rows: reference in base 2, and l */
+    uint8_t *flags;   /* two per row: set where half of what the row's block wrote to out is wrong */
 };
 
-/* Keys of a split. Long sequences have as many splits as fill a GPU; with fewer rows there are fewer blocks, and the
- * sums of a split are less to write. */
+/* The keys of a split. Long sequences have as many splits as fill a GPU. With fewer rows there are fewer blocks, and
+ * the sums of a split take less time to write, so splits are shorter. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = wide ? 1024 : 512, most = wide ? 2048 : 1024;
     return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, most);
 }
 
-/* Grows with the keys. */
+/* The number of splits; it grows with the number of keys. */
 __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 {
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
 }
 
-/* The splits of a sequence. */
+/* How the keys of a sequence are divided into splits. */
 struct sequence_place {
     attn_sequence s;
     int rows;
-    int first, last, length, splits; /* keys that any row sees; of a split */
+    int first, last, length, splits; /* keys that any row sees; keys of a split; number of splits */
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };
 
@@ -63,12 +62,12 @@ DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
     return y;
 }
 
-/* What a block is to do: rows from r0 on, splits [begin, end). */
+/* The work of a block: rows from r0 on, in splits [begin, end). */
 struct block_place {
     sequence_place q;
     int b, r0, begin, end;
-    int open_lo, open_hi; /* keys that all rows of the sequence see */
-    int64_t unit;         /* its place in the workspace */
+    int open_lo, open_hi; /* keys [open_lo, open_hi) are seen by all rows of the sequence */
+    int64_t unit;         /* the block's first unit in the workspace */
 
     DEVICE int first_key(int split) const { return q.first + split * q.length; }
     DEVICE int last_key(int split) const { return min(first_key(split) + q.length, q.last); }
@@ -91,8 +90,9 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* A row of a unit's sums is PIECES_OF_ROW of four floats: of columns first_column(n), the next one, and those 8 further
- * on, as a thread of a product has them. They lie in the order of the threads, so that a warp writes whole lines. */
+/* A row of a unit's sums is PIECES_OF_ROW pieces of four floats. A piece has columns first_column(n), the next one,
+ * and the two columns 8 further on, as a thread of a product has them. Pieces lie in the order of the threads, so
+ * that a warp writes whole cache lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {
@@ -105,20 +105,21 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
-/* Two kernels compute this and must get the same bits, so every rounding is written explicitly. */
+/* Folds two partial results of a row into one. Two kernels use this struct and must get the same bits, so every
+ * rounding is written explicitly. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m; /* no key seen yet: -inf - -inf would be NaN */
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
     }
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Can a row's sum be trusted? `seen`: does the row see a key? */
+/* Is a row's sum correct? `seen`: the row sees a key. */
 DEVICE bool is_sound(float m, float l, bool seen)
 {
     return l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST) && (l != 0 || !seen);

@@ -1,8 +1,8 @@
-/* copies.cuh: the instructions of the copy engine and of the barriers that say what has arrived (mbarrier), one per
- * wrapper.
+/* copies.cuh: wrappers for the instructions of the copy engine and of the barriers that tell what has arrived
+ * (mbarrier), one instruction each.
  *
- * A part of sm90/layer/ptx.cuh, which has the other instructions. Code of sm80/ may include this
- * file alone. */
+ * sm90/layer/ptx.cuh includes this file and has the other instructions. Code of sm80/ may include this file without
+ * it. */
 #ifndef ATTN_SM90_COPIES_CUH
 #define ATTN_SM90_COPIES_CUH
 
@@ -24,7 +24,7 @@ DEVICE void fence_mbarrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* One arrival that also announces `bytes` of asynchronous copies for the current phase. */
+/* Arrives once at the barrier, and announces `bytes` of asynchronous copies for its current phase. */
 DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -34,7 +34,7 @@ DEVICE void mbarrier_arrive(uint32_t bar)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-/* Wait until phase `parity` of the barrier has completed; what it tracks is then visible. */
+/* Waits until phase `parity` of the barrier has completed. The data that the barrier tracks is then visible. */
 DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -43,9 +43,9 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* Like mbarrier_wait(), but suspends the thread until the phase completes, for at most 10 ms.
- * Without that time hint a wait polls shared memory, which wgmma reads too. For threads without
- * other work; a consumer's loop was not faster with it. */
+/* Like mbarrier_wait(), but suspends the thread until the phase completes, for at most 10 ms. Without that time hint
+ * a wait polls shared memory, which wgmma reads too. It is for threads without other work; a consumer's loop was not
+ * faster with it. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -61,8 +61,8 @@ DEVICE void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Box at coordinates (c0..c3) to shared memory; completes the bytes of the box on the barrier, those out of bounds
- * (zeros) included. */
+/* Loads the box at coordinates (c0..c3) to shared memory. All bytes of the box complete on the barrier, also those
+ * out of bounds, which are zeros. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
@@ -89,7 +89,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
         : "memory");
 }
 
-/* Stores a box from shared memory to the tensor; elements outside the tensor are dropped. Joins the
+/* Stores a box from shared memory to the tensor; elements outside the tensor are dropped. The store joins the
  * thread's bulk group. */
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {
@@ -97,22 +97,21 @@ DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3,
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
-/* Copies bytes from global to shared memory, in whole pieces of 16, which complete on the barrier.
- * 9.7.9.25.4.1. */
+/* Copies bytes from global to shared memory, in pieces of 16 bytes that complete on the barrier. 9.7.9.25.4.1. */
 DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
-/* Copies bytes from shared to global memory. Joins the thread's bulk group. */
+/* Copies bytes from shared to global memory. The copy joins the thread's bulk group. */
 DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
-/* Adds floats of shared memory to those in global memory; each add is atomic, the whole is not.
- * Joins the thread's bulk group. 9.7.9.25.4.2. */
+/* Adds floats in shared memory to floats in global memory. Each addition is atomic, but the whole is not. The
+ * operation joins the thread's bulk group. 9.7.9.25.4.2. */
 DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
@@ -141,8 +140,7 @@ DEVICE void fence_proxy_async_shared()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/* Orders accesses to global memory of the ordinary and the asynchronous proxy, whichever comes
- * first. */
+/* Orders accesses to global memory by the ordinary and the asynchronous proxy, whichever comes first. */
 DEVICE void fence_proxy_async_global()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -1,17 +1,17 @@
-/* epilogue.cuh: the end of a tile of work: the sink, lse, the check that all is finite, and the
- * store of O. Flags mark rows that tensor cores cannot compute; a repair computes them anew. */
+/* epilogue.cuh: the end of a tile of work: the sink, lse, the check that all is finite, and the store of O. Flags
+ * mark rows that tensor cores cannot compute; a repair computes these rows again. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 
-/* Where results go, and the inputs that the end of a row needs. */
+/* Where results are written, and the inputs that the end of a row needs. */
 struct results {
-    void *out;  /* NULL: not wanted */
-    float *lse; /* NULL: not wanted */
+    void *out;  /* NULL where out is not wanted */
+    float *lse; /* NULL where lse is not wanted */
     int64_t out_batch, out_head, out_row, lse_batch, lse_head, lse_row;
-    const float *sinks; /* NULL: none */
+    const float *sinks; /* NULL where there are no sinks */
     int64_t sink_stride;
     int Dv;
 };
@@ -27,7 +27,8 @@ static inline results results_of(const attn_geometry &g)
     return x;
 }
 
-/* The sink in base 2, or -inf without one. A huge sink is in base 2 too, as all scores of these kernels are. */
+/* The sink in base 2, or -inf without one. A huge sink is converted too, because all scores of these kernels are in
+ * base 2. */
 DEVICE float sink_log2(const results &to, int h)
 {
     const float sink = to.sinks ? to.sinks[h * to.sink_stride] : -CUDART_INF_F, y = sink * LOG2E;
@@ -36,13 +37,13 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* The ends of a thread's two rows: the factor of O, and log2 of the unit of the sum l. */
+/* The numbers that end a thread's two rows: the factor of O, and the base-2 logarithm of the unit of the sum l. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* out = O / l, times v_scale; the sink joins the denominator here. x.l becomes the sum of the whole
- * row. WHOLE: x.l is that sum already. */
+/* out = O / l, times v_scale. The sink is added to the denominator here. x.l becomes the sum of the whole row; with
+ * WHOLE it is that sum already. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -54,7 +55,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float &l = x.l[half], keep = 1;
-        y.top[half] = reference.base(x.m[half]); /* c > 0: -inf stays */
+        y.top[half] = reference.base(x.m[half]); /* c > 0, so -inf stays -inf */
         if (sink != -CUDART_INF_F) {
             const float both = fmaxf(y.top[half], sink);
             keep = exp2_fast(y.top[half] - both);
@@ -66,7 +67,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if below Sq. One lane of each
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if these are below Sq. One lane of each
  * quad stores. */
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -82,7 +83,7 @@ DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, 
 /* Multiplies O by factor. Returns whether all of O is finite. */
 template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2])
 {
-    float zero[4] = { 0, 0, 0, 0 }; /* or NaN; four chains for the pipeline's sake */
+    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN; four independent sums hide latency */
 #pragma unroll
     for (int i = 0; i < N; i++) {
         O[i] *= factor[i / 2 % 2];
@@ -91,7 +92,7 @@ template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2]
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
 }
 
-/* Address of row `line` of a head of out. */
+/* The address of row `line` of a head of out. */
 template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t line)
 {
     return (T *)to.out + b * to.out_batch + h * to.out_head + line * to.out_row;
@@ -113,23 +114,24 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
     }
 }
 
-/* Copies these rows from shared memory to global memory, whole rows at a time. `count`: rows that
+/* Copies staged rows from shared memory to global memory, whole rows at a time. `count` is the number of rows that
  * exist, at most 16. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
-    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8; /* of a row, in pieces; pieces stay among their 8 */
+    /* pieces of a row, and pieces between rows; each piece stays among the 8 of its chunk */
+    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* Rows that a warp stores at a time, where a lane's piece is always the same. */
+    /* The rows that a warp stores at a time, if each lane always stores the same piece of a row. */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
         T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* all asked for before the first is stored */
+        uint4 words[D / 16]; /* all words are loaded before the first is stored */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
         /* Without this, ptxas moves the last load behind the other stores and waits for their
@@ -155,7 +157,7 @@ DEVICE int place_in_chunks(int i, int piece)
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
 }
 
-/* Copies the first `count` rows of such chunks to global memory. The whole warp calls it. */
+/* Copies the first `count` rows from the chunks of place_in_chunks() to global memory. The whole warp calls it. */
 template <typename T, int D>
 DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint16_t *staging, int lane)
 {
@@ -168,7 +170,7 @@ DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint1
     }
 }
 
-/* Four lanes' 4x4 words, transposed: lane q of a quad gets word q of lanes 0 .. 3. */
+/* Transposes the 4x4 words of four lanes: lane q of a quad gets word q of lanes 0 .. 3. */
 DEVICE void transpose_quad(uint32_t (&a)[4], int q)
 {
 #pragma unroll
@@ -211,7 +213,7 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                          uint16_t *staging, int lane)
 {
     const auto at = [&](int r, int piece) { return (float *)staging + r * 32 + (piece ^ (r & 7)) * 4; };
-    const int i = lane / 8, piece = lane % 8; /* of the rows and pieces on their way out */
+    const int i = lane / 8, piece = lane % 8; /* the lane's row and piece when rows are stored */
 #pragma unroll
     for (int part = 0; part < D / 32; part++) {
 #pragma unroll
@@ -263,9 +265,8 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Each tile of work has a flag per warp of 16 rows. The warps of the grid scan the flags, 32 at a
- * time: a lane calls flag(n), which returns flag n. If it is not 0, the whole warp calls repair(n,
- * flag). */
+/* Each tile of work has a flag for each of its warps, which has 16 rows. The warps of the grid scan the flags, 32 at
+ * a time: a lane calls flag(n), which returns flag n. If the flag is not 0, the whole warp calls repair(n, flag). */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

@@ -1,4 +1,5 @@
-/* masks.cuh: which scores of a tile are -inf: causal, window and lengths (a band of keys a row), and FlashMask.
+/* masks.cuh: which scores of a tile are -inf, by causal, window and lengths (each row sees a band of keys) and by
+ * FlashMask.
  *
  * FlashMask: tile_extremes first finds the extremes of the bounds in each tile of keys. The
  * scheduling warp then lists the tiles that its rows see; other tiles are neither loaded nor
@@ -31,9 +32,9 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. Without one, bounds is NULL. */
 struct flash_mask {
-    const int32_t *bounds; /* n a key, for groups of `group` heads */
+    const int32_t *bounds; /* n bounds for each key, shared by `group` heads */
     int64_t batch, head, row;
-    const attn_mask_extremes *extremes; /* of each tile's bounds */
+    const attn_mask_extremes *extremes; /* the extremes of the bounds of each tile */
     int n, group, key_tiles;
     bool causal;
 };
@@ -50,13 +51,13 @@ static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *ext
     return x;
 }
 
-/* Two bits per tile of keys, for one tile of work: the tile is seen; it is seen only in part. */
+/* Two bits per tile of keys, for one tile of work: some of the tile is seen; only a part of it is seen. */
 enum { MOST_KEY_TILES = 4096 };
 struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Finds the tiles of keys that the mask lets rows [begin, end) see: fills `seen`, narrows `tiles`.
+/* Finds the tiles of keys that the mask lets rows [begin, end) see. It fills `seen` and narrows `tiles`.
  * The whole warp calls it. */
 DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
                                tile_bits &seen)
@@ -79,7 +80,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     __syncwarp();
 }
 
-/* The next tile below j in the list, or first - 1; first itself is one, and j > first. */
+/* The next tile below j in the list; first - 1 where there is none. `first` itself is in the list, and j > first. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;
@@ -89,14 +90,15 @@ DEVICE int listed_tile_below(const tile_bits *seen, int j)
 }
 
 /* Sets scores to -inf where the bounds of keys from j0 on hide them from the thread's rows i0 and
- * i0 + 8. x: the tile of work, of which b, h, Sq and Sk are read. */
+ * i0 + 8. x is the tile of work; its b, h, Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    uint32_t hidden[2] = { 0, 0 }; /* a bit per score: a rolled loop, for there are no registers for all the bounds */
+    /* one bit for each score; the loop is not unrolled, because there are not enough registers for all bounds */
+    uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {
         const attn_mask m = attn_mask_of(bounds + min(column + n / 2 * 8 + n % 2, x.Sk - 1) * mask.row, mask.n,

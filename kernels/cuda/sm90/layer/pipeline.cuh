@@ -1,12 +1,13 @@
-/* pipeline.cuh: how the warps of a block hand tiles to each other: rings of stages, pairs of barriers, turns.
+/* pipeline.cuh: how the warps of a block pass tiles to each other: rings of stages, pairs of barriers, turns.
  *
- *   ring          stages of shared memory that are filled one after the other, round and round. A stage has a pair of
- *                 barriers: `full` completes when its tile has arrived, `empty` when all readers have given it back.
- *   turns         the consumer warpgroups issue their products one after the other (named barriers), so that one's
- *                 softmax runs under another's products. One that has no product passes its turn.
- *   a stage that  the warpgroup meets at a barrier before it gives it back: a warp that still waited could miss the
- *   nobody reads  phase once the stage is filled anew. Where there is a product no barrier is needed: one thread of a
- *                 warpgroup arrives when the product has retired, for then all four warps have waited for the stage. */
+ *  ring          stages of shared memory that are filled one after the other, again and again. Each stage has a pair
+ *                of barriers: `full` completes when its tile has arrived, `empty` when all readers have released it.
+ *  turns         the consumer warpgroups issue their products one after the other (named barriers), so that the
+ *                softmax of one runs during the products of another. A warpgroup without a product passes its turn.
+ *  a stage that  a warpgroup whose product does not read a stage meets at a barrier before it releases the stage.
+ *  nobody reads  Otherwise a warp that still waits for the stage could miss the phase, once the stage is filled again.
+ *                With a product no barrier is needed: one thread of the warpgroup arrives when the product has
+ *                retired, because all four warps have then waited for the stage. */
 #ifndef ATTN_SM90_PIPELINE_CUH
 #define ATTN_SM90_PIPELINE_CUH
 
@@ -15,7 +16,7 @@
 
 /* ---- Barriers ---------------------------------------------------------------------------------------------------- */
 
-/* The barrier pairs of STAGES stages, in shared memory. */
+/* The barriers of STAGES stages, in shared memory. */
 template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
@@ -32,7 +33,7 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
 
 /* ---- Rings ------------------------------------------------------------------------------------------------------- */
 
-/* A position in a ring: stage and phase. The filler and each reader have a position of their own. */
+/* A position in a ring: stage and phase. The filler and each reader have their own positions. */
 template <int STAGES> struct ring {
     int stage = 0;
     uint32_t phase = 0;
@@ -46,7 +47,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* Waits until the stage is free; for the filler. */
+/* The filler waits until the stage is free. */
 template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
@@ -55,14 +56,14 @@ template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs
 {
     mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
-/* Waits until the stage is filled; for a reader. */
+/* A reader waits until the stage is filled. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* Waits until the stage is free and starts a load of a tile into it. The load completes on the
- * stage's barrier `full`, or on another. */
+/* Waits until the stage is free and starts a load of a tile into it. The load completes on the stage's barrier
+ * `full`, or on `other` if it is given. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
@@ -73,12 +74,13 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 
 /* ---- Consumers --------------------------------------------------------------------------------------------------- */
 
-enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 }; /* named barriers, from each on one per consumer */
+/* first named barriers of two sets, each with one barrier per consumer */
+enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
-/* A thread's part in the C consumer warpgroups of a block. */
+/* A thread's part in a block with C consumer warpgroups. */
 template <int C> struct consumer {
-    int w, warp, lane; /* warpgroup among the consumers, warp in it */
-    bool leader;       /* arrives for its warpgroup */
+    int w, warp, lane; /* number of the warpgroup among the consumers; number of the warp in it */
+    bool leader;       /* this thread arrives at barriers for its warpgroup */
 
     DEVICE explicit consumer(int w_)
         : w(w_), warp(threadIdx.x % 128 / 32), lane(threadIdx.x % 32), leader(threadIdx.x % 128 == 0)
@@ -92,7 +94,8 @@ template <int C> struct consumer {
         await_turn();
         next_turn();
     }
-    /* Before the first turn, which is consumer 0's; after the last, so that no arrival is left over. */
+    /* Call it before the first turn, which is consumer 0's. end_turns() follows the last turn, so that no arrival is
+     * left over. */
     DEVICE void begin_turns() const
     {
         if (w == C - 1) next_turn();
@@ -102,10 +105,9 @@ template <int C> struct consumer {
         if (w == 0) await_turn();
     }
 
-    /* Barrier of the warpgroup's four warps. */
+    /* A barrier of the warpgroup's four warps. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* Like meet(); returns whether x is true in all their threads. The vote makes the result
-     * warp-uniform for ptxas. */
+    /* Like meet(), and returns whether x is true in all threads. The vote makes the result warp-uniform for ptxas. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const
@@ -117,7 +119,7 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* Gives back a stage that no product reads. */
+    /* Releases a stage that no product reads. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

@@ -1,7 +1,8 @@
-/* products.cuh: products of tiles by a warpgroup: operands in shared memory, step by step, and P as an operand.
+/* products.cuh: products of tiles, computed by a warpgroup: operands in shared memory, step by step, and P as an
+ * operand.
  *
- * An operand gives the descriptor of its step k: 32 bytes of k for a K-major one, 16 rows for an
- * MN-major one. Products are issued and committed; call retire() before reading their sums. */
+ * An operand returns the descriptor of its step k: 32 bytes of k if it is K-major, 16 rows if it is MN-major.
+ * Products are issued and committed; call retire() before reading their sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 
@@ -9,29 +10,29 @@
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* K-major operand, ROWS rows per chunk. It makes its descriptors from the address at each step,
- * which takes fewer registers. */
+/* A K-major operand with ROWS rows per chunk. It makes its descriptors from the address at each step, which takes
+ * fewer registers. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* K-major operand that keeps its first descriptor; each step is an addition. */
+/* A K-major operand that keeps its first descriptor; each step is an addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
     DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
 };
 
-/* MN-major operand, ROWS rows per chunk: k runs down the rows. */
+/* An MN-major operand with ROWS rows per chunk: k counts down the rows. */
 template <int ROWS> struct mn_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* K-major and MN-major operands that keep only the low word of a descriptor; the high word is the
- * same for all. A step, or another stage of a ring, is one addition. A descriptor made from an
- * address takes four operations between two products. */
+/* K-major and MN-major operands that keep only the low word of a descriptor; the high word is the same for all. A
+ * step, or another stage of a ring, is one addition. Making a descriptor from an address would take four operations
+ * between two products. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;
@@ -66,7 +67,7 @@ DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
-/* d[64 x N] = A B over STEPS of k, B MN-major. */
+/* d[64 x N] = A B over STEPS of k, where B is MN-major. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
 {
@@ -76,7 +77,7 @@ DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
-/* d[64 x N] += A B over STEPS of k, A in registers. add == 0: d begins anew. */
+/* d[64 x N] += A B over STEPS of k, with A in registers. add == 0: d starts from 0. */
 template <typename T, int N, int STEPS, class B>
 DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const B &b, int add = 1)
 {
@@ -102,8 +103,8 @@ template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], 
     for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
 }
 
-/* Rounds P to float8_e4m3: 4 registers of 4 elements for each 32 keys, 0 past N. transpose_step
- * orders the keys of V^T alike. */
+/* Rounds P to float8_e4m3: 4 registers of 4 elements for each 32 keys, 0 past N. transpose_step puts the keys of V^T
+ * in the same order. */
 template <int N, int M> DEVICE void to_operand_8(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll

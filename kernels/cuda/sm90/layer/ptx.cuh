@@ -1,8 +1,8 @@
-/* ptx.cuh: the Hopper instructions (sm_90a) that the kernels of this folder use, one per wrapper.
+/* ptx.cuh: wrappers for the Hopper instructions (sm_90a) that the kernels of sm90/ use, one instruction each.
  *
- * Shared memory addresses are 32-bit (smem_addr); a barrier is such an address of an 8-byte word; a
- * tensor map is passed to the kernel as `const __grid_constant__`. An instruction that orders
- * memory carries a "memory" clobber. Section numbers are those of PTX ISA 9.0. */
+ * Shared memory addresses have 32 bits (smem_addr). A barrier is the address of an 8-byte word in shared memory. A
+ * tensor map is passed to the kernel as `const __grid_constant__`. An instruction that orders memory carries a
+ * "memory" clobber. Section numbers are those of PTX ISA 9.0. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
@@ -26,8 +26,8 @@ DEVICE int warpgroup_index()
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
-/* threadIdx.x, read at the call. Values computed from it therefore hold no registers from one loop
- * to the next. */
+/* Returns threadIdx.x, read at the call. Values computed from it therefore hold no registers from one loop to the
+ * next. */
 DEVICE uint32_t thread_anew()
 {
     uint32_t thread;
@@ -35,9 +35,8 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* The address of block_memory(), read at the call. Descriptors made from it stay in uniform
- * registers. From a kept address ptxas makes an ordinary register and moves each descriptor between
- * two products. */
+/* The address of block_memory(), read at the call. Descriptors made from it stay in uniform registers. For an
+ * address that is kept, ptxas uses an ordinary register and moves each descriptor between two products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -47,9 +46,8 @@ DEVICE uint32_t memory_anew()
 
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
-/* A word through which a block signals others. After store_release(), a thread that acquires the
- * word sees all earlier writes of the storing thread, and of threads it has met at a barrier.
- * 9.7.9.11, 9.7.9.8. */
+/* store_release() and load_acquire() use a word by which a block signals others. A thread that acquires the word
+ * sees all writes that the storing thread, and threads it had met at a barrier, made before. 9.7.9.11, 9.7.9.8. */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
@@ -68,15 +66,15 @@ DEVICE void add_release(uint32_t *to, uint32_t x)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-/* Returns the word's value; if that is 0, sets the word to 1. */
+/* Returns the word's value. If that is 0, sets the word to 1. */
 DEVICE uint32_t claim_acquire(uint32_t *word)
 {
     uint32_t x;
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* A kernel calls this before a warp computes rows anew, one by one. The emulator can make it a
- * fault: where all results are finite, the repair is wasted time. */
+/* A kernel calls this before a warp computes rows again, one by one. The emulator can report the call as a fault,
+ * because the repair is wasted time where all results are finite. */
 DEVICE void repair_begins() {}
 /* Loads four floats, bypassing the L1. 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
@@ -89,8 +87,8 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* Returns the counter, below 2^31 - 1, and adds 1. It uses inc, which wraps at that limit. For an
- * add, ptxas would sum over the warp, and would wait for the result at once. 9.7.13.5. */
+/* Returns the counter, which is below 2^31 - 1, and adds 1. It uses inc, which wraps at that limit. With an add,
+ * ptxas would sum over the warp and wait for the result at once. 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -110,7 +108,7 @@ DEVICE void cp_async_wait_all()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Cache policy for data that is read once: it leaves the L2 before other data. 9.7.9.16. */
+/* The L2 policy for data that is read once: it leaves the L2 before other data. 9.7.9.16. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -133,7 +131,7 @@ DEVICE void named_barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/* Barrier of `threads` threads; returns whether x is true in all of them. */
+/* A barrier of `threads` threads. Returns whether x is true in all of them. */
 DEVICE bool named_barrier_all(int id, int threads, bool x)
 {
     uint32_t all;
@@ -172,8 +170,7 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* Stores four 8x8 blocks, each transposed: lane l holds elements 2 (l % 4) and the next of column l
- * / 4. */
+/* Stores four 8x8 blocks, each transposed: lane l holds element 2 (l % 4) and the next element of column l / 4. */
 DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -181,8 +178,8 @@ DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* Loads four 8x8 blocks of 16-bit elements, each transposed: lane l gets elements 2 (l % 4) and the
- * next of column l / 4 of each; it gives the address of row l % 8 of block l / 8. */
+/* Loads four 8x8 blocks of 16-bit elements, each transposed: lane l gets element 2 (l % 4) and the next element of
+ * column l / 4 of each block; it gives the address of row l % 8 of block l / 8. */
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -191,8 +188,7 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* Stores 16 bytes to global memory in one instruction. From words held in registers the compiler
- * would make four stores. */
+/* Stores 16 bytes to global memory in one instruction. For words in registers the compiler would make four stores. */
 DEVICE void store_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
@@ -220,7 +216,7 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-/* The two elements of such a register, the low one first. */
+/* Unpacks the two elements of a register as floats, the low element first. */
 template <typename T> DEVICE float2 unpack(uint32_t r);
 template <> DEVICE float2 unpack<__half>(uint32_t r)
 {
@@ -259,9 +255,9 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* The largest of three floats compared as integers, in one instruction where fmaxf takes two. The
- * result is the maximum if one of them is >= 0; otherwise it may be any of them. A NaN with sign
- * bit 0 is larger than all; one with sign bit 1 is ignored. */
+/* The largest of three floats compared as integers, in one instruction where fmaxf takes two. The result is the
+ * maximum if one of them is >= 0; otherwise it may be any of them. A NaN with sign bit 0 is larger than all numbers;
+ * a NaN with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -270,7 +266,7 @@ DEVICE float largest_by_bits(float x, float y, float z)
 /* ---- wgmma, 9.7.15 ----------------------------------------------------------------------------------------------- */
 
 /* Descriptor of an operand in 128-byte swizzled shared memory. To step, add bytes >> 4.
- *   lbo  MN-major: distance from one 64 elements of M or N to the next. K-major: ignored.
+ *   lbo  MN-major: distance from one group of 64 elements of M or N to the next. K-major: ignored.
  *   sbo  distance from one group of 8 rows to the next. */
 DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
 {
@@ -278,7 +274,7 @@ DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
            (uint64_t)1 << 62;
 }
 
-/* Before the first wgmma of a batch, when registers that it uses were touched by ordinary code. */
+/* Call it before the first wgmma of a batch if ordinary code has touched registers that the batch uses. */
 DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -293,9 +289,9 @@ template <int N> DEVICE void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Makes ptxas compute x before the next wait. ptxas moves a wait above arithmetic that does not
- * need it, because a wait takes long, but not above a branch. x is >= 0 or NaN, so the branch is
- * never taken. */
+/* Makes ptxas compute x before the next wait. ptxas moves a wait above arithmetic that does not depend on it,
+ * because a wait takes long, but it does not move a wait above a branch. x is >= 0 or NaN, so the branch is never
+ * taken. */
 DEVICE void compute_before_wait(float x)
 {
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
@@ -314,24 +310,24 @@ template <int N> DEVICE void opaque(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-/* Declares d's contents dead. Otherwise d would stay in registers until a product that begins anew,
- * because that product formally reads d (times 0). */
+/* Declares d's contents dead. Otherwise d would stay in registers until the next product that starts from 0, because
+ * that product formally reads d (times 0). */
 template <int N> DEVICE void undefine(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* Returns x, which then stays in its register. When registers are short, ptxas recomputes values
- * derived from the thread's number, and reading that number waits for a product. It keeps a value
- * that came from a shuffle, even from the same lane. */
+/* Returns x, which then stays in its register. When registers are short, ptxas recomputes values derived from the
+ * thread's number, and reading that number waits for a product. ptxas keeps a value that came from a shuffle, even
+ * from the same lane. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
 /* Returns x as a value that the compiler knows nothing about, so that it keeps no earlier result
- * computed from x. The opposite of kept(). */
+ * computed from x. It is the opposite of kept(). */
 DEVICE uint32_t opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
@@ -360,8 +356,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls X with N, the texts of the accumulators, their operands, the numbers of the operands after
- * them, and the further arguments. */
+/* Calls X with N, the texts of the accumulators, their operands, the numbers of the operands after these, and the
+ * further arguments. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \
@@ -387,7 +383,7 @@ struct e4m3 {
  * 16-bit types take 16 of k per step. ss: both operands in shared memory, K-major. rs: A in
  * registers (the order of an accumulator's 16 columns), B MN-major (its k runs down the rows).
  *
- * float8_e4m3fn takes 32 of k per step; both operands are K-major, also B of rs. A of rs: register
+ * float8_e4m3fn takes 32 of k per step; both operands are K-major, in rs too. A of rs: register
  * r of a thread holds k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2).
  * The sums keep about 14 bits: each step truncates every product and the previous sum at 2^-13 of
  * the largest of them. */
@@ -415,8 +411,8 @@ WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
-/* wgmma of 16-bit types where A_MN and B_MN say which operand is MN-major. ss: both operands in
- * shared memory. rs: A in registers, B K-major (wgmma's own rs has the other). */
+/* wgmma of 16-bit types where A_MN and B_MN say which operand is MN-major. ss: both operands in shared memory. rs: A
+ * in registers, B K-major (in wgmma's own rs B is MN-major). */
 template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
     template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \

@@ -1,31 +1,31 @@
-/* scheduler.cuh: which tiles of work there are, in what order they are handed out, and which tiles of keys their
- * rows see.
+/* scheduler.cuh: which tiles of work there are, in what order blocks claim them, and which tiles of keys their rows
+ * see.
  *
- * The grid is one block per multiprocessor; each works through tiles of BM queries of one head, claimed from a
- * counter. Without a mask they are walked head after head. With one they differ in length: the longest first, over
- * as many heads as the L2 holds (a section), so that the last to end are short. */
+ * The grid is one block per multiprocessor. Each block computes tiles of BM queries of one head, which it claims
+ * from a counter. Without a mask tiles are claimed head after head. With a mask they take different times. The
+ * longest then come first, over as many heads as the L2 holds (a section), so that the last tiles are short. */
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* lengths are below it, windows at most */
-const int64_t L2_SHARE = 32 << 20; /* bytes of the L2's 50 or 60 MB, for K and V */
-const int LEAST_BM = 128;          /* fewest queries of a tile of work, over all shapes */
-const int LAST_TILES = 264;        /* short tiles at the end of an ending_order: two per multiprocessor */
+const int FAR = 1 << 29;           /* all lengths are below it, and windows are clamped to it */
+const int64_t L2_SHARE = 32 << 20; /* of the L2's 50 or 60 MB: bytes for K and V */
+const int LEAST_BM = 128;          /* the fewest queries of a tile of work, over all shapes */
+const int LAST_TILES = 264;        /* number of short tiles at the end of an ending_order: two per multiprocessor */
 
 /* ---- The order --------------------------------------------------------------------------------------------------- */
 
 struct tile_order {
-    int tiles;      /* all of them */
-    int per_head;   /* tiles of rows of a head */
-    int heads;      /* of the batch */
-    int section;    /* heads that are walked together */
-    int first, end; /* tiles [first, end) of this launch: all, or a share of a long problem */
+    int tiles;      /* number of all tiles */
+    int per_head;   /* tiles of query rows in each head */
+    int heads;      /* heads of the whole batch */
+    int section;    /* number of heads whose tiles are ordered together */
+    int first, end; /* this launch computes tiles [first, end): all, or a share of a long problem */
 };
 
-/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: tiles differ in
- * length. share: bytes of a section. */
+/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: tiles take different times.
+ * share: bytes that the K and V of a section may have. */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -47,11 +47,11 @@ static inline void take_share(const cuda_chip *chip, tile_order &x)
 }
 
 struct head_tile {
-    int head, tile; /* the tile counted from the head's last */
+    int head, tile; /* `tile` is counted from the head's last tile */
 };
 
-/* Head and tile number t. Sections of heads come one after the other. A section begins with the
- * last rows, which see most under a causal mask; heads vary fastest. */
+/* The head and tile of number t in the order. Sections of heads come one after the other. A section begins with the
+ * last rows, which see most keys under a causal mask; heads vary fastest. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -59,15 +59,15 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short tiles: those of the last heads, walked together. */
+/* A tile_order that ends with short tiles. These are tiles of the last heads, which are ordered together. */
 struct ending_order : tile_order {
-    int last_heads;  /* these are the heads from this one on */
-    int short_tiles; /* short tiles of each such head, left to the end */
+    int last_heads;  /* the last heads are those from this number on */
+    int short_tiles; /* short tiles of each last head, which are left to the end */
 };
 
-/* Plans an ending_order; head_bytes and share are those of tile_order_of(). short_tiles: tiles of a
- * head that are shorter than the others; 0: all are alike. The end has at_end short tiles, from as
- * many heads as that takes: no more than the L2 holds, but at least a section. */
+/* Plans an ending_order; head_bytes and share are those of tile_order_of(). short_tiles: tiles of a head that are
+ * shorter than the others; 0: all take the same time. The end has at_end short tiles. They come from as many heads
+ * as are needed, at most as many as the L2 holds, but at least a section. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -84,8 +84,10 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    tile_order part = x;    /* the heads before the last; of those, tiles that are not left to the end; or the others */
-    int head = 0, tile = 0; /* its first */
+    /* three parts: the heads before the last heads; the tiles of the last heads that are not left to the end; the
+     * rest */
+    tile_order part = x;
+    int head = 0, tile = 0; /* the part's first head and tile */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -99,10 +101,9 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* Plans an ending_order for a forward in tiles of BM queries over `rows` keys per head; K and V
- * take row_bytes per key. uneven: tiles differ in length. A head reads the keys that a tile of
- * queries can see: all, or those in a window. As many rows at either end of the sequence see fewer
- * keys. */
+/* Plans an ending_order for a forward in tiles of BM queries over `rows` keys per head; K and V take row_bytes per
+ * key. uneven: tiles differ in length. The number of keys that a tile of queries can see is that of all keys, or of
+ * those in a window. As many rows at either end of the sequence see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -130,14 +131,14 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* The band of a mask. align: added to i before it is compared with a key. */
+/* The band of a mask. `align` is added to i before i is compared with a key. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
 }
 
 struct key_tiles {
-    int first, last; /* [first, last) */
+    int first, last; /* range of tiles [first, last) */
 };
 
 /* The tiles of BN keys that at least one of rows [begin, end) sees. */
@@ -149,7 +150,7 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
 }
 
 /* One consumer's view of a tile of work, whose keys are tiles [first, last). All its rows see all
- * of tiles [free_first, free_last). Its rows see nothing from tile last_visible on. few_keys: they
+ * of tiles [free_first, free_last). Its rows see no key of tile last_visible and later tiles. few_keys: they
  * see only the first FEW keys of tile last_visible - 1. Without rows or tiles, last_visible is
  * first. */
 struct __align__(16) warpgroup_tile
@@ -157,7 +158,7 @@ struct __align__(16) warpgroup_tile
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* The view of a consumer whose rows begin at row0, of Sq rows. */
+/* The view of a consumer whose rows begin at row0; Sq rows exist. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
 {

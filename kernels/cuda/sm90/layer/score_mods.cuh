@@ -9,7 +9,7 @@
 
 enum { SCALE_Q, SCALE_K, SCALE_V };
 
-/* Scales of q, k and v, by batch row and key/value head; NULL: 1. */
+/* Scales of q, k and v for each batch row and key/value head. NULL means that the scale is 1. */
 struct input_scales {
     const float *data[3];
     int64_t batch[3], head[3];
@@ -31,19 +31,22 @@ DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
     return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
 }
 
-/* Least factor of scores. It is above 0, because -inf times 0 would be NaN. */
+/* The least factor of scores. It is above 0, because -inf times 0 would be NaN. */
 const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-const double MOST_SOFTCAP = 64; /* 1 - 2 / (1 + e^2x) is good to 1.2e-7 of the cap, and lse is to be to 2e-5 */
-const int EXACT = 1 << 24;      /* float32 holds all integers up to this one: distances of ALiBi */
+/* the largest softcap that these functions take: 1 - 2 / (1 + e^2x) has an error of 1.2e-7 of the cap, and lse must
+ * be exact to 2e-5 */
+const double MOST_SOFTCAP = 64;
+const int EXACT = 1 << 24; /* float32 holds all integers up to this one, so distances of ALiBi must be below it */
 
 struct score_mods {
-    float cap;           /* softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0 without */
-    const float *slopes; /* ALiBi; NULL without */
+    /* for softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0: no softcap */
+    float cap;
+    const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* 1 / (what a score is multiplied by) */
+    float per_slope; /* 1 / (the factor of a score) */
 };
 
 /* Are these functions exact enough for the problem's softcap and ALiBi? */
@@ -54,7 +57,7 @@ static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
     return !p->alibi_slopes.rank || (e.rows_q < EXACT && e.rows_k < EXACT);
 }
 
-/* Converts a problem's options. unit: of the scores that softmax_step() sees. */
+/* Converts a problem's options. `unit` is the unit of the scores that softmax_step() sees. */
 static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 {
     const attn_view &slopes = g.view[ATTN_T_alibi_slopes];
@@ -65,15 +68,15 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
     return x;
 }
 
-/* The score_mods of one head. */
+/* The score_mods that apply to one head. */
 struct head_mods {
-    float cap, slope; /* as in score_mods; in units of scores */
-    float factor;     /* what scores are multiplied by first */
+    float cap, slope; /* those of score_mods, in units of scores */
+    float factor;     /* scores are multiplied by it first */
 };
 
-/* Where q and k have scales, changes the reference too: their product `scale` may be 0, negative or
- * tiny. The scale joins c where it can. Scores are multiplied by it if it changes their sign, or if
- * there is a slope: the slope divided by it might be infinite. */
+/* Makes the head_mods of a head. Where q and k have scales, it changes the reference too, because `scale`, which
+ * includes them, may be 0, negative or tiny. The scale is multiplied into c where that is possible. Scores are
+ * multiplied by it if it changes their sign, or if there is a slope: the slope divided by it might be infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;
@@ -87,10 +90,10 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
     return y;
 }
 
-/* Four times tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) by one division, for divisions and powers are
- * what a softcap costs. x is cut at 30, above which a tanh is 1 to the last bit; the product of
- * four factors stays finite. A NaN becomes 1 and does not spoil the other three; its row shows the
- * NaN in another operand (lse). Error below 3e-7. */
+/* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
+ * most of a softcap's time. x is clamped to 30, above which tanh is 1 to the last bit, so that the product of four
+ * factors stays finite. A NaN becomes 1 and does not change the other three results; the row's NaN also shows in
+ * another operand (lse). Error below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -104,10 +107,10 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* tanh of s cap near 0, by a series in s whose last term is fitted to the range. Relative error
+/* Computes tanh of s * cap near 0, by a series in s whose last term is fitted to the range. Relative error
  * below 5.5e-7. */
 struct near_tanh {
-    float most; /* |s| is at most this: a tanh of 0.46 */
+    float most; /* |s| must be at most this, where tanh is 0.46 */
     float a[4];
 };
 static inline near_tanh near_tanh_of(float cap)
@@ -127,8 +130,8 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
     return s * fmaf(fmaf(fmaf(by.a[3], y, by.a[2]), y, by.a[1]), y, by.a[0]);
 }
 
-/* Applies the mods to scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x: the
- * tile of work, of which Sq and Sk are read. */
+/* Applies the mods to scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x is the tile of work; its
+ * Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
                           int j0, int lane)

@@ -1,10 +1,14 @@
 /* softmax.cuh: the online softmax of a warpgroup's 64 rows, a tile of keys at a time, in base 2.
  *
- * What a row's exponentials are relative to is a policy. REFERENCE offers advance(m, top) the next
- * reference of a row whose was m and whose maximum is now top >= m least(m) what a maximum has to
- * be above for the reference to move from m base(m) log2 of what the exponentials are divided by c
- * log2(e) * what scores are multiplied by, > 0 Each row is computed independently, so that its bits
- * do not depend on its neighbours. */
+ * The reference of a row is the score that its exponentials are relative to. A policy class REFERENCE chooses it. It
+ * offers:
+ *
+ *   advance(m, top)   the next reference of a row whose reference was m and whose maximum is now top >= m
+ *   least(m)          the value that a maximum must exceed to move the reference from m
+ *   base(m)           log2 of the divisor of the exponentials
+ *   c                 log2(e) * the factor of scores, > 0
+ *
+ * Each row is computed independently, so that its bits do not depend on other rows. */
 #ifndef ATTN_SM90_SOFTMAX_CUH
 #define ATTN_SM90_SOFTMAX_CUH
 
@@ -24,7 +28,8 @@ template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
     DEVICE float least(float m) const { return m; }
-    DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); } /* rounded alike everywhere */
+    /* a fused multiply-add, so that it rounds in the same way everywhere */
+    DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); }
 };
 
 /* State of the thread's two rows: the reference of the exponentials (a raw score) and this lane's
@@ -33,22 +38,21 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* May the next maxima of the thread's rows be found by largest_by_bits()? Yes once both begin with
- * a number >= 0, below which nothing counts. Yes ever after, because a reference only grows. */
+/* May the next maxima of the thread's rows be computed by largest_by_bits()? They may once both searches begin with
+ * a number >= 0, below which no score counts. That stays true, because a reference only grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* Turns S into P. rescale gets the factors of O: exactly 1 where the reference stays. Each row has
+/* Turns S into P. rescale becomes the factors of O: exactly 1 where the reference stays. Each row has
  * two chains of additions, even and odd columns, to fill the pipeline. midway(sum) gets a sum, >= 0
  * or NaN, that depends on a row's maximum and a quarter of its exponentials. Code that uses the sum
  * cannot be scheduled earlier.
  *
- * IN_TURN makes the second row's maximum depend on the first row's, by a value that does not change
- * it. ptxas then schedules it under the first row's exponentials; otherwise the order changes with
- * unrelated edits. IN_TURN = 2: the value also depends on the first of these exponentials, which
- * therefore precede the maximum.
+ * IN_TURN makes the second row's maximum depend on the first row's, by a value that does not change it. ptxas then
+ * schedules it during the first row's exponentials; otherwise the order changes with unrelated edits. IN_TURN = 2:
+ * the value also depends on the first of these exponentials, which therefore precede the maximum.
  *
  * BY_BITS: is_high() holds for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
@@ -73,7 +77,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
                 S[1] = exp2_fast(fmaf(S[1], reference.c, -base[0]));
-                least = fmaf(S[1], 0, least); /* or NaN, which a maximum passes over */
+                least = fmaf(S[1], 0, least); /* becomes NaN for NaN, which a maximum would ignore */
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
         }
@@ -82,7 +86,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        base[half] = m == -CUDART_INF_F ? 0 : reference.base(m); /* nothing seen yet: -inf - -inf would be NaN */
+        base[half] = m == -CUDART_INF_F ? 0 : reference.base(m); /* no key seen yet: -inf - -inf would be NaN */
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
     }
@@ -105,13 +109,12 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* softmax_step() in an order that lets O be rescaled under the exponentials. midway(sum) comes
- * before all exponentials but one, with a number >= 0 or NaN that depends on both rows' maxima.
- * After midway() O may be multiplied by rescale. The sums begin with their old values, so that only
- * exponentials remain then. The first row's maximum has two chains, because everything waits for
- * it. The second row's has CHAINS (1 or 2); the first row's exponentials fill its waits, as in
- * IN_TURN = 2. HIDDEN: a row may have seen no key yet. BY_BITS: is_high() holds for all rows. SUMS:
- * the sums are wanted. */
+/* softmax_step() in an order that lets O be rescaled while exponentials are computed. midway(sum) comes before all
+ * exponentials but one, with a number >= 0 or NaN that depends on both rows' maxima. After midway() O may be
+ * multiplied by rescale. The sums begin with their old values, so that only exponentials remain after midway(). The
+ * first row's maximum has two chains, because everything waits for it. The second row's has CHAINS (1 or 2); the
+ * first row's exponentials fill its waits, as in IN_TURN = 2. HIDDEN: a row may have seen no key yet. BY_BITS:
+ * is_high() holds for all rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -126,10 +129,11 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (half == 1) { /* begins with a number that needs the first row's first exponential, and changes nothing */
+        /* begins with a number that depends on the first row's first exponential, but changes no result */
+        if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
-            else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1])); /* or NaN, which a maximum passes over */
+            else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1])); /* becomes NaN for NaN, which a maximum would ignore */
             other = top[1];
             float &second = CHAINS == 2 ? other : top[1];
 #pragma unroll
@@ -143,7 +147,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m); /* or -inf - -inf would be NaN */
+        base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m); /* HIDDEN: -inf - -inf would be NaN */
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
     }

@@ -1,9 +1,9 @@
-/* tma.cuh: tiles by the copy engine: tensor maps, made on the host, and loads of tiles, which one
- * thread issues.
+/* tma.cuh: tiles that the copy engine loads: tensor maps, which the host makes, and loads of tiles, which one thread
+ * issues.
  *
- * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other; a chunk is
- * its rows of 128 bytes with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7).
- * Elements past the end of the tensor arrive as zeros. */
+ * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk is rows of 128 bytes
+ * with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7). Elements past the end of the tensor
+ * arrive as zeros. */
 #ifndef ATTN_SM90_TMA_CUH
 #define ATTN_SM90_TMA_CUH
 
@@ -14,15 +14,17 @@
 
 /* ---- Host: tensor maps ------------------------------------------------------------------------------------------- */
 
-/* A tensor [B, H, rows, columns], the columns dense. Strides in elements; an axis of size 1 may have stride 0. */
+/* A tensor [B, H, rows, columns] whose columns are dense. Strides are in elements; an axis of size 1 may have stride
+ * 0. */
 struct tma_tensor {
     const void *data;
     CUtensorMapDataType type;
-    int element; /* bytes */
+    int element; /* bytes of an element */
     int64_t B, H, rows, columns, batch, head, row;
 };
 
-/* A tensor's batch rows and rows. Packed: one batch row, which holds the rows of all sequences. */
+/* Number of batch rows, and of rows, of a problem's tensors. Packed: one batch row, which holds the rows of all
+ * sequences. */
 struct extent {
     int64_t B, rows_q, rows_k;
 };
@@ -32,7 +34,7 @@ static inline extent extent_of(const attn_dims &d)
     return { d.B, d.Sq, d.Sk };
 }
 
-/* The tma_tensor of a 16-bit tensor of a problem. */
+/* Makes the tma_tensor of a 16-bit tensor of a problem. */
 static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
     const CUtensorMapDataType type = view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -40,25 +42,24 @@ static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t
     return { view.data, type, 2, B, H, rows, columns, view.batch, view.head, view.row };
 }
 
-/* The tma_tensor of any type, as bytes. */
+/* Makes a tma_tensor of any type, as bytes. */
 static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, int64_t rows, int64_t columns,
                                       int64_t batch, int64_t head, int64_t row)
 {
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Do the tensor's strides fit the copy engine and accesses of 16 bytes? `unit`: elements of 16
- * bytes. */
+/* Do the tensor's strides fit the copy engine and accesses of 16 bytes? `unit`: how many elements 16 bytes hold. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
-        return false; /* broadcast */
+        return false; /* a broadcast axis does not fit */
     return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 &&
            view.batch % unit == 0;
 }
 
-/* The driver's function that makes tensor maps; NULL: the driver has none. Looked up once, or once
- * per thread if threads call at the same time; all get the same address. */
+/* The driver's function that makes tensor maps; NULL where the driver has none. It is looked up once, or once per
+ * thread if threads call at the same time; all get the same address. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;
@@ -107,9 +108,8 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
         tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
-/* Stores a tile to the tensor; rows and columns outside the tensor are dropped. Joins the thread's
- * bulk group. Call fence_proxy_async_shared() between ordinary stores to that shared memory and
- * this. */
+/* Stores a tile to the tensor; rows and columns outside the tensor are dropped. The store joins the thread's bulk
+ * group. Call fence_proxy_async_shared() after ordinary stores to that shared memory and before this function. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {

@@ -1,7 +1,7 @@
-/* jsontext.c: a printf for JSON over a growing text.
+/* json.c: a printf for JSON that appends to a growing text.
  *
- * Invariant: inserted strings are valid JSON inside their quotes, whatever they hold (text_put_json). */
-#include "server/routes/jsontext.h"
+ * Invariant: inserted strings are valid JSON inside their quotes, whatever bytes they contain (text_put_json). */
+#include "server/routes/json.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include "server/base/limits.h"
 
-/* The text, which a struct of zeros has not begun yet. */
+/* Returns the text. In a struct of zeros the first call initialises it. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
@@ -53,7 +53,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* a format of this program that no test has run */
+        } else if (*f == '%') abort(); /* a format of this program is wrong, and no test has run it */
     }
     va_end(args);
 }
@@ -77,4 +77,10 @@ void json_comma(struct json *j)
 char *json_take(struct json *j, size_t *length)
 {
     return text_take(text_of(j), length);
+}
+
+void json_name(struct json *j, const char *name)
+{
+    json_comma(j);
+    json_put(j, "'%s'", name);
 }

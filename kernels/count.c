@@ -1,0 +1,266 @@
+/* count.c: attn_counter, how many pairs masks let through, and how many tiles a kernel may pass.
+ *
+ * Rows of the batch and heads that have the same masks are counted once: a plane is one sequence and one head of those
+ * that differ. Three ways, by what the problem has:
+ *
+ *   causal, window, lengths   pairs in closed form, tiles from the first and last row of each band of rows
+ *   FlashMask                 a block of keys at a time. Each key is seen by up to three intervals of rows. Whole bands
+ *                             of an interval are added to an array of differences, its two ends to the bands they are
+ *                             in: the work is that of the keys and of the tiles, not of the pairs
+ *   keep_mask, bias           row by row, every element
+ *
+ * A step is at most STEP_WORK keys, bands or elements, and one row or one block of keys more. The work of all steps is
+ * bounded: see attn_counter_open(). */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention.h"
+#include "dtype.h"
+#include "tiles.h"
+
+enum { STEP_WORK = 1 << 15 };
+#define MOST_WORK ((double)(INT64_C(1) << 32)) /* some seconds */
+
+enum way { BY_FORMULA, BY_KEYS, BY_ELEMENTS };
+
+struct attn_counter {
+    const attn_problem *p;
+    attn_geometry g;
+    enum way way;
+    bool tiled;
+    int64_t tile[2];         /* rows and keys; all of a sequence where tiles are not wanted */
+    int64_t planes_b, heads; /* planes: rows of the batch that differ; heads that differ */
+    double each;             /* how many heads of how many rows of the batch a plane stands for */
+
+    int64_t plane, next; /* where counting is: in the plane the band of rows, block of keys, or row */
+    attn_sequence s;     /* of the plane */
+    int64_t *counts;     /* BY_KEYS: by band of rows, one more; BY_ELEMENTS: by block of keys */
+    attn_counts found;
+};
+
+static enum way way_of(const attn_problem *p)
+{
+    return p->keep_mask.rank || p->bias.rank ? BY_ELEMENTS : p->mask_startend_rows.rank ? BY_KEYS : BY_FORMULA;
+}
+
+/* Has the tensor an axis that is not broadcast? */
+static bool varies(const attn_tensor *t, int axis)
+{
+    return t->rank > 0 && t->shape[axis] > 1;
+}
+
+static struct attn_counter counter_of(const attn_problem *p, const int64_t tile[2])
+{
+    struct attn_counter c = { .p = p, .g = attn_geometry_of(p), .way = way_of(p), .tiled = tile != NULL };
+    const attn_dims *d = &c.g.dims;
+    const bool lengths = c.g.cu_q || c.g.seqlens_q || c.g.seqlens_k;
+    const bool batch = lengths || p->mask_startend_rows.rank || varies(&p->keep_mask, 0) || varies(&p->bias, 0);
+    c.planes_b = batch ? d->B : attn_min64(d->B, 1);
+    c.heads = varies(&p->keep_mask, 1) || varies(&p->bias, 1) ? d->H
+              : p->mask_startend_rows.rank                    ? p->mask_startend_rows.shape[1]
+                                                              : 1;
+    c.each = (batch ? 1.0 : (double)d->B) * ((double)d->H / (double)c.heads);
+    c.tile[0] = tile ? tile[0] : attn_max64(d->Sq, 1);
+    c.tile[1] = tile ? tile[1] : c.way == BY_KEYS ? STEP_WORK : attn_max64(d->Sk, 1);
+    return c;
+}
+
+double attn_count_work(const attn_problem *p, const int64_t tile[2])
+{
+    const struct attn_counter c = counter_of(p, tile);
+    const double planes = (double)c.planes_b * (double)c.heads, Sq = (double)c.g.dims.Sq, Sk = (double)c.g.dims.Sk;
+    const double bands = ceil(Sq / (double)c.tile[0]), blocks = ceil(Sk / (double)c.tile[1]);
+    switch (c.way) {
+    case BY_FORMULA: return planes + (c.tiled ? planes * bands : 0);
+    case BY_KEYS: return planes * (Sk + bands * blocks);
+    default: return planes * (Sq * Sk + bands * blocks);
+    }
+}
+
+attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err)
+{
+    const double work = attn_count_work(p, tile);
+    *counter = NULL;
+    if (work > MOST_WORK)
+        return attn_fail(err, ATTN_TOO_LARGE, tile ? "/tile_size" : "/observe",
+                         "observe: counting pairs and tiles here takes %.3g steps, at most %.3g are taken%s", work,
+                         MOST_WORK, tile ? "; larger tiles take fewer" : "");
+    struct attn_counter *const c = calloc(1, sizeof *c);
+    if (!c) return attn_fail(err, ATTN_NO_MEMORY, "/observe", "no memory to count pairs");
+    *c = counter_of(p, tile);
+    const int64_t most = c->way == BY_KEYS ? attn_tiles(c->g.dims.Sq, c->tile[0])
+                                           : attn_tiles(c->g.dims.Sk, c->tile[1]);
+    c->counts = calloc((size_t)most + 2, sizeof *c->counts);
+    if (!c->counts) {
+        free(c);
+        return attn_fail(err, ATTN_NO_MEMORY, "/observe", "no memory to count %lld tiles", (long long)most);
+    }
+    if (c->planes_b > 0) c->s = attn_sequence_of(&c->g, 0);
+    *counter = c;
+    return ATTN_OK;
+}
+
+attn_counts attn_counter_close(attn_counter *c)
+{
+    const attn_counts found = c->found;
+    free(c->counts);
+    free(c);
+    return found;
+}
+
+/* A tile with `seen` of its `pairs` pairs. */
+static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
+{
+    double *const kind = seen == 0 ? &c->found.skipped : seen == pairs ? &c->found.whole : &c->found.partial;
+    *kind += c->each;
+    c->found.pairs += (double)seen * c->each;
+}
+
+/* ---- Causal, window, lengths ------------------------------------------------------------------------------------- */
+
+/* The tiles of the bands of rows [next, end). */
+static void count_bands(struct attn_counter *c, int64_t end)
+{
+    const int64_t bk = c->tile[1], blocks = attn_tiles(c->s.Sk, bk);
+    for (; c->next < end; c->next++) {
+        const int64_t r0 = c->next * c->tile[0], r1 = attn_min64(r0 + c->tile[0], c->s.Sq);
+        const attn_range any = attn_keys_of_rows(&c->g, &c->s, r0, r1),
+                         all = attn_keys_of_all_rows(&c->g, &c->s, r0, r1);
+        const int64_t visited = any.lo < any.hi ? (any.hi - 1) / bk - any.lo / bk + 1 : 0;
+        const int64_t last = all.hi == c->s.Sk ? blocks : all.hi / bk;
+        const int64_t whole = all.lo < all.hi ? attn_max64(0, last - attn_tiles(all.lo, bk)) : 0;
+        c->found.skipped += (double)(blocks - visited) * c->each;
+        c->found.whole += (double)whole * c->each;
+        c->found.partial += (double)(visited - whole) * c->each;
+    }
+}
+
+static bool step_by_formula(struct attn_counter *c)
+{
+    const int64_t bands = c->tiled ? attn_tiles(c->s.Sq, c->tile[0]) : 0;
+    if (c->next == 0) c->found.pairs += (double)attn_pairs_of(&c->g, &c->s) * c->each;
+    count_bands(c, attn_min64(bands, c->next + STEP_WORK));
+    return c->next == bands;
+}
+
+/* ---- FlashMask --------------------------------------------------------------------------------------------------- */
+
+/* Adds a key that rows [lo, hi) see: whole bands to the differences in `counts`, the rest at once. */
+static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
+{
+    const int64_t b = c->tile[0];
+    if (lo >= hi) return;
+    const int64_t first = lo / b, last = (hi - 1) / b;
+    if (first == last) {
+        parts[first] += hi - lo;
+        return;
+    }
+    parts[first] += (first + 1) * b - lo;
+    parts[last] += hi - last * b;
+    if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
+}
+
+/* The keys of one block, each with the rows that see it. */
+static attn_status count_block(struct attn_counter *c)
+{
+    const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
+    const int64_t j0 = c->next * c->tile[1], j1 = attn_min64(j0 + c->tile[1], c->s.Sk);
+    const int64_t bands = attn_tiles(c->s.Sq, c->tile[0]), b = c->plane / c->heads, head = c->plane % c->heads;
+    const int64_t group = c->g.dims.H / c->heads; /* query heads of a plane */
+    int64_t *const parts = calloc((size_t)bands + 1, sizeof *parts), whole = 0;
+    if (!parts) return ATTN_NO_MEMORY;
+    memset(c->counts, 0, (size_t)(bands + 1) * sizeof *c->counts);
+    for (int64_t j = j0; j < j1; j++) {
+        const int32_t *const column = (const int32_t *)bounds->data +
+                                      attn_at(bounds, b, head * group / c->g.mask_group, j);
+        const attn_mask m = attn_mask_of(column, c->g.mask_bounds, c->g.causal, c->g.dims.Sq);
+        const attn_range rows = attn_rows_of(&c->g, &c->s, j);
+        /* What is hidden, in ascending order and without overlap; what is between is seen. */
+        attn_range one = { attn_clamp64(m.lts, rows.lo, rows.hi), attn_clamp64(m.lte, rows.lo, rows.hi) };
+        attn_range two = { attn_clamp64(m.uts, rows.lo, rows.hi), attn_clamp64(m.ute, rows.lo, rows.hi) };
+        if (one.lo >= one.hi) one.lo = one.hi = rows.lo;
+        if (two.lo >= two.hi) two.lo = two.hi = rows.lo;
+        const attn_range first = one.lo <= two.lo ? one : two, second = one.lo <= two.lo ? two : one;
+        add_rows(c, rows.lo, first.lo, parts);
+        add_rows(c, first.hi, second.lo, parts);
+        add_rows(c, attn_max64(first.hi, second.hi), rows.hi, parts);
+    }
+    for (int64_t n = 0; n < bands; n++) {
+        const int64_t r1 = attn_min64((n + 1) * c->tile[0], c->s.Sq);
+        whole += c->counts[n];
+        add_tile(c, whole + parts[n], (r1 - n * c->tile[0]) * (j1 - j0));
+    }
+    free(parts);
+    return ATTN_OK;
+}
+
+static bool step_by_keys(struct attn_counter *c)
+{
+    const int64_t blocks = c->s.Sq > 0 ? attn_tiles(c->s.Sk, c->tile[1]) : 0;
+    const int64_t each = c->tile[1] + attn_tiles(c->s.Sq, c->tile[0]);
+    const int64_t end = attn_min64(blocks, c->next + attn_max64(1, STEP_WORK / each));
+    for (; c->next < end; c->next++)
+        if (count_block(c) != ATTN_OK) {
+            c->found.status = ATTN_NO_MEMORY;
+            return true;
+        }
+    return c->next >= blocks;
+}
+
+/* ---- keep_mask, bias --------------------------------------------------------------------------------------------- */
+
+/* Adds the keys that row i sees to the counts of their blocks. */
+static void count_row(struct attn_counter *c, int64_t b, int64_t h, int64_t i)
+{
+    const attn_view *const keep = &c->g.view[ATTN_T_keep_mask], *const bias = &c->g.view[ATTN_T_bias];
+    const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
+    const attn_range keys = attn_keys_of(&c->g, &c->s, i);
+    const int64_t from = attn_keep_from(&c->g, &c->s);
+    const uint8_t *const kept = keep->data ? (const uint8_t *)keep->data + attn_at(keep, b, h, i) : NULL;
+    for (int64_t j = keys.lo, end; j < keys.hi; j = end) {
+        int64_t seen = 0;
+        end = attn_min64(keys.hi, (j / c->tile[1] + 1) * c->tile[1]);
+        int64_t *const count = &c->counts[j / c->tile[1]];
+        for (; j < end; j++) {
+            if (kept && j >= from && !kept[j - from]) continue;
+            if (bias->data && attn_load(bias->dtype, bias->data, attn_at(bias, b, h, i) + j) == -INFINITY) continue;
+            if (bounds->data) {
+                const int32_t *const column = (const int32_t *)bounds->data +
+                                              attn_at(bounds, b, h / c->g.mask_group, j);
+                const attn_mask m = attn_mask_of(column, c->g.mask_bounds, c->g.causal, c->g.dims.Sq);
+                if (attn_mask_hides(m, i)) continue;
+            }
+            seen++;
+        }
+        *count += seen;
+    }
+}
+
+static bool step_by_elements(struct attn_counter *c)
+{
+    const int64_t b = c->plane / c->heads, head = c->plane % c->heads, group = c->g.dims.H / c->heads;
+    const int64_t blocks = attn_tiles(c->s.Sk, c->tile[1]), rows = attn_max64(1, STEP_WORK / attn_max64(1, c->s.Sk));
+    for (const int64_t end = attn_min64(c->s.Sq, c->next + rows); c->next < end;) {
+        const int64_t i = c->next++, r0 = i / c->tile[0] * c->tile[0], r1 = attn_min64(r0 + c->tile[0], c->s.Sq);
+        count_row(c, b, head * group, i);
+        for (int64_t n = 0; i + 1 == r1 && n < blocks; n++) {
+            add_tile(c, c->counts[n], (r1 - r0) * (attn_min64((n + 1) * c->tile[1], c->s.Sk) - n * c->tile[1]));
+            c->counts[n] = 0;
+        }
+    }
+    return c->next >= c->s.Sq;
+}
+
+bool attn_counter_step(attn_counter *c)
+{
+    if (c->plane >= c->planes_b * c->heads || c->found.status != ATTN_OK) return true;
+    const bool over = c->way == BY_FORMULA ? step_by_formula(c)
+                      : c->way == BY_KEYS  ? step_by_keys(c)
+                                           : step_by_elements(c);
+    if (!over) return false;
+    c->next = 0;
+    if (++c->plane == c->planes_b * c->heads) return true;
+    c->s = attn_sequence_of(&c->g, c->plane / c->heads);
+    return c->found.status != ATTN_OK;
+}

@@ -1,0 +1,54 @@
+/* work.cuh: which row a warp has: work by rows, several warps a block. */
+#ifndef ATTN_CUDA_WORK_CUH
+#define ATTN_CUDA_WORK_CUH
+
+#include "kernels/cuda/common/rows.cuh"
+
+namespace {
+
+enum { WARPS = 4 };
+
+/* The warp's index in the grid. */
+DEVICE int64_t warp_index()
+{
+    return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+}
+
+struct row {
+    head_args x;
+    int64_t i;
+    bool exists;
+};
+
+/* Returns n / by, and the remainder in `rest`. Nearly all n fit in 32 bits, and a 32-bit division takes far fewer
+ * instructions than a 64-bit one. */
+DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
+{
+    const int64_t quotient = ((n | by) >> 32) == 0 ? (int64_t)((uint32_t)n / (uint32_t)by) : n / by;
+    rest = n - quotient * by;
+    return quotient;
+}
+
+/* The row of work item n of rows x heads; query rows vary fastest. */
+DEVICE row query_row(const cuda_args &a, int64_t n)
+{
+    const attn_dims &d = a.g.dims;
+    row r;
+    r.exists = d.Sq > 0 && n < d.Sq * d.H * (d.packed ? 1 : d.B);
+    if (!r.exists) return r;
+    int64_t line, h;
+    const int64_t b = divide(divide(n, d.Sq, line), d.H, h);
+    r.x = head_args_of(a, d.packed ? sequence_at(a.g.cu_q, d.B, line) : b, h);
+    r.i = line - r.x.s.q_start;
+    r.exists = r.i < r.x.s.Sq;
+    return r;
+}
+
+static inline unsigned blocks_for(int64_t warps)
+{
+    return (unsigned)attn_tiles(warps, WARPS);
+}
+
+} // namespace
+
+#endif

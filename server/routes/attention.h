@@ -1,0 +1,20 @@
+/* attention.h: routes whose bodies contain tensors: their content types, and the schemas of what they take and answer.
+ * Jobs (work/job.h) do the work of these routes, so the routes have no handler. */
+#ifndef ROUTES_ATTENTION_H
+#define ROUTES_ATTENTION_H
+
+#include "proto-json/proto.h"
+#include "server/routes/json.h"
+#include "server/routes/route.h"
+
+/* The content types of a route with tensors. An answer has the body's content type, or one that Accept prefers. */
+extern const struct route_body attention_bodies[];
+
+/* Writes the schemas of all operations as members of components/schemas: ForwardProblem, ForwardRequest,
+ * ForwardAnswer, ... */
+void attention_put_schemas(struct json *j, const proto_limits *limits);
+
+/* Writes the names of the dtypes in this set (bits of attn_dtype) as elements of an array. */
+void attention_put_dtypes(struct json *j, unsigned dtypes);
+
+#endif
