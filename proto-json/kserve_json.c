@@ -542,7 +542,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    if (!names->child) (void)cJSON_DetachItemViaPointer(r->root, names); /* gradients of parts alone */
+    if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names); /* gradients of parts alone */
     return ATTN_OK;
 }
 

@@ -94,7 +94,7 @@ def in_bfloat16(program, server):
 
 
 def test_the_python_program_takes_bfloat16(server):
-    assert 'after `import ml_dtypes`' in README
+    assert 'needs `import ml_dtypes`' in README
     program = 'import ml_dtypes\n' + PROGRAM.replace('astype(np.float16)', 'astype("bfloat16")')
     printed = in_bfloat16(program, server)
     assert printed.splitlines()[2:] == PRINTED.splitlines()[2:] and 'bfloat16' in program and '(1, 128, 4, 64) (1, 4, 128)' in printed

@@ -78,7 +78,7 @@ def metadata():
             assert meta['name'] == config['name'] == name and meta['versions'] == ['1']
             for of, conf in (('inputs', 'input'), ('outputs', 'output')):
                 assert [t['name'] for t in meta[of]] == [t['name'] for t in config[conf]]
-                assert ['TYPE_' + t['datatype'] for t in meta[of]] == [t['data_type'] for t in config[conf]]
+                assert ['TYPE_' + t['datatype'].replace('BYTES', 'STRING') for t in meta[of]] == [t['data_type'] for t in config[conf]]
             inputs = ['parts.0.out', 'parts.0.lse'] if name == 'attention_merge' else ['q', 'k'] if 'observe' in name else ['q', 'k', 'v'] + (['dout'] if 'backward' in name else [])
             assert [t['name'] for t in meta['inputs']] == inputs
             for inputs in meta['inputs'], config['input']:
