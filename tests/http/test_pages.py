@@ -151,15 +151,8 @@ EXAMPLES = {  # what each part shows of itself, and when that is there
 }
 
 
-def needs(server, *operations):
-    for name in operations:
-        if f'/v1/attention/{name}' not in server.get('/openapi.json').json()['paths']:
-            pytest.skip(f'this server has no {name}')
-
-
 def show(browser, server, part):
     """Opens a part of the page with something in it."""
-    needs(server, *{'maps': ['observe'], 'check': ['check']}.get(part, []))
     button, there = EXAMPLES[part]
     browser.open(f'{server.url}/#{part}', READY)
     if button:
@@ -300,7 +293,6 @@ def run_as_program(text, name, folder):
 
 @pytest.mark.limit(120)
 def test_masks_are_counted_exactly_and_their_requests_run_in_each_language(server, browser, tmp_path):
-    needs(server, 'observe')
     for form, sequences, window in MASKS:
         browser.open('about:blank', 'true')
         browser.open(server.url + '/#masks', READY)
@@ -381,7 +373,6 @@ WEIGHTS = "[...document.querySelectorAll('#map-weights tbody td')].map(td => Num
 
 @pytest.mark.limit(120)
 def test_a_map_is_zoomed_down_to_weights_that_are_those_of_the_api(server, browser, tmp_path):
-    needs(server, 'observe')
     rng = np.random.default_rng(5)
     q, k = rng.standard_normal((2, 1500, 4, 32), np.float32) * 2, rng.standard_normal((2, 1500, 2, 32), np.float32)
     slopes = np.array([0.5, 0.25, 0.125, 0], np.float32)
@@ -436,7 +427,6 @@ def test_a_map_is_zoomed_down_to_weights_that_are_those_of_the_api(server, brows
 
 
 def test_packed_sequences_and_another_layout_are_cut_out_as_the_api_does(server, browser, tmp_path):
-    needs(server, 'observe')
     rng = np.random.default_rng(6)
     q, k = rng.standard_normal((70, 2, 16), np.float32), rng.standard_normal((90, 1, 16), np.float32)
     cu_q, cu_k = np.array([0, 30, 70], np.int32), np.array([0, 50, 90], np.int32)
@@ -472,7 +462,6 @@ def test_a_file_that_is_none_is_named(server, browser, tmp_path, content, says):
 
 
 def test_a_planted_mistake_is_found_explained_and_drawn(server, browser, tmp_path):
-    needs(server, 'check')
     rng = np.random.default_rng(8)
     q, k, v = (rng.standard_normal((1, 160, 4, 32), np.float32) for _ in range(3))
     members = {name: wire.tensor(a) for name, a in (('q', q), ('k', k), ('v', v))}
@@ -506,7 +495,6 @@ def test_a_planted_mistake_is_found_explained_and_drawn(server, browser, tmp_pat
 
 @pytest.mark.limit(120)
 def test_each_example_of_a_check_has_the_verdict_that_it_should(server, browser):
-    needs(server, 'check')
     browser.open(server.url + '/#check', READY)
     for n, (verdict, code) in enumerate([('right', ''), ('wrong', 'lse_base2'), ('wrong', 'causal_missing'), ('wrong', 'scale_missing'), ('wrong', 'window_off_by_one'), ('wrong', '')]):
         browser.fill('#check-which', n)
@@ -518,7 +506,6 @@ def test_each_example_of_a_check_has_the_verdict_that_it_should(server, browser)
 
 
 def test_gradients_are_checked_and_drawn(server, browser, tmp_path):
-    needs(server, 'check')
     rng = np.random.default_rng(9)
     q, k, v, dout = (rng.standard_normal((1, 64, 2, 16), np.float32) for _ in range(4))
     got = server.backward(**{name: wire.tensor(a) for name, a in (('q', q), ('k', k), ('v', v), ('dout', dout))}).json()
