@@ -839,6 +839,21 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
+/* The distance of a problem's result from its truth: the largest |result - truth|, infinite where one is finite and the
+ * other is not, and the largest finite |truth|. A NaN or an infinity agrees with itself. Rows that do not exist do not
+ * count. */
+typedef struct attn_truth_distance {
+    double max_abs, largest;
+} attn_truth_distance;
+enum { ATTN_TRUTH_RESULTS = 5 }; /* in the order of attn_truth */
+
+/* Queues the comparison of the problem's own results with `truth`, behind the work that makes both. `distances` is
+ * device memory for ATTN_TRUTH_RESULTS of them; 0 for a result that the problem or `truth` lacks. Pointers are device
+ * memory. It takes as long as reading the results. Call it from the stream's thread. Errors: UNSUPPORTED as in
+ * attn_truth_need(), those of the device. */
+attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
+                               attn_truth_distance *distances, attn_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -350,6 +350,14 @@ attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, co
     return backend->truth(stream, problem, results, workspace, step, err);
 }
 
+attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
+                               attn_truth_distance *distances, attn_error *err)
+{
+    const attn_backend *backend = stream->device->backend;
+    if (!backend->truth_compare) return no_truth(backend, err);
+    return backend->truth_compare(stream, problem, truth, distances, err);
+}
+
 void attn_stream_heed(attn_stream *stream, const int *cancel)
 {
     stream->cancel = cancel;

@@ -890,6 +890,16 @@ attn_status truth(attn_stream *base, const attn_problem *problem, const attn_tru
     return status;
 }
 
+attn_status truth_compare(attn_stream *base, const attn_problem *problem, const attn_truth *truth,
+                          attn_truth_distance *distances, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    stream_of(base)->after_decode = false;
+    if (status != ATTN_OK) return status;
+    return check(d, cuda_truth_compare(stream_of(base)->cuda, problem, truth, distances), "truth_compare", err);
+}
+
 bool left_rows(attn_stream *base)
 {
     volatile uint8_t *const left = stream_of(base)->found + 1; /* volatile, because kernels write it */
@@ -939,10 +949,10 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",       true,          device_count,   device_open,  device_close, describe,
-    device_alloc, device_free,   staging_alloc,  staging_free, plan,         workspace_bytes,
-    stream_open,  stream_close,  copy,           moves,        run,          merge,
-    mark,         elapsed_us,    done,           wait,         between_us,   note,
-    noted,        import_memory, release_import, pin,          unpin,        sum_lse,
-    run_some,     left_rows,     truth_need,     truth,
+    "cuda",       true,          device_count,   device_open,  device_close,  describe,
+    device_alloc, device_free,   staging_alloc,  staging_free, plan,          workspace_bytes,
+    stream_open,  stream_close,  copy,           moves,        run,           merge,
+    mark,         elapsed_us,    done,           wait,         between_us,    note,
+    noted,        import_memory, release_import, pin,          unpin,         sum_lse,
+    run_some,     left_rows,     truth_need,     truth,        truth_compare,
 };

@@ -427,10 +427,10 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* ---- The host's part --------------------------------------------------------------------------------------------- */
 
-/* Operations per second. An H100 makes 2.1e13 in a forward and 1.8e13 in a backward of head size 128, and took 1.9
- * times as long with dropout and 2.3 times with a bias (attn-bench --truth, 2026-11-27). An A100 has 3/10 of its tensor
- * cores' rate. Chips with few units for doubles (8.6, 8.7, 8.9) have a 64th of their rate of float32. */
-const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 3;
+/* Operations per second. An H100 makes 2.1e13 in a forward and 1.8e13 in a backward of head size 128; with all options
+ * together a forward takes 3.8 times as long (attn-bench --truth, 2026-11-27). The tensor cores of an A100 have 0.3 of
+ * that rate for doubles. Chips of 8.6, 8.7 and 8.9 have a 64th of their rate for float32. */
+const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
 double rate_of(const cuda_chip *chip)

@@ -20,6 +20,7 @@ static bool has_truth(void)
         int64_t step = 0;
         assert_int_equal(status, ATTN_UNSUPPORTED);
         assert_int_equal(attn_truth_some(bench.stream, &f.p, &(attn_truth){ 0 }, NULL, &step, &err), ATTN_UNSUPPORTED);
+        assert_int_equal(attn_truth_compare(bench.stream, &f.p, &(attn_truth){ 0 }, NULL, &err), ATTN_UNSUPPORTED);
     } else {
         assert_true(cost.workspace_bytes > 0 && cost.seconds > 0);
     }
