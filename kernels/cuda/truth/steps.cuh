@@ -19,6 +19,7 @@ struct truth_memory {
     exchange warp[WARPS]; /* only of problems with options */
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
+static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
 
 /* A lane's numbers of a warp's 16 rows and a tile's columns: x[n][2 r + e] is of row lane / 4 + 8 r and of column
  * 8 n + 2 (lane % 4) + e. */
