@@ -898,6 +898,57 @@ attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 attn_status attn_stream_note(attn_stream *stream, attn_error *err);
 bool attn_stream_noted(const attn_stream *stream);
 
+/* ---- The truth: results in float64, on a device -------------------------------------------------------------------
+ *
+ * A problem's results as the definitions above give them, with every mask and option. All is computed in float64, and
+ * nothing is rounded to a dtype afterwards: other results can be compared with these.
+ *
+ *   out  [rows, Dv]        lse  [rows]             attention itself, also where a backward has out and lse
+ *   dq   [rows, D]         dk   [key rows, D]      dv  [key rows, Dv]      of a backward
+ *
+ * Each is contiguous. Row i of head h of batch row b is row (b * H + h) * Sq + i. Packed, it is row h * total_q + line,
+ * where line is its place in q. Key rows are numbered in the same way by Hk and Sk, or by Hk and total_k. Rows that do
+ * not exist have 0, and -inf as lse; keys that do not exist have gradients of 0. Where a backward has out and lse, its
+ * gradients are those that belong to them, as in attn_backward(). Gradients of bias, sinks and slopes are left out. */
+typedef struct attn_truth {
+    double *out, *lse, *dq, *dk, *dv; /* device memory of the caller; NULL: not wanted */
+} attn_truth;
+
+typedef struct attn_truth_cost {
+    size_t workspace_bytes; /* beside the results */
+    double seconds;         /* estimate, on a device that has nothing else to do */
+} attn_truth_cost;
+
+/* What the truth of a checked problem takes. Index tensors must be in host memory; no other tensor is read. Errors:
+ * UNSUPPORTED where the backend computes no truth (attn_verify() and the backend "reference" then do), TOO_LARGE where
+ * sizes overflow. Any thread may call it. */
+attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
+                            attn_error *err);
+
+/* Queues some 25 ms of the work and sets *step, as attn_run_some() does: 0 at the first call, ATTN_NO_MORE_STEPS when
+ * all is queued. Pointers in the problem are device memory. Problem, results and workspace are the same at every call,
+ * and belong to the stream until it is done; the structs may be freed when this returns. A piece of work is meant to
+ * take 20 ms at most, as in attn_run_some(). On an H100 it takes longer where a row sees more than 100,000 keys, or more
+ * than 25,000 in a problem with options; for dk and dv, where so many queries of a group see a key. Call it from the
+ * stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
+attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
+                            void *workspace, int64_t *step, attn_error *err);
+
+/* The distance of a problem's result from its truth: the largest |result - truth|, infinite where one is finite and the
+ * other is not, and the largest finite |truth|. A NaN or an infinity agrees with itself. Rows that do not exist do not
+ * count. */
+typedef struct attn_truth_distance {
+    double max_abs, largest;
+} attn_truth_distance;
+enum { ATTN_TRUTH_RESULTS = 5 }; /* in the order of attn_truth */
+
+/* Queues the comparison of the problem's own results with `truth`, behind the work that makes both. `distances` is
+ * device memory for ATTN_TRUTH_RESULTS of them; 0 for a result that the problem or `truth` lacks. Pointers are device
+ * memory. It takes as long as reading the results. Call it from the stream's thread. Errors: UNSUPPORTED as in
+ * attn_truth_need(), those of the device. */
+attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
+                               attn_truth_distance *distances, attn_error *err);
+
 #ifdef __cplusplus
 }
 #endif

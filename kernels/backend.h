@@ -91,6 +91,13 @@ struct attn_backend {
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
     bool (*left_rows)(attn_stream *stream); /* NULL: run_some() always computes all rows */
+    /* All are NULL where these devices compute no truth. truth() gets a workspace, and no cancelled stream. */
+    attn_status (*truth_need)(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
+                              attn_error *err);
+    attn_status (*truth)(attn_stream *stream, const attn_problem *problem, const attn_truth *results, void *workspace,
+                         int64_t *step, attn_error *err);
+    attn_status (*truth_compare)(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
+                                 attn_truth_distance *distances, attn_error *err);
 };
 
 /* Does the row of the kernel take the problem? The kernel may still refuse it: see attn_backend.plan. */

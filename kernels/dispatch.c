@@ -329,6 +329,36 @@ bool attn_stream_left_rows(attn_stream *stream)
     return backend->left_rows && backend->left_rows(stream);
 }
 
+static attn_status no_truth(const attn_backend *backend, attn_error *err)
+{
+    return attn_fail(err, ATTN_UNSUPPORTED, "", "%s devices compute nothing in float64", backend->name);
+}
+
+attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
+                            attn_error *err)
+{
+    *cost = (attn_truth_cost){ 0 };
+    return can->backend->truth_need ? can->backend->truth_need(can, problem, cost, err) : no_truth(can->backend, err);
+}
+
+attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
+                            void *workspace, int64_t *step, attn_error *err)
+{
+    const attn_backend *backend = stream->device->backend;
+    if (!backend->truth) return no_truth(backend, err);
+    if (!workspace) return attn_fail(err, ATTN_INVALID, "", "the results in float64 need a workspace");
+    if (attn_is_cancelled(stream->cancel)) return attn_given_up(err);
+    return backend->truth(stream, problem, results, workspace, step, err);
+}
+
+attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
+                               attn_truth_distance *distances, attn_error *err)
+{
+    const attn_backend *backend = stream->device->backend;
+    if (!backend->truth_compare) return no_truth(backend, err);
+    return backend->truth_compare(stream, problem, truth, distances, err);
+}
+
 void attn_stream_heed(attn_stream *stream, const int *cancel)
 {
     stream->cancel = cancel;

@@ -8,7 +8,8 @@
  * own expressions for the options that its row names, and gets no problem with another.
  *
  * C computes in double, which defines correct results. CUDA computes in float, and in double where a score exceeds the
- * range of float. */
+ * range of float. In CUDA the options are float or double too: a file that takes them from its own
+ * attn_score_options_as<double>, and not from head_args, computes scores of full precision. */
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 
@@ -23,7 +24,7 @@ typedef double attn_option_value;
 #else
 typedef float attn_option_value;
 #endif
-#define ATTN_OF_REALS template <typename attn_real>
+#define ATTN_OF_REALS template <typename attn_real, typename attn_any_options>
 ATTN_HD float attn_tanh(float x)
 {
     return tanhf(x);
@@ -34,16 +35,24 @@ ATTN_HD double attn_tanh(double x)
 }
 #else
 typedef double attn_real, attn_option_value;
+typedef struct attn_score_options attn_any_options;
 #define ATTN_OF_REALS
 #define attn_tanh tanh
 #endif
 
 /* The score options of a problem. 0 means that the option is off. */
-typedef struct attn_score_options {
 #define X(name, id, least, most, rule, meaning) attn_option_value name;
+#ifdef __cplusplus
+template <typename attn_option_value> struct attn_score_options_as {
     ATTN_SCORE_OPTION_MAP(X)
-#undef X
+};
+typedef attn_score_options_as<attn_option_value> attn_score_options;
+#else
+typedef struct attn_score_options {
+    ATTN_SCORE_OPTION_MAP(X)
 } attn_score_options;
+#endif
+#undef X
 
 ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 {
@@ -56,7 +65,7 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 
 /* The score of query i and key j of sequence `q`. s is scale * q . k. *derivative becomes the derivative of the
  * score by s, for gradients. */
-ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_score_options *o, const attn_sequence *q, int64_t i, int64_t j,
+ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
     (void)q, (void)i, (void)j; /* options that depend on the pair's position use these; softcap does not */

@@ -11,6 +11,7 @@
  *   attn-bench --sweep observe -H 16 --sq 8192                    what a forward takes, and an observe of each kind
  *   attn-bench --op backward --bias --grads dbias                 a bias of random numbers, with its gradient
  *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
+ *   attn-bench --op both --truth                                  results in float64 (attn_truth_some())
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
  *
  * Each row is the median of warm runs, by the device's own clock around the kernels: inputs are already in its
@@ -55,6 +56,7 @@ struct options {
     bool forks;        /* all pages of the rows but their last are the same */
     bool latent;       /* V is the first Dv columns of K, the same memory */
     bool deterministic, alibi, sinks;
+    bool truth; /* time attn_truth_some() instead */
     double softcap, scale, dropout;
     double keep;        /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* a bias of [1, 1, Sq, Sk] */
@@ -328,6 +330,58 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
+/* Results in float64: memory for those that the problem has, and a workspace. */
+static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
+enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
+
+struct truth {
+    void *memory[TRUTH_RESULTS], *workspace;
+    int64_t elements[TRUTH_RESULTS];
+    attn_truth to;
+};
+
+/* The problem is in host memory. */
+static void truth_open(struct machine *m, const attn_problem *p, struct truth *t)
+{
+    attn_truth_cost cost;
+    if (attn_truth_need(attn_device_capabilities(m->device), p, &cost, &err)) die("UNSUPPORTED", err.text);
+    must(attn_device_alloc(m->device, cost.workspace_bytes, &t->workspace, &err));
+    for (int n = 0; n < TRUTH_RESULTS; n++) {
+        const attn_tensor *x = &p->tensor[truth_ids[n]];
+        if (p->op == ATTN_OP_BACKWARD ? n < 2 : n >= 2) continue;
+        attn_shape_elements(x->rank, x->shape, &t->elements[n]);
+        must(attn_device_alloc(m->device, (size_t)t->elements[n] * sizeof(double) + 1, &t->memory[n], &err));
+    }
+    t->to = (attn_truth){ t->memory[0], t->memory[1], t->memory[2], t->memory[3], t->memory[4] };
+}
+
+/* Is every result a number? */
+static void truth_close(struct machine *m, struct truth *t)
+{
+    for (int n = 0; n < TRUTH_RESULTS; n++) {
+        double *const x = malloc((size_t)t->elements[n] * sizeof *x + 1);
+        if (!x) die("out of memory", NULL);
+        if (t->elements[n])
+            must(attn_copy(m->stream, x, t->memory[n], (size_t)t->elements[n] * sizeof *x, ATTN_FROM_DEVICE, &err));
+        must(attn_stream_wait(m->stream, &err));
+        for (int64_t i = 0; i < t->elements[n]; i++)
+            if (isnan(x[i])) die("a result in float64 is NaN:", attn_tensors[truth_ids[n]].name);
+        free(x);
+        attn_device_free(m->device, t->memory[n]);
+    }
+    attn_device_free(m->device, t->workspace);
+}
+
+/* Queues a call of what is timed. */
+static void queue_call(struct machine *m, const attn_plan *plan, void *workspace, const struct truth *t)
+{
+    int64_t step = 0;
+    if (!t->workspace) must(attn_run(m->stream, plan, 1, workspace, &err));
+    else
+        while (step != ATTN_NO_MORE_STEPS)
+            must(attn_truth_some(m->stream, plan->problem, &t->to, t->workspace, &step, &err));
+}
+
 /* Milliseconds of one call. */
 static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
@@ -337,6 +391,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     void *copies[MOST_COPIES][2] = { 0 };
     struct block blocks[BLOCKS] = { 0 };
     attn_problem p = ATTN_PROBLEM_INIT;
+    struct truth truth = { 0 };
     void *workspace = NULL;
     size_t workspace_bytes;
     double ms, tflops, began, gigabytes;
@@ -383,8 +438,14 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         attn_device_free(m->device, workspace);
         must(attn_workspace(attn_device_capabilities(m->device), plans, 1, &workspace_bytes, &err));
         must(attn_device_alloc(m->device, workspace_bytes + 1, &workspace, &err));
+        if (o->truth && back == (op == ATTN_OP_BACKWARD)) break;
         must(attn_run(m->stream, plans, 1, workspace, &err));
         must(attn_stream_wait(m->stream, &err));
+    }
+    if (o->truth) {
+        use(&p, o, blocks, false);
+        truth_open(m, &p, &truth);
+        use(&p, o, blocks, true);
     }
     turns[0] = p;
     must(attn_plan_make(attn_device_capabilities(m->device), &turns[0], &plans[0], &err));
@@ -403,7 +464,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     }
     for (int n = 1; n < WARM_RUNS; n++) {
         must(attn_stream_mark(m->stream, 0, &err));
-        must(attn_run(m->stream, &plans[0], 1, workspace, &err));
+        queue_call(m, &plans[0], workspace, &truth);
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
@@ -414,14 +475,14 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     for (began = now(); reps < MOST_REPS && (o->reps ? reps < o->reps : reps < 5 || now() - began < 1); reps++) {
         must(attn_stream_mark(m->stream, 0, &err));
         const double queued = now();
-        for (int n = 0; n < calls; n++)
-            must(attn_run(m->stream, &plans[(reps * calls + n) % sets], 1, workspace, &err));
+        for (int n = 0; n < calls; n++) queue_call(m, &plans[(reps * calls + n) % sets], workspace, &truth);
         queueing[reps] = 1e3 * (now() - queued) / calls;
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
         times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000 / calls;
     }
     ms = median(times, reps);
+    const char *const kernel = o->truth ? "float64" : plans[0].kernel->name;
     use(&p, o, blocks, false);
     tflops = attn_flops(&p) / ms / 1e9;
     gigabytes = (double)reading / ms / 1e6;
@@ -435,17 +496,18 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                attn_op_name(op), attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H, (long long)o->Hk,
                (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv, o->causal ? "true" : "false",
                (long long)o->window_left, (long long)o->window_right, o->sequences, (long long)o->documents,
-               attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name, plans[0].kernel->name, reps, calls,
-               ms, median(queueing, reps), tflops, gigabytes);
+               attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name, kernel, reps, calls, ms,
+               median(queueing, reps), tflops, gigabytes);
         put_outputs(&p);
         printf("}\n");
     } else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
                attn_op_name(op), attn_dtype_name(o->key_dtype), (long long)o->B, (long long)o->H, (long long)o->Hk,
                (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv, o->causal ? "causal" : "full", ms,
-               tflops, gigabytes, m->info.name, plans[0].kernel->name);
+               tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        if (o->truth) continue; /* it writes none of the problem's tensors */
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
     }
@@ -455,6 +517,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     }
     for (int n = 1; n < sets; n++) attn_device_free(m->device, copies[n][0]), attn_device_free(m->device, copies[n][1]);
     attn_device_free(m->device, workspace);
+    if (o->truth) truth_close(m, &truth);
     return ms;
 }
 
@@ -739,6 +802,7 @@ static const char help[] =
     "  --key-dtype NAME             forward: of K and V, where it is not that of Q (float8_e4m3fn)\n"
     "  --latent                     forward: V is the first --dv columns of K (multi-head latent attention)\n"
     "  --no-lse                     forward: out alone (float8 is faster so)\n"
+    "  --truth                      results in float64, instead of the kernel's (a GPU)\n"
     "  --codec                      base64 and whole bodies, GB of text a second\n"
     "  --json                       one JSON object a line; host_ms is what queueing a call took\n";
 
@@ -857,6 +921,7 @@ int main(int argc, char **argv)
         FORWARD_FIRST,
         GRADS,
         PADDED,
+        TRUTH,
         CODEC,
         JSON,
         HELP
@@ -898,6 +963,7 @@ int main(int argc, char **argv)
         { "forward-first", no_argument, NULL, FORWARD_FIRST },
         { "grads", required_argument, NULL, GRADS },
         { "padded", required_argument, NULL, PADDED },
+        { "truth", no_argument, NULL, TRUTH },
         { "codec", no_argument, NULL, CODEC },
         { "json", no_argument, NULL, JSON },
         { "help", no_argument, NULL, HELP },
@@ -950,6 +1016,7 @@ int main(int argc, char **argv)
             break;
         case GRADS: o.gradients = gradients(optarg); break;
         case PADDED: o.padded = number("--padded", optarg, 0, INT32_MAX); break;
+        case TRUTH: o.truth = true; break;
         case CODEC: o.codec = true; break;
         case JSON: o.json = true; break;
         case OP:

@@ -157,6 +157,12 @@ template <class T> T atomicAdd(T *to, T x) /* one fiber runs at a time */
     *to = before + x;
     return before;
 }
+template <class T> T atomicMax(T *to, T x)
+{
+    const T before = *to;
+    if (x > before) *to = x;
+    return before;
+}
 /* Not watched: warps may change the same word between two barriers. */
 template <class T> __attribute__((no_sanitize("thread"))) T atomicOr(T *to, T x)
 {
@@ -180,6 +186,10 @@ static inline float __uint_as_float(uint32_t x)
 static inline float __int_as_float(int x)
 {
     return emu::bits<float>(x);
+}
+static inline long long __double_as_longlong(double x)
+{
+    return emu::bits<long long>(x);
 }
 static inline int __float_as_int(float x)
 {

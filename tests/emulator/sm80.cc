@@ -2,6 +2,7 @@
 #include "sm80.h"
 
 #include <immintrin.h>
+#include <math.h>
 
 #include "emulator.h"
 #include "kernels/dtype.h"
@@ -97,6 +98,26 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     mma_operands mine = { c, a, { b0, b1 } };
     warp<mma_operands>("mma.bf16", mine, [](mma_operands *const *all) { multiply(true, all); });
+}
+
+struct mma_doubles {
+    double *c;
+    const double *a, *b;
+};
+
+void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4])
+{
+    mma_doubles mine = { c, a, b };
+    warp<mma_doubles>("mma.f64", mine, [](mma_doubles *const *all) {
+        for (int n = 0; n < 32; n++)
+            for (int e = 0; e < 4; e++) {
+                const int row = n / 4, column = n % 4 * 2 + e % 2, below = e / 2;
+                double sum = all[n]->c[e];
+                for (int k = 0; k < 16; k++)
+                    sum = fma(all[row * 4 + k % 4]->a[k / 4 * 2 + below], all[column * 4 + k % 4]->b[k / 4], sum);
+                all[n]->c[e] = sum;
+            }
+    });
 }
 
 } // namespace emu

@@ -14,6 +14,9 @@ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row);
 void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
+/* m16n8k16 of doubles, each term fused, in the order of k. */
+void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4]);
+
 /* Two floats rounded to nearest even, `low` in the low half. */
 uint32_t pack_f16(float low, float high);
 uint32_t pack_bf16(float low, float high);

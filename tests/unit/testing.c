@@ -1,6 +1,8 @@
 /* testing.c: see testing.h. */
 #include "testing.h"
 
+#include <float.h>
+
 /* ThreadSanitizer does not watch these functions: they fill and compare in the test's own thread, where watching each
  * number costs a hundred times the time. It still sees a kernel that writes after its run: free() is watched. */
 #define UNWATCHED __attribute__((no_sanitize_thread))
@@ -734,6 +736,34 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     return status;
 }
 
+/* Makes *p the fixture's problem in the device's memory: itself where memory is unified. The caller frees blocks and
+ * prefix. */
+UNWATCHED static attn_status to_device(struct bench *b, const struct fixture *f, attn_problem *p,
+                                       void *blocks[ATTN_TENSOR_COUNT], void **prefix, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    *p = f->p;
+    if (b->info.unified) return ATTN_OK;
+    if (p->prefix_keys) {
+        const size_t bytes = (size_t)f->spec.B * sizeof *p->prefix_keys;
+        status = attn_device_alloc(b->device, bytes, prefix, err);
+        if (!status) status = attn_copy(b->stream, *prefix, p->prefix_keys, bytes, ATTN_TO_DEVICE, err);
+        p->prefix_keys = *prefix;
+    }
+    for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++) {
+        const int owner = block_of(f, id);
+        void **block = &blocks[owner];
+        if (p->tensor[id].rank == 0) continue;
+        if (!*block) {
+            status = attn_device_alloc(b->device, f->block_bytes[owner], block, err);
+            if (!status)
+                status = attn_copy(b->stream, *block, f->block[owner], f->block_bytes[owner], ATTN_TO_DEVICE, err);
+        }
+        p->tensor[id].data = (uint8_t *)*block + ((uint8_t *)f->p.tensor[id].data - f->block[owner]);
+    }
+    return status;
+}
+
 UNWATCHED attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err)
 {
     attn_problem *problems = calloc((size_t)count + 1, sizeof *problems);
@@ -741,30 +771,8 @@ UNWATCHED attn_status fixtures_run(struct bench *b, struct fixture *const *list,
     void **blocks = calloc((size_t)count * ATTN_TENSOR_COUNT + 1, sizeof *blocks);
     void **prefixes = calloc((size_t)count + 1, sizeof *prefixes);
     attn_status status = ATTN_OK;
-    for (int n = 0; n < count && !status; n++) {
-        problems[n] = list[n]->p;
-        if (b->info.unified) continue;
-        if (problems[n].prefix_keys) {
-            const size_t bytes = (size_t)list[n]->spec.B * sizeof *problems[n].prefix_keys;
-            status = attn_device_alloc(b->device, bytes, &prefixes[n], err);
-            if (!status)
-                status = attn_copy(b->stream, prefixes[n], problems[n].prefix_keys, bytes, ATTN_TO_DEVICE, err);
-            problems[n].prefix_keys = prefixes[n];
-        }
-        for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++) {
-            const int owner = block_of(list[n], id);
-            void **block = &blocks[n * ATTN_TENSOR_COUNT + owner];
-            if (problems[n].tensor[id].rank == 0) continue;
-            if (!*block) {
-                status = attn_device_alloc(b->device, list[n]->block_bytes[owner], block, err);
-                if (!status)
-                    status = attn_copy(b->stream, *block, list[n]->block[owner], list[n]->block_bytes[owner],
-                                       ATTN_TO_DEVICE, err);
-            }
-            problems[n].tensor[id].data = (uint8_t *)*block +
-                                          ((uint8_t *)list[n]->p.tensor[id].data - list[n]->block[owner]);
-        }
-    }
+    for (int n = 0; n < count && !status; n++)
+        status = to_device(b, list[n], &problems[n], blocks + (size_t)n * ATTN_TENSOR_COUNT, &prefixes[n], err);
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);
     for (int n = 0; n < count && !status; n++)
         status = attn_plan_for(attn_device_capabilities(b->device), &problems[n], attn_features(&problems[n]) | b->also,
@@ -792,6 +800,171 @@ UNWATCHED attn_status fixtures_run(struct bench *b, struct fixture *const *list,
     free(plans);
     free(problems);
     return status;
+}
+
+/* ---- The truth of a device --------------------------------------------------------------------------------------- */
+
+static const attn_tensor_id truth_ids[TRUTH_RESULTS] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
+
+UNWATCHED static int64_t truth_elements(const attn_problem *p, int result)
+{
+    const attn_dims d = attn_dims_of(p);
+    const bool of_keys = result == TRUTH_DK || result == TRUTH_DV, keys_packed = d.packed && d.page_size == 0;
+    const int64_t columns[] = { d.Dv, 1, d.D, d.D, d.Dv };
+    const int64_t rows = of_keys ? d.Hk * d.Sk * (keys_packed ? 1 : d.B) : d.H * d.Sq * (d.packed ? 1 : d.B);
+    return p->op == ATTN_OP_FORWARD && result >= TRUTH_DQ ? 0 : rows * columns[result];
+}
+
+UNWATCHED attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err)
+{
+    void *blocks[ATTN_TENSOR_COUNT] = { NULL }, *prefix = NULL, *workspace = NULL, *distances = NULL,
+         *memory[TRUTH_RESULTS] = { NULL };
+    attn_problem p;
+    attn_truth_cost cost;
+    int64_t step = 0;
+    memset(t, 0, sizeof *t);
+    attn_status status = attn_truth_need(attn_device_capabilities(b->device), &f->p, &cost, err);
+    if (!status) status = to_device(b, f, &p, blocks, &prefix, err);
+    if (!status) status = attn_device_alloc(b->device, cost.workspace_bytes, &workspace, err);
+    for (int n = 0; n < TRUTH_RESULTS && !status; n++) {
+        t->count[n] = truth_elements(&f->p, n);
+        if (t->count[n] > 0)
+            status = attn_device_alloc(b->device, (size_t)t->count[n] * sizeof(double), &memory[n], err);
+    }
+    const attn_truth results = { memory[0], memory[1], memory[2], memory[3], memory[4] };
+    for (b->calls = 0; !status && step != ATTN_NO_MORE_STEPS; b->calls++) {
+        status = attn_truth_some(b->stream, &p, &results, workspace, &step, err);
+        if (!status) status = attn_stream_wait(b->stream, err);
+    }
+    if (!status) status = attn_device_alloc(b->device, sizeof t->distance, &distances, err);
+    if (!status) status = attn_truth_compare(b->stream, &p, &results, distances, err);
+    if (!status) status = attn_copy(b->stream, t->distance, distances, sizeof t->distance, ATTN_FROM_DEVICE, err);
+    for (int n = 0; n < TRUTH_RESULTS && !status; n++) {
+        t->result[n] = calloc((size_t)t->count[n] + 1, sizeof(double));
+        if (t->count[n] > 0)
+            status = attn_copy(b->stream, t->result[n], memory[n], (size_t)t->count[n] * sizeof(double),
+                               ATTN_FROM_DEVICE, err);
+    }
+    if (!status) status = attn_stream_wait(b->stream, err);
+    for (int n = 0; n < TRUTH_RESULTS; n++) attn_device_free(b->device, memory[n]);
+    for (int n = 0; n < ATTN_TENSOR_COUNT; n++) attn_device_free(b->device, blocks[n]);
+    attn_device_free(b->device, prefix);
+    attn_device_free(b->device, workspace);
+    attn_device_free(b->device, distances);
+    return status;
+}
+
+UNWATCHED void truth_clear(struct truth *t)
+{
+    for (int n = 0; n < TRUTH_RESULTS; n++) free(t->result[n]);
+    memset(t, 0, sizeof *t);
+}
+
+/* Half of the distance between neighbouring numbers of the dtype around x. */
+static double half_unit(attn_dtype dtype, double x)
+{
+    static const struct {
+        double relative, least;
+    } unit[] = {
+        [ATTN_F32] = { 0x1p-24, 0x1p-150 }, [ATTN_F16] = { 0x1p-11, 0x1p-25 }, [ATTN_BF16] = { 0x1p-8, 0x1p-134 }
+    };
+    return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
+}
+
+/* What sums in double may differ by that are taken in another order, and may cancel: some units of their terms. */
+UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
+{
+    const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
+    const double exponent = 1 + fmin(fabs(score), FLT_MAX); /* an error of a score is a relative one of its P */
+    if (result == TRUTH_OUT) return unit * exponent * v;
+    if (result == TRUTH_LSE) return unit * exponent;
+    const double dout = largest(&p->dout);
+    if (result == TRUTH_DV) return unit * exponent * dout;
+    const double other = result == TRUTH_DQ ? largest(&p->k) : largest(&p->q) * (double)g->group;
+    return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
+}
+
+/* One result against the reference's tensor, which is rounded to its dtype. Rows that do not exist must be `nothing`. */
+UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
+                                          size_t room)
+{
+    const attn_problem *const p = &want->p;
+    const attn_tensor_id id = truth_ids[result];
+    const attn_geometry g = attn_geometry_of(p);
+    const attn_dims *const d = &g.dims;
+    const attn_view *const view = &g.view[id];
+    const bool of_keys = result == TRUTH_DK || result == TRUTH_DV;
+    const int64_t heads = of_keys ? d->Hk : d->H, room_of_rows = of_keys ? d->Sk : d->Sq;
+    const int64_t columns = result == TRUTH_LSE ? 1 : result == TRUTH_DQ || result == TRUTH_DK ? d->D : d->Dv;
+    const double nothing = result == TRUTH_LSE ? -INFINITY : 0, noise = truth_noise(p, &g, result);
+    attn_truth_distance distance = { 0, 0 };
+    int64_t flips = 0, left = t->count[result];
+    bool *const seen = calloc((size_t)t->count[result] + 1, sizeof *seen);
+    bool good = true;
+    for (int64_t b = 0; b < d->B && good; b++) {
+        const attn_sequence s = attn_sequence_of(&g, b);
+        const int64_t start = of_keys ? s.k_start : s.q_start;
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < (of_keys ? s.Sk : s.Sq) && good; i++)
+                for (int64_t e = 0; e < columns && good; e++) {
+                    const int64_t row = d->packed ? h * room_of_rows + start + i : (b * heads + h) * room_of_rows + i;
+                    const double x = t->result[result][row * columns + e];
+                    const double y = attn_load(view->dtype, view->data, attn_at(view, b, h, start + i) + e);
+                    double rounded = 0;
+                    attn_store(view->dtype, &rounded, 0, x);
+                    rounded = attn_load(view->dtype, &rounded, 0);
+                    const bool same = x == y || (isnan(x) && isnan(y));
+                    const double apart = same ? 0 : isfinite(x) && isfinite(y) ? fabs(x - y) : INFINITY;
+                    seen[row * columns + e] = true, left--;
+                    distance.max_abs = fmax(distance.max_abs, apart);
+                    if (isfinite(x)) distance.largest = fmax(distance.largest, fabs(x));
+                    if (rounded == y || fabs(x - y) <= noise || (isnan(x) && isnan(y))) continue;
+                    flips++;
+                    if (fabs(x - y) <= half_unit(view->dtype, y) + noise) continue;
+                    snprintf(why, room, "%s of b %lld, h %lld, row %lld, column %lld is %.17g, must be about %.17g",
+                             attn_tensors[id].name, (long long)b, (long long)h, (long long)i, (long long)e, x, y);
+                    good = false;
+                }
+    }
+    for (int64_t n = 0; n < t->count[result] && good && left > 0; n++)
+        if (!seen[n] && t->result[result][n] != nothing) {
+            snprintf(why, room, "%s: element %lld is of a row that does not exist and is %g", attn_tensors[id].name,
+                     (long long)n, t->result[result][n]);
+            good = false;
+        }
+    free(seen);
+    if (good && memcmp(&distance, &t->distance[result], sizeof distance) != 0) {
+        snprintf(why, room, "%s: the distance is %g of %g, must be %g of %g", attn_tensors[id].name,
+                 t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
+        good = false;
+    }
+    /* A number within an error of the middle between two of the dtype may round to the other one. That is rare in
+     * float32, but for averages (a scale of 0): they often lie in the middle. */
+    if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
+    snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
+             (long long)t->count[result]);
+    return false;
+}
+
+UNWATCHED bool truth_agrees(struct bench *b, const struct spec *spec)
+{
+    struct fixture want;
+    struct truth t;
+    attn_error err = { 0 };
+    char why[400] = "";
+    fixture_make(&want, spec);
+    run_reference(&want.p);
+    bool good = truth_run(b, &want, &t, &err) == ATTN_OK;
+    if (!good) snprintf(why, sizeof why, "%s", err.text);
+    for (int n = 0; n < TRUTH_RESULTS && good; n++)
+        if (is_output(&want.p, truth_ids[n])) good = truth_result_agrees(&want, &t, n, why, sizeof why);
+    if (!good) {
+        fprintf(stderr, "the truth: %s\n", why);
+        spec_print(stderr, spec);
+    }
+    truth_clear(&t);
+    fixture_clear(&want);
+    return good;
 }
 
 UNWATCHED void fixtures_must_run(struct bench *b, struct fixture *const *list, int count)

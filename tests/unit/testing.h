@@ -208,4 +208,22 @@ bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, 
  * false. */
 bool spec_agrees(struct bench *bench, const struct spec *spec);
 
+/* ---- The truth of a device --------------------------------------------------------------------------------------- */
+
+enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_TRUTH_RESULTS };
+
+/* Results of attn_truth_some() in host memory, in the order of attn_truth. */
+struct truth {
+    double *result[TRUTH_RESULTS];               /* owned */
+    int64_t count[TRUTH_RESULTS];                /* elements; 0: the problem has no such result */
+    attn_truth_distance distance[TRUTH_RESULTS]; /* of the fixture's own results */
+};
+
+/* Computes the truth of the fixture's problem, and how far its results are from it, in as many calls as it takes (b->calls), waiting for the stream between
+ * them. */
+attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
+void truth_clear(struct truth *t);
+/* Does the device's truth of `spec` round to the results of the reference? On failure it prints the problem. */
+bool truth_agrees(struct bench *b, const struct spec *spec);
+
 #endif

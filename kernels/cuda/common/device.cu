@@ -29,6 +29,7 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/simple/simple.h"
+#include "kernels/cuda/truth/truth.h"
 
 extern const cuda_kernel decode_forward;                  /* sm80/decode.cu */
 extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
@@ -876,23 +877,63 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void *workspace, int64_t *step,
-                     attn_error *err)
+/* What one call of run_some() or truth() may queue, where earlier calls have queued `done` steps. */
+attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);
-    const int64_t kind = *step & ATTN_EVERY_ROW;
-    cuda_steps steps = { *step - kind, 0, SOME_STEPS * d->chip.step_seconds, false, false, false, false };
+    *steps = { done, 0, SOME_STEPS * d->chip.step_seconds, false, false, false, false };
     attn_status status = enter(d, err);
-    stream_of(base)->every_row = kind != 0;
-    if (status == ATTN_OK && steps.done > 0) {
+    if (status == ATTN_OK && done > 0) {
         const cudaError_t code = cudaStreamQuery(stream_of(base)->cuda);
-        steps.idle = code == cudaSuccess;
+        steps->idle = code == cudaSuccess;
         if (code == cudaErrorNotReady) cudaGetLastError();
         else status = check(d, code, "cudaStreamQuery", err);
     }
+    return status;
+}
+
+attn_status run_some(attn_stream *base, const attn_plan *plans, int count, void *workspace, int64_t *step,
+                     attn_error *err)
+{
+    const int64_t kind = *step & ATTN_EVERY_ROW;
+    cuda_steps steps;
+    attn_status status = begin_steps(base, *step - kind, &steps, err);
+    stream_of(base)->every_row = kind != 0;
     if (status == ATTN_OK) status = run_with(stream_of(base), plans, count, (char *)workspace, &steps, err);
     *step = steps.more ? steps.done | kind : ATTN_NO_MORE_STEPS;
     return status;
+}
+
+attn_status truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
+                       attn_error *err)
+{
+    if (cuda_truth_need((const cuda_chip *)can->facts, problem, cost)) return ATTN_OK;
+    return attn_fail(err, ATTN_TOO_LARGE, "", "the sizes of the problem in float64 do not fit in 63 bits");
+}
+
+attn_status truth(attn_stream *base, const attn_problem *problem, const attn_truth *results, void *workspace,
+                  int64_t *step, attn_error *err)
+{
+    device *d = device_of(base->device);
+    cuda_steps steps;
+    attn_status status = begin_steps(base, *step, &steps, err);
+    cuda_chip chip = d->chip;
+    chip.steps = &steps;
+    stream_of(base)->after_decode = false;
+    if (status == ATTN_OK)
+        status = check(d, cuda_truth(&chip, stream_of(base)->cuda, problem, results, workspace), "truth", err);
+    *step = steps.more ? steps.done : ATTN_NO_MORE_STEPS;
+    return status;
+}
+
+attn_status truth_compare(attn_stream *base, const attn_problem *problem, const attn_truth *truth,
+                          attn_truth_distance *distances, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    stream_of(base)->after_decode = false;
+    if (status != ATTN_OK) return status;
+    return check(d, cuda_truth_compare(stream_of(base)->cuda, problem, truth, distances), "truth_compare", err);
 }
 
 bool left_rows(attn_stream *base)
@@ -944,10 +985,10 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",       true,          device_count,   device_open,  device_close, describe,
-    device_alloc, device_free,   staging_alloc,  staging_free, plan,         workspace_bytes,
-    stream_open,  stream_close,  copy,           moves,        run,          merge,
-    mark,         elapsed_us,    done,           wait,         between_us,   note,
-    noted,        import_memory, release_import, pin,          unpin,        sum_lse,
-    run_some,     left_rows,
+    "cuda",       true,          device_count,   device_open,  device_close,  describe,
+    device_alloc, device_free,   staging_alloc,  staging_free, plan,          workspace_bytes,
+    stream_open,  stream_close,  copy,           moves,        run,           merge,
+    mark,         elapsed_us,    done,           wait,         between_us,    note,
+    noted,        import_memory, release_import, pin,          unpin,         sum_lse,
+    run_some,     left_rows,     truth_need,     truth,        truth_compare,
 };

@@ -48,15 +48,6 @@ static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g,
            chip->multiprocessors;
 }
 
-/* Estimates the keys that a query row sees, and the queries that see a key. Packed sequences count as if all had the
- * same length, because their lengths are in device memory. */
-static inline int64_t keys_of_row(const attn_geometry &g)
-{
-    const attn_dims &d = g.dims;
-    const int64_t keys = attn_keys_are_packed(&d) ? attn_tiles(d.Sk, attn_max64(d.B, 1)) : d.Sk,
-                  window = attn_min64(g.left, ATTN_UNBOUNDED) + attn_min64(g.right, ATTN_UNBOUNDED) + 1;
-    return attn_max64(attn_min64(keys, window), 1);
-}
 static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
 {
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);

@@ -121,6 +121,9 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state);
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state);
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state);
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state);
+/* backends_truth.c */
+void test_the_truth_rounds_to_the_results_of_the_reference(void **state);
+void test_random_truths_round_to_the_results_of_the_reference(void **state);
 /* backends_numerics.c */
 void test_float32_gradients_round_to_those_of_16_bits(void **state);
 void test_work_that_sees_no_keys_between_other_work(void **state);

@@ -118,6 +118,8 @@ int main(void)
         cmocka_unit_test(test_gradients_of_a_merge_are_the_differences_of_its_loss),
         cmocka_unit_test(test_gradients_of_empty_parts_are_zeros),
         cmocka_unit_test(test_a_sink_is_a_part_without_a_value),
+        cmocka_unit_test(test_the_truth_rounds_to_the_results_of_the_reference),
+        cmocka_unit_test(test_random_truths_round_to_the_results_of_the_reference),
     };
     const struct CMUnitTest lists[] = {
         cmocka_unit_test(test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference),

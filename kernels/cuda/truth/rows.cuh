@@ -1,0 +1,70 @@
+/* rows.cuh: the arguments of truth.cu's kernels, and how rows are numbered. */
+#ifndef ATTN_TRUTH_ROWS_CUH
+#define ATTN_TRUTH_ROWS_CUH
+
+#include "kernels/cuda/common/args.cuh"
+
+namespace {
+
+enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
+enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };  /* channels of S and dP at a time; columns of a block's result */
+enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 }; /* floats: a warp's loads of fragments then use all banks */
+enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
+
+enum pass { FORWARD, DQ, DK, DV };
+
+/* Of a row of queries. `only`: the score of the one key that the row sees; NaN: it sees none or several. */
+struct row_sum {
+    double top, rest, delta, only;
+};
+
+/* A tensor as widen() leaves it: rows of `width` floats, a multiple of CHUNK, zeros behind the tensor's channels. */
+struct dense {
+    float *data;
+    uint8_t *strange; /* per row */
+    int width;
+};
+
+struct truth_args {
+    cuda_args a;
+    dense q, k, v, dout;
+    row_sum *sums;
+    attn_truth to; /* NULL: not wanted. out is also set where only delta needs it */
+    attn_score_options_as<double> scores;
+    double drop_scale;
+    bool options; /* scores take more than a scale, causal, window and lengths */
+    int64_t first_block;
+};
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+ATTN_HD bool packed_rows(const attn_dims &d, bool keys)
+{
+    return keys ? attn_keys_are_packed(&d) : d.packed;
+}
+static inline int64_t dense_rows(const attn_dims &d, bool keys)
+{
+    return (keys ? d.Sk * d.Hk : d.Sq * d.H) * (packed_rows(d, keys) ? 1 : d.B);
+}
+
+/* Index of the first row of sequence b, head h, among the rows of all heads. */
+DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, int64_t b, int64_t h)
+{
+    const int64_t rows = keys ? d.Sk : d.Sq, heads = keys ? d.Hk : d.H;
+    return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
+}
+
+/* The row of that index: `line` is its place in the tensor, the start of its sequence included. */
+struct row_place {
+    int64_t b, h, line;
+};
+DEVICE row_place place_of_row(const attn_dims &d, bool keys, int64_t row)
+{
+    const int64_t rows = keys ? d.Sk : d.Sq, heads = keys ? d.Hk : d.H, head = row / rows;
+    const bool packed = packed_rows(d, keys);
+    return { packed ? 0 : head / heads, packed ? head : head % heads, row % rows };
+}
+
+} // namespace
+
+#endif

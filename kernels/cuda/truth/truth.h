@@ -1,0 +1,18 @@
+/* truth.h: what truth.cu offers to device.cu: attn_truth_need() and attn_truth_some() of attention.h. */
+#ifndef ATTN_CUDA_TRUTH_H
+#define ATTN_CUDA_TRUTH_H
+
+#include "kernels/cuda/common/kernels.h"
+
+/* False: the problem's sizes overflow. */
+bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_truth_cost *cost);
+
+/* Queues the steps that chip->steps takes. */
+cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
+                       const attn_truth *results, void *workspace);
+
+/* Implements attn_truth_compare(), in compare.cu. */
+cudaError_t cuda_truth_compare(cudaStream_t stream, const attn_problem *problem, const attn_truth *truth,
+                               attn_truth_distance *distances);
+
+#endif
