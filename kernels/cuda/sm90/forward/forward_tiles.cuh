@@ -84,19 +84,13 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const bool LOW_WORDS =
         D == 128 || D == 192; /* operands by the low words of their descriptors: elsewhere it costs 1 to 4 % */
     static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
-    static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
     /* A warpgroup that sees at most this many keys of its last tile computes only this many. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
-    static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
-    static const bool COPIES_OUT = STAGES_OUT && !RIGHT_ONLY; /* by the copy engine, where a warp is not faster */
     static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
-    /* Where each is faster: the end of a tile of work (lse, the last factors) is computed under its last product; the
-     * first product of the next tile of work is issued behind that, and runs under the output. */
+    /* Where it is faster, the end of a tile of work (lse, the last factors) is computed under its last product. */
     static const bool ENDS_EARLY = D == 128 || D == 96 || SCORE_MODS;
-    static const bool BEGINS_EARLY = RIGHT_ONLY || D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     static const int MOST_PASSED = (BM - 64 + BN - 1) /
                                    BN; /* last tiles, and first ones, that one consumer sees and another does not */
 };
@@ -403,8 +397,8 @@ template <typename T, class X> struct attention {
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
     /* The warp among the consumers'; the lane. */
-    DEVICE int warp_index() const { return X::READ_ANEW ? thread_anew() / 32 - 4 : me.w * 4 + me.warp; }
-    DEVICE int lane() const { return X::READ_ANEW ? thread_anew() % 32 : me.lane; }
+    DEVICE int warp_index() const { return me.w * 4 + me.warp; }
+    DEVICE int lane() const { return me.lane; }
 
     /* Returns x, which is the same in all lanes, by a vote. The vote makes x warp-uniform for
      * ptxas. Without it ptxas would keep descriptors in registers of each thread, because code
@@ -415,7 +409,6 @@ template <typename T, class X> struct attention {
     struct next_work {
         int slot;   /* it is sm.recent[slot] */
         int order;  /* its i0 */
-        int passed; /* last tiles of keys that the warpgroup's rows do not see */
         bool loads; /* keys are loaded for it */
         bool sees;  /* the warpgroup's rows see some */
     };
@@ -423,7 +416,7 @@ template <typename T, class X> struct attention {
     {
         next_work next;
         me.take([&](const work_tile &x, const warpgroup_tile &y) {
-            next = { recent.stage, x.i0, x.last - y.last_visible, warp_uniform(x.i0 >= 0 && x.first < x.last),
+            next = { recent.stage, x.i0, warp_uniform(x.i0 >= 0 && x.first < x.last),
                      warp_uniform(x.i0 >= 0 && x.first < y.last_visible) };
             return warp_uniform(next.loads);
         });
@@ -520,10 +513,7 @@ template <typename T, class X> struct attention {
                 hide_by_bounds<N>(S, p.mask, x, t.i0, j * BN, lane());
         }
         if (MASKED && (N < BN || j < t.y.free_first || j >= t.y.free_last)) {
-            const int seen_by_all = min(t.x.i0 + me.w * 64 + t.band.hi, t.band.Sk) - j * BN; /* if RIGHT_ONLY */
-            if (X::RIGHT_ONLY && N == BN && seen_by_all >= BN / 2)
-                mask<N, X::RIGHT_ONLY, BN / 2>(S, t.band, t.i0, j * BN, lane());
-            else mask<N, X::RIGHT_ONLY>(S, t.band, t.i0, j * BN, lane());
+            mask<N>(S, t.band, t.i0, j * BN, lane());
         }
         softmax_step<N, X::IN_TURN, BY_BITS>(S, state, rescale, reference, midway);
         if constexpr (X::PAIRS)
@@ -556,39 +546,16 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* The same of the next work, where it begins early. The product is issued even if these rows see no keys, for ptxas
-     * lets none that is issued in a branch run on behind it. It is of what lies there then, which must not change
-     * meanwhile: Q and K if some are loaded; if not, nothing is before this work is given back. */
-    DEVICE void begin(float (&S)[BN / 2], const next_work &work)
-    {
-        if (warp_uniform(work.sees)) {
-            await_first(work.passed);
-            me.await_turn();
-        } else if (warp_uniform(work.loads)) {
-            me.look_for_Q();
-            me.await_K();
-        }
-        undefine(S);
-        multiply<T, BN, X::D / 16>(S, operand.Q, K());
-        if (warp_uniform(work.sees)) me.next_turn();
-    }
-
-    /* Computes P of that tile, or of its first N keys. all: the tile's scores, if they were begun
-     * early. */
+    /* Computes P of that tile, or of its first N keys. */
     template <int N>
-    DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
-                           softmax &state, pair_values<X> &values)
+    DEVICE void first_tile(uint32_t (&P)[BN / 16][4], const thread_tile &t, const tile_bits *seen, softmax &state,
+                           pair_values<X> &values)
     {
         const int j = t.y.last_visible - 1;
         float S[N / 2], rescale[2];
-        if (X::BEGINS_EARLY) {
-#pragma unroll
-            for (int i = 0; i < N / 2; i++) S[i] = all[i];
-        } else {
-            multiply_first<N>(S);
-            look_at_pairs(values, t, seen, j);
-            retire<0>(S);
-        }
+        multiply_first<N>(S);
+        look_at_pairs(values, t, seen, j);
+        retire<0>(S);
         me.release_K(j == (X::PASSES_FIRST ? first_visible(t) : t.x.first));
         scores_to_P<N, true, false>(S, t, seen, j, state, rescale, values, [](float) {});
         if (N < BN) {
@@ -617,10 +584,9 @@ template <typename T, class X> struct attention {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last, whose scores are `begun` where it begins
-     * early, to the first, whose P V is left to be issued; its V is there. */
-    DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
-                       const thread_tile &t)
+    /* O = P V over the tiles of keys that these rows see, from the last to the first. The caller issues P V of the
+     * first tile, whose V is there. */
+    DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], softmax &state, const thread_tile &t)
     {
         const int first = X::PASSES_FIRST ? first_visible(t) : t.x.first, last = t.x.last,
                   last_visible = t.y.last_visible;
@@ -636,10 +602,9 @@ template <typename T, class X> struct attention {
         if constexpr (X::SCORE_MODS) begin_head(t.x);
         ask_for_kept(values, t, last_visible - 1);
         ask_for_bias(values, t, last_visible - 1);
-        if (X::BEGINS_EARLY) retire<0>(begun);
-        else await_first(last - last_visible);
-        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, begun, t, seen, state, values);
-        else first_tile<BN>(P, begun, t, seen, state, values);
+        await_first(last - last_visible);
+        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, t, seen, state, values);
+        else first_tile<BN>(P, t, seen, state, values);
         ask_for_kept(values, t, next_tile(last_visible - 1));
         me.template pass_V<X::MOST_PASSED>(last - last_visible);
         if ((p.cu_q || p.seqlens_k) && last_visible - 1 == (t.x.Sk - 1) / BN && t.x.Sk % BN) zero_past_end(t.x);
@@ -663,8 +628,8 @@ template <typename T, class X> struct attention {
             rescale_rows(O, rescale);
             if constexpr (X::PAIRS) ask_for_kept(values, t, values.next);
         };
-        walk_down<X::RIGHT_ONLY, X::BY_BITS>(next_tile(last_visible - 1), t.y.free_last, first, next_tile, step,
-                                             [&] { return me.meet_all(is_high(state, reference)); });
+        walk_down<false, X::BY_BITS>(next_tile(last_visible - 1), t.y.free_last, first, next_tile, step,
+                                     [&] { return me.meet_all(is_high(state, reference)); });
         me.await_V();
     }
 
@@ -744,7 +709,6 @@ template <typename T, class X> struct attention {
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
         if (!X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
-        else if (!X::COPIES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, staging, lane());
         else copy_rows(O, x, row, count, rows, staging);
     }
 
@@ -769,7 +733,7 @@ template <typename T, class X> struct attention {
     /* Waits until this warp's copies are in memory. */
     DEVICE void await_copies()
     {
-        if (!X::COPIES_OUT) return;
+        if (!X::STAGES_OUT) return;
         if (lane() == 0) bulk_wait<0>();
         __syncwarp();
     }
@@ -802,10 +766,8 @@ template <typename T, class X> struct attention {
     /* Computes all tiles of work, one after the other. */
     DEVICE void compute_all()
     {
-        float S[BN / 2]; /* first scores, where they are begun early */
         next_work work = take();
         if (!pass_unseen(work)) return;
-        if (X::BEGINS_EARLY) begin(S, work);
 #pragma unroll 1
         for (;;) {
             float O[DV / 2];
@@ -814,26 +776,20 @@ template <typename T, class X> struct attention {
 #pragma unroll
             for (int i = 0; i < DV / 2; i++) O[i] = 0;
             const next_work now = work;
-            attend(O, P, S, state, tile_of(now));
+            attend(O, P, state, tile_of(now));
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
             tile_end end;
             if (X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
-            if (X::BEGINS_EARLY) {
-                work = take();
-                begin(S, work);
-            }
-            retire<X::BEGINS_EARLY>(O);
+            retire<0>(O);
             me.release_V();
             if (X::PASSES_FIRST) me.template pass_V<X::MOST_PASSED>(passed);
             if (!X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
             finish(O, end, tile_of(now));
-            if (!X::BEGINS_EARLY) work = take();
+            work = take();
             if (warp_uniform(work.sees)) continue;
-            if (X::BEGINS_EARLY) retire<0>(S);
             if (!pass_unseen(work)) return;
-            if (X::BEGINS_EARLY) begin(S, work);
         }
     }
 
