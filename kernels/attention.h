@@ -619,9 +619,12 @@ typedef struct attn_device_info {
     double fastest_flops;  /* upper bound on the operations (attn_flops) per second of every kernel of this device */
     /* upper bound on its permitted triples per second; both bounds show which work cannot end in time */
     double fastest_scores;
-    int units;          /* threads of a CPU, or multiprocessors of a GPU; attn_cost_of() has rates per unit */
-    bool unified;       /* true: kernels read and write staging memory directly, so no copies are needed */
-    bool reads_staging; /* true: kernels whose row says in_place can read staging memory, though device memory is
+    double peak_flops;   /* 16-bit operations per second that the hardware promises; 0: not known */
+    double peak_bytes;   /* bytes per second of its memory; 0: not known */
+    char peak_from[128]; /* text for people: what the two peaks were computed from; "" where nothing is known */
+    int units;           /* threads of a CPU, or multiprocessors of a GPU; attn_cost_of() has rates per unit */
+    bool unified;        /* true: kernels read and write staging memory directly, so no copies are needed */
+    bool reads_staging;  /* true: kernels whose row says in_place can read staging memory, though device memory is
                          * faster */
     /* number of batches that are worth having in flight; on a unified device each has its own thread */
     int streams;
@@ -722,11 +725,12 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* An estimate by the rates of one machine of each kind. The real time is usually a third to three times as long.
  *   flops    attn_flops()
+ *   bytes    of the tensors, and of the keys and values in pages: memory moves at least these
  *   seconds  time on a device that has nothing else to do
  *   worst    seconds, if the scores of every row exceed the range of float32
  *   because  the name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
-    double flops, seconds, worst;
+    double flops, bytes, seconds, worst;
     const char *because;
 } attn_cost;
 

@@ -170,8 +170,15 @@ static const struct extra {
     { DOUBLE,   ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             30,  0,     TILES },
     { DOUBLE,   ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             30,  0,     TILES },
     { HOPPER,   ATTN_OP_FORWARD,  SOFTCAP,                   "softcap",               .08, 0,     TILES },
+    { HOPPER,   ATTN_OP_FORWARD,  BIAS,                      "bias",                  .06, .0002, TILES },
+    { HOPPER,   ATTN_OP_FORWARD,  KEEP,                      "keep_mask",             .04, .0001, TILES },
+    { HOPPER,   ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             .13, 0,     TILES },
     { HOPPER,   ATTN_OP_BACKWARD, SOFTCAP,                   "softcap",               .10, 0,     TILES },
+    { HOPPER,   ATTN_OP_BACKWARD, BIAS,                      "bias",                  .32, 0,     TILES },
+    { HOPPER,   ATTN_OP_BACKWARD, KEEP,                      "keep_mask",             .22, 0,     TILES },
+    { HOPPER,   ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             .25, 0,     TILES },
     { NARROW,   ATTN_OP_FORWARD,  SOFTCAP,                   "softcap",               .08, 0,     TILES },
+    { NARROW,   ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             .13, 0,     TILES },
     { GENERIC,  ATTN_OP_FORWARD,  OPTIONS,                   "options, or dropout_p", .53, .0025, WAITS },
     { GENERIC,  ATTN_OP_FORWARD,  BIAS,                      "options of the scores", 1.5, 0,     WAITS },
     { GENERIC,  ATTN_OP_FORWARD,  KEEP,                      "options of the scores", 1,   0,     WAITS },
@@ -365,6 +372,22 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan->features);
 }
 
+/* Bytes of all tensors that are given or written. Of a pool of pages, which may be larger than what is read, only
+ * `numbers` numbers of keys and values count. Values that lie in the memory of the keys count once. */
+static double bytes_of(const attn_problem *p, double numbers)
+{
+    double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *t = &p->tensor[id];
+        const bool in_pages = p->page_table.rank && (id == ATTN_T_k || id == ATTN_T_v);
+        if (t->rank == 0 || in_pages || (id == ATTN_T_v && t->data != NULL && t->data == p->k.data)) continue;
+        double size = (double)attn_dtype_bytes(t->dtype);
+        for (int axis = 0; axis < t->rank; axis++) size *= (double)t->shape[axis];
+        bytes += size;
+    }
+    return bytes;
+}
+
 static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, double flops, double triples,
                          const attn_strange *strange)
 {
@@ -374,7 +397,8 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     struct sum sum = { .because = "" };
     const double call = call_seconds(r);
-    if (flops <= 0 || (p->op == ATTN_OP_OBSERVE && attn_is_empty(p))) return (attn_cost){ flops, call, call, "" };
+    if (flops <= 0 || (p->op == ATTN_OP_OBSERVE && attn_is_empty(p)))
+        return (attn_cost){ flops, bytes_of(p, 0), call, call, "" };
     if (reads_as_it_lies(r, p, &d)) r = &few_rows[r->family];
     triples *= scores_made(p, &d);
     const struct work w = work_of(plan, r, &d, triples, info->units);
@@ -387,6 +411,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     add(&sum, triples * (strange->costly * each + strange->cheap * r->cheap) / w.by[TILES],
         "rows whose scores leave float32");
     return (attn_cost){ .flops = flops,
+                        .bytes = bytes_of(p, w.numbers),
                         .seconds = call + sum.ns / 1e9,
                         .worst = call + worst / 1e9,
                         .because = sum.most > sum.ns / 2 ? sum.because : "" };
@@ -443,5 +468,11 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    return (attn_cost){ 2 * all * (m->gradients ? 3 : 1), seconds, seconds, "" };
+    /* bytes of out and lse of one part, and of the result */
+    const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
+    return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
+                        .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),
+                        .seconds = seconds,
+                        .worst = seconds,
+                        .because = "" };
 }

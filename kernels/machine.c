@@ -17,6 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { CPUINFO_LINES = 64 }; /* the first core's part of /proc/cpuinfo has 28 */
+
 /* Reads the first line of a file, or its beginning if it is long. Returns "" where there is no file. */
 static const char *read_line(const char *directory, const char *name, char line[128])
 {
@@ -132,6 +134,24 @@ static void look_at_line(const char *root, char *line, struct attn_machine *mach
     }
 }
 
+/* Reads the highest clock from cpufreq. A virtual machine has none, and x86 then has the clock in /proc/cpuinfo. */
+static double look_at_clock(const char *root)
+{
+    char path[PATH_MAX], line[256];
+    double megahertz = 0;
+    snprintf(path, sizeof path, "%.256s/sys/devices/system/cpu/cpu0/cpufreq", root);
+    const int64_t kilohertz = read_number(path, "cpuinfo_max_freq", 0);
+    if (kilohertz > 0) return (double)kilohertz * 1e3;
+    snprintf(path, sizeof path, "%.256s/proc/cpuinfo", root);
+    FILE *f = fopen(path, "re");
+    for (int n = 0; f && n < CPUINFO_LINES && megahertz == 0 && fgets(line, sizeof line, f);) {
+        n += strchr(line, '\n') != NULL;
+        if (sscanf(line, "cpu MHz : %lf", &megahertz) != 1) megahertz = 0;
+    }
+    if (f) fclose(f);
+    return megahertz > 0 && megahertz < 1e5 ? megahertz * 1e6 : 0;
+}
+
 void attn_machine_look(const char *root, struct attn_machine *machine)
 {
     cpu_set_t set;
@@ -143,6 +163,7 @@ void attn_machine_look(const char *root, struct attn_machine *machine)
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     machine->memory_bytes = pages > 0 && page > 0 ? (int64_t)pages * page : (INT64_C(4) << 30);
     machine->threads = INT64_MAX;
+    machine->hertz = look_at_clock(root);
 
     char path[PATH_MAX], *line = NULL;
     size_t capacity = 0;

@@ -1,5 +1,5 @@
-/* machine.h: how many cores, how much memory and how many threads this process may use. The server's defaults and the
- * device "cpu" both use these numbers, so that they keep the same limits. */
+/* machine.h: how many cores, how much memory and how many threads this process may use, and the clock of a core. The
+ * server's defaults and the device "cpu" both use these numbers, so that they keep the same limits. */
 #ifndef ATTN_MACHINE_H
 #define ATTN_MACHINE_H
 
@@ -11,6 +11,7 @@
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
+    double hertz; /* highest clock of the first core, or else its clock now; 0: the system does not tell */
     /* the smallest pids limit of our cgroups, which all of their processes share; INT64_MAX: no limit */
     int64_t threads;
 };

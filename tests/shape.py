@@ -21,11 +21,11 @@ SIBLINGS = [
     ("sm80/forward.cu", "sm80/backward.cu"),
     ("sm80/f32_forward.cu", "sm80/f32_backward.cu"),
     ("sm80/forward.cu", "sm80/decode.cu"),
-    ("sm90/forward/forward.cu", "sm90/forward/f8_forward.cu"),
-    ("sm90/forward/forward.cu", "sm90/latent/latent.cu"),
-    ("sm90/forward/forward.cu", "sm90/backward/backward.cu"),
-    ("sm80/forward.cu", "sm90/forward/forward.cu"),
-    ("sm80/backward.cu", "sm90/backward/backward.cu"),
+    ("sm90/forward/forward_tiles.cuh", "sm90/forward/f8_forward.cu"),
+    ("sm90/forward/forward_tiles.cuh", "sm90/latent/latent.cu"),
+    ("sm90/forward/forward_tiles.cuh", "sm90/backward/backward_tiles.cuh"),
+    ("sm80/forward.cu", "sm90/forward/forward_tiles.cuh"),
+    ("sm80/backward.cu", "sm90/backward/backward_tiles.cuh"),
 ]
 
 

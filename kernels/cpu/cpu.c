@@ -37,8 +37,11 @@ enum {
 static const struct {
     const char *name;
     double flops;
-} fastest[] = { { "amx", 3e12 },         { "bf16", 8e11 }, { "avx512", 6e11 },  { "avx2", 3e11 },
-                { "neon_bf16", 1.5e12 }, { "neon", 4e11 }, { "portable", 1e11 } };
+    /* Operations of a core in a clock: two per multiply-add, times lanes, times units. AMX multiplies tiles of 16 x 32
+     * and 32 x 16 numbers in 16 clocks. */
+    int a_clock;
+} fastest[] = { { "amx", 3e12, 1024 }, { "bf16", 8e11, 128 },        { "avx512", 6e11, 64 }, { "avx2", 3e11, 32 },
+                { "neon", 4e11, 32 },  { "neon_bf16", 1.5e12, 128 }, { "portable", 1e11, 8 } };
 #define FASTEST_SCORES 1e10
 
 struct cpu_device {
@@ -51,6 +54,7 @@ struct cpu_device {
         int64_t threads;
     } facts; /* facts of the device's attn_capabilities */
     int64_t memory_total, memory_limit;
+    double hertz;
     _Atomic int64_t memory_used;
 };
 
@@ -142,6 +146,7 @@ static attn_status open_device(int index, const attn_device_options *options, at
                                           true };
     attn_machine_look("", &machine);
     device->memory_total = machine.memory_bytes;
+    device->hertz = machine.hertz;
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;
     const attn_status status = pool_open(options->threads, device->simd->leave, &device->pool, err);
     if (status != ATTN_OK) {
@@ -176,8 +181,14 @@ static void describe(const attn_device *base, attn_device_info *info)
     snprintf(info->name, sizeof info->name, "cpu");
     snprintf(info->description, sizeof info->description, "%d thread%s, %s, %lld GiB", threads, threads == 1 ? "" : "s",
              device->simd->name, (long long)(device->memory_total >> 30));
-    for (size_t i = 0; i < sizeof fastest / sizeof *fastest; i++)
-        if (strcmp(fastest[i].name, device->simd->name) == 0) info->fastest_flops = fastest[i].flops * threads;
+    for (size_t i = 0; i < sizeof fastest / sizeof *fastest; i++) {
+        if (strcmp(fastest[i].name, device->simd->name) != 0) continue;
+        info->fastest_flops = fastest[i].flops * threads;
+        info->peak_flops = device->hertz * fastest[i].a_clock * threads;
+        if (device->hertz > 0)
+            snprintf(info->peak_from, sizeof info->peak_from, "%d threads, %d operations a clock (%s), %.2f GHz",
+                     threads, fastest[i].a_clock, fastest[i].name, device->hertz / 1e9);
+    }
     info->fastest_scores = FASTEST_SCORES * threads;
     info->units = threads;
     info->unified = true;

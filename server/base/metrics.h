@@ -54,6 +54,8 @@
     X(FLOW_SECONDS, "attnd_caller_seconds_total", COUNTER, "caller,work",                                       \
       "Time spent for each token: on devices, checking bodies, and finishing what ran")                         \
     X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention") \
+    X(TENSOR_BYTES, "attnd_tensor_bytes_total", COUNTER, "device,op",                                           \
+      "Bytes of the tensors of problems that ran, read or written, with keys and values in pages")              \
     X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                          \
     X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")         \
     X(MADE_ROOM, "attnd_connections_made_room_total", COUNTER, "",                                              \

@@ -43,8 +43,8 @@ struct batch {
     int count;
     int waiting; /* number of jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
     int cancel;  /* set by attn_cancel(): the device ends the batch between two tiles or launches */
-    double flops, seconds; /* sums over all jobs: operations, and expected time */
-    bool adopted;          /* an HTTP thread put the batch on the device, so the stream has no marks between stages */
+    double flops, bytes, seconds; /* sums over all jobs: operations, bytes of tensors, and expected time */
+    bool adopted; /* an HTTP thread put the batch on the device, so the stream has no marks between stages */
     int64_t started_ns, ended_ns; /* times on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
     double launch_us;         /* the part of compute_us before the kernels were on the stream */

@@ -251,7 +251,7 @@ static enum inline_outcome run(struct devices *devices, struct inline_slot *inli
 {
     struct device *const device = inline_slot->device;
     /* A batch of this job alone. Its times left_ns and started_ns stay 0, as if it started when it was queued. */
-    struct batch batch = { .device = device, .count = 1, .flops = job->flops };
+    struct batch batch = { .device = device, .count = 1, .flops = job->flops, .bytes = job->bytes };
     attn_error err = { 0 };
     bool done;
     batch_name_backend(&job->results[0], device, plan->kernel->name);

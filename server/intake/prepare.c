@@ -282,6 +282,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
+    job->bytes += cost->bytes;
     job->seconds += cost->seconds;
     job->worst_seconds += cost->worst;
     if (cost->seconds <= *most) return;
@@ -344,7 +345,7 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     if (job->wants_judge) return;
     const bool looks = job->worst_seconds > PREPARE_STRANGE_S && job->worst_seconds > PREPARE_STRANGE * job->seconds;
     if ((job->seconds < PREPARE_CLOSER_S && !looks) || proto_operations[job->call->op].merges) return;
-    job->flops = job->seconds = job->worst_seconds = 0;
+    job->flops = job->bytes = job->seconds = job->worst_seconds = 0;
     for (int i = 0; i < job->call->count; i++) {
         if (job_problem(job, i) == NULL) continue;
         const attn_cost cost = attn_cost_closer(largest, &job->plans[i], looks ? readable_of(job) : 0,

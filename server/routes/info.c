@@ -138,12 +138,16 @@ static void put_devices(struct json *j, const struct info_facts *facts)
             "{'name':'%s','backend':'%s','description':'%s','streams':%d,'memory_total_bytes':%lld,'memory_limit_bytes'"
             ":%lld,"
             "'memory_used_bytes':%lld,'usable':%s,'running_requests':%lld,'batches':%g,'errors':%g,"
-            "'kernel_seconds':%g,'flops':%g}",
+            "'kernel_seconds':%g,'flops':%g,'tensor_bytes':%g",
             d->name, d->backend, d->description, d->streams, (long long)d->memory_total, (long long)d->memory_limit,
             (long long)d->memory_used, facts->devices[i].usable ? "true" : "false",
             (long long)facts->devices[i].running_requests, metrics_sum(METRIC_DEVICE_BATCHES, d->name),
             metrics_sum(METRIC_DEVICE_ERRORS, d->name), metrics_sum(METRIC_KERNEL_SECONDS, d->name),
-            metrics_sum(METRIC_FLOPS, d->name));
+            metrics_sum(METRIC_FLOPS, d->name), metrics_sum(METRIC_TENSOR_BYTES, d->name));
+        if (d->peak_flops > 0) json_put(j, ",'peak_flops':%g", d->peak_flops);
+        if (d->peak_bytes > 0) json_put(j, ",'peak_bytes_per_s':%g", d->peak_bytes);
+        if (d->peak_from[0]) json_put(j, ",'peak_from':'%s'", d->peak_from);
+        json_raw(j, "}");
     }
     json_raw(j, "]");
 }
@@ -204,7 +208,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     json_raw(j, "}");
 }
 
-/* Writes the number of refusals for each reason that has occurred: "rejected_queue_full". The page at / shows them. */
+/* Writes the number of refusals for each reason that has occurred: "rejected_queue_full". */
 static void put_refusals(struct json *j)
 {
     for (int error = 0; error <= PROTO_ERROR_COUNT; error++) {

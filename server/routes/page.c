@@ -33,10 +33,10 @@ static const char mark[] = "@VERSION@";
 static const struct {
     const char *text, *csp;
 } pages[PAGE_COUNT] = {
-    [PAGE_INDEX] = { page_index, CSP("G0H3/YdeeOivcsoilZ/DvN7gW158erniP49o3x0v494=",
-                                     "Vm0VVsLya5VhyoPrBbExbGEvyMOgLVNhSCE/+eMD55c=") },
-    [PAGE_DOCS] = { page_docs, CSP("DS1Iy+P31rYfzppZFWYAyOVo9UmPdMCfMQ+V6HX+3yc=",
-                                   "4GeM39mKb6qRjXwy16u9ZGF8A94cpFQIe+fV+eK64PE=") },
+    [PAGE_INDEX] = { page_index, CSP("EAgkTpFG9gQpUNn2CwnwmKrOgFVQwWeSz3qNds9VTlQ=",
+                                     "JEi2VmDYwVQOXHUqwgoFkie2raAH7NkQqnFLqkMahLc=") },
+    [PAGE_DOCS] = { page_docs, CSP("W3ZpOW0OhpfqXiupMg4HCMmQCM0NjJFtO3ThLOIcMaA=",
+                                   "8ensVOaaLQWcClloHYRQaBuajcplpkbgFdB0lmdG8KA=") },
 };
 
 char *page_write(enum page page, size_t *length)

@@ -155,7 +155,8 @@ static const struct route routes[] = {
                .media = "application/json", .schema = "{'type':'object','required':['openapi','info','paths']}" } },
 
     { ROUTE_GET, "/", "page", PORT_MAIN, .answer = page_answer_index,
-      .doc = { "operations", "The facts of /v1/info for a browser", "Refreshes itself from /v1/info.",
+      .doc = { "operations", "This server for a browser",
+               "Live figures, the tiles of masks, maps of attention, and checks of results. Its script asks this server alone.",
                .answer = "The page", .media = "text/html", .schema = TEXT } },
 
     { ROUTE_GET, "/docs", "docs", PORT_MAIN, .answer = page_answer_docs,

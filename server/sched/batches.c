@@ -141,6 +141,7 @@ void batches_dispatch(struct loop *loop)
             request->held = waiting_is_used_in_place(job);
             batch->parts[i] = job_part_leaves(job_part_for(job, device_number(device)), batch);
             batch->flops += job->flops;
+            batch->bytes += job->bytes;
             batch->seconds += job->seconds;
             batch->waiting++;
         }

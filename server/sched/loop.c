@@ -156,6 +156,7 @@ static bool take_late(struct loop *loop, struct request *request)
     job->queued_ns = clock_ns();
     batch->parts[0] = job_part_leaves(&job->part, batch);
     batch->flops = job->flops;
+    batch->bytes = job->bytes;
     batch->count = batch->waiting = 1;
     batch->flow = job->flow;
     request->held = waiting_is_used_in_place(job);

@@ -77,6 +77,7 @@ struct job {
     attn_plan *plans;
     int runnable;         /* number of items without an error that a device must compute */
     double flops;         /* floating-point operations of the runnable items */
+    double bytes;         /* bytes of their tensors, and of the keys and values in pages (attn_cost) */
     double seconds;       /* time a device is expected to take for the runnable items (attn_cost_of()) */
     double worst_seconds; /* `seconds` if the scores of all rows exceed the range of float32 */
     const char *because;  /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */

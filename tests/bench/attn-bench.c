@@ -56,8 +56,10 @@ struct options {
     bool latent;       /* V is the first Dv columns of K, the same memory */
     bool deterministic, alibi, sinks;
     double softcap, scale, dropout;
-    double keep;       /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
-    bool biased;       /* a bias of [1, 1, Sq, Sk] */
+    double keep;        /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
+    bool biased;        /* a bias of [1, 1, Sq, Sk] */
+    bool each_head;     /* bias and keep_mask are [B, H, Sq, Sk] */
+    bool forward_first; /* a backward is not given out and lse */
     bool bias_is_mask; /* the bias is hidden_bias for later keys and for the first `padded`, and 0 for others, as in 4-D
                          * masks of Hugging Face (hidden_bias: the least float32). Else the bias is random */
     int64_t padded;
@@ -65,7 +67,7 @@ struct options {
     uint64_t observed;  /* outputs of an observe */
     uint64_t gradients; /* of options, of a backward: bits of dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
-    attn_dtype dtype, key_dtype, grad_dtype; /* of q; of k and v; of dq, dk and dv */
+    attn_dtype dtype, key_dtype, grad_dtype, bias_dtype; /* of q; of k and v; of dq, dk and dv; of bias */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
     int index, threads, reps; /* 0: as many as fit into a second, at least 5 */
@@ -216,12 +218,19 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     free(order);
 }
 
+/* A tensor with a number for each pair of a query and a key. */
+static attn_tensor pairs_tensor(const struct options *o, attn_dtype dtype)
+{
+    return attn_tensor_make(NULL, dtype, 4,
+                            (int64_t[]){ o->each_head ? o->B : 1, o->each_head ? o->H : 1, o->Sq, o->Sk });
+}
+
 static void give_bias(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
-    *t = attn_tensor_make(NULL, ATTN_F32, 4, (int64_t[]){ 1, 1, o->Sq, o->Sk });
+    *t = pairs_tensor(o, o->bias_dtype);
     give_memory(m, t, b);
-    for (int64_t n = 0; n < o->Sq * o->Sk && o->bias_is_mask; n++) {
-        const int64_t i = n / o->Sk, j = n % o->Sk;
+    for (int64_t n = 0; n < b->bytes / 4 && o->bias_is_mask; n++) {
+        const int64_t i = n / o->Sk % o->Sq, j = n % o->Sk;
         ((float *)b->host)[n] = j > i + o->Sk - o->Sq || j < o->padded ? (float)o->hidden_bias : 0;
     }
     must(attn_copy(m->stream, b->device, b->host, (size_t)b->bytes, ATTN_TO_DEVICE, &err));
@@ -232,9 +241,9 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
-    *t = attn_tensor_make(NULL, ATTN_U8, 4, (int64_t[]){ 1, 1, o->Sq, o->Sk });
+    *t = pairs_tensor(o, ATTN_U8);
     give_memory(m, t, b);
-    for (int64_t n = 0; n < o->Sq * o->Sk; n++) {
+    for (int64_t n = 0; n < b->bytes; n++) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         ((uint8_t *)b->host)[n] = n % o->Sk == 0 || (double)(state >> 11) * 0x1p-53 < o->keep;
     }
@@ -364,6 +373,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         if (back) {
             p.dout = p.out;
             give_memory(m, &p.dout, &blocks[ATTN_T_dout]);
+            if (o->forward_first) p.out = p.lse = (attn_tensor){ 0 };
         }
         must(attn_stream_wait(m->stream, &err));
         use(&p, o, blocks, false);
@@ -716,9 +726,11 @@ static const char help[] =
     "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
     "  --documents N                FlashMask: so many equal documents\n"
     "  --softcap X  --alibi  --sinks  --scale X  --dropout P   options of the scores\n"
-    "  --bias                       a float32 bias of random numbers\n"
+    "  --bias                       a float32 bias of random numbers; --bias-dtype NAME: float16 or bfloat16\n"
     "  --bias X  --padded N         a float32 bias: X for later keys and for the first N, 0 for others\n"
     "  --keep-mask P                a keep_mask that keeps each key with the probability P, above 0 and at most 1\n"
+    "  --each-head                  bias and keep-mask are of each head and batch row, not one for all\n"
+    "  --forward-first              backward: it is not given out and lse, and computes them\n"
     "  --grads dsinks,dbias,dalibi_slopes   backward: compute these gradients too; their options must be given\n"
     "  --deterministic              backward: sums of dq in one order\n"
     "  --grad-dtype NAME            backward: the dtype of dq, dk and dv, if it is not that of Q (float32)\n"
@@ -839,7 +851,10 @@ int main(int argc, char **argv)
         SCALE,
         DROPOUT,
         BIAS,
+        BIAS_DTYPE,
         KEEP_MASK,
+        EACH_HEAD,
+        FORWARD_FIRST,
         GRADS,
         PADDED,
         CODEC,
@@ -877,7 +892,10 @@ int main(int argc, char **argv)
         { "scale", required_argument, NULL, SCALE },
         { "dropout", required_argument, NULL, DROPOUT },
         { "bias", optional_argument, NULL, BIAS },
+        { "bias-dtype", required_argument, NULL, BIAS_DTYPE },
         { "keep-mask", required_argument, NULL, KEEP_MASK },
+        { "each-head", no_argument, NULL, EACH_HEAD },
+        { "forward-first", no_argument, NULL, FORWARD_FIRST },
         { "grads", required_argument, NULL, GRADS },
         { "padded", required_argument, NULL, PADDED },
         { "codec", no_argument, NULL, CODEC },
@@ -886,6 +904,7 @@ int main(int argc, char **argv)
         { 0 },
     };
     struct options o = { .dtype = ATTN_BF16,
+                         .bias_dtype = ATTN_F32,
                          .B = 1,
                          .H = 16,
                          .Sq = 2048,
@@ -923,6 +942,12 @@ int main(int argc, char **argv)
             if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);
             break;
         case KEEP_MASK: o.keep = between("--keep-mask", optarg, 0, 1); break;
+        case EACH_HEAD: o.each_head = true; break;
+        case FORWARD_FIRST: o.forward_first = true; break;
+        case BIAS_DTYPE:
+            if (!attn_dtype_parse(optarg, &o.bias_dtype) || !attn_dtype_floating(o.bias_dtype))
+                die("there is no dtype", optarg);
+            break;
         case GRADS: o.gradients = gradients(optarg); break;
         case PADDED: o.padded = number("--padded", optarg, 0, INT32_MAX); break;
         case CODEC: o.codec = true; break;
@@ -984,6 +1009,8 @@ int main(int argc, char **argv)
     if (optind < argc) die("this is no option", argv[optind]);
     if (!op_given) o.forward = true, o.backward = o.sweep == SWEEP_PAPER || o.sweep == SWEEP_MASKS;
     if (o.padded && !o.bias_is_mask) die("--padded is of a bias that hides keys: --bias X", NULL);
+    if (o.bias_is_mask && o.bias_dtype != ATTN_F32) die("--bias X is float32", NULL);
+    if (o.forward_first && !o.backward) die("--forward-first is of a backward: --op backward", NULL);
     check_gradients(&o);
     if (o.documents && o.causal) die("--documents are not causal", NULL);
     if (o.no_lse && o.dtype != ATTN_F8E4M3 && o.backward) die("a backward needs the lse of its forward", NULL);

@@ -101,6 +101,10 @@ static inline void __syncwarp(uint32_t mask = 0xffffffff)
     emu::whole_warp(mask, "__syncwarp");
     emu::sync_warp();
 }
+template <class T> T __ldg(const T *from)
+{
+    return *from;
+}
 template <class T> T __shfl_sync(uint32_t mask, T x, int from)
 {
     emu::whole_warp(mask, "__shfl_sync");

@@ -42,6 +42,7 @@ struct copy {
     uint32_t to;
     const char *from; /* NULL: zeros */
     int thread, group;
+    size_t bytes;
     bool late, done;
     char there[PIECE]; /* what lies at `to` until the wait unless somebody else writes there */
 };
@@ -670,7 +671,7 @@ static char *target(block *b, const copy &c)
 
 static void check_untouched(block *b, const copy &c)
 {
-    if (memcmp(target(b, c), c.there, PIECE))
+    if (memcmp(target(b, c), c.there, c.bytes))
         fail("shared memory at 0x%x was written while a cp.async of thread %d to it was on its way", c.to, c.thread);
 }
 
@@ -678,22 +679,21 @@ static void perform(block *b, copy &c)
 {
     if (c.done) return;
     check_untouched(b, c);
-    if (c.from) memcpy(c.there, c.from, PIECE);
-    else memset(c.there, 0, PIECE);
-    memcpy(target(b, c), c.there, PIECE);
+    if (c.from) memcpy(c.there, c.from, c.bytes);
+    else memset(c.there, 0, c.bytes);
+    memcpy(target(b, c), c.there, c.bytes);
     c.done = true;
 }
 
-void cp_async(uint32_t to, const void *from, bool valid)
+void cp_async(uint32_t to, const void *from, bool valid, size_t bytes)
 {
     block *b = self->block;
     copies &q = *self->copies;
-    copy c = {
-        to, valid ? (const char *)from : nullptr, self->thread, q.group, random() % 4 < now.lateness, false, {}
-    };
-    memcpy(c.there, shared_pointer(to, PIECE, PIECE, "cp.async"), PIECE);
-    if (valid) check_global(from, PIECE, PIECE, "cp.async");
-    watch(self->thread, to - SHARED_BEGIN, PIECE, true, "cp.async");
+    copy c = { to,    valid ? (const char *)from : nullptr, self->thread, q.group,
+               bytes, random() % 4 < now.lateness,          false,        {} };
+    memcpy(c.there, shared_pointer(to, bytes, bytes, "cp.async"), bytes);
+    if (valid) check_global(from, bytes, bytes, "cp.async");
+    watch(self->thread, to - SHARED_BEGIN, bytes, true, "cp.async");
     b->in_flight[(to - SHARED_BEGIN) / PIECE]++;
     q.list.push_back(c);
 }
@@ -712,7 +712,7 @@ static void finish_copies(int group)
         copy &c = q.list[q.first];
         if (c.done) check_untouched(b, c);
         perform(b, c);
-        watch(self->thread, c.to - SHARED_BEGIN, PIECE, true, "cp.async");
+        watch(self->thread, c.to - SHARED_BEGIN, c.bytes, true, "cp.async");
         b->in_flight[(c.to - SHARED_BEGIN) / PIECE]--;
     }
     if (q.first == q.list.size()) q.list.clear(), q.first = 0;

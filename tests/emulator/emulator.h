@@ -187,7 +187,7 @@ template <class T> T &static_shared()
     return *(T *)static_shared(&place, sizeof(T), alignof(T));
 }
 
-void cp_async(uint32_t to, const void *from, bool valid); /* 16 bytes; zeros where not valid */
+void cp_async(uint32_t to, const void *from, bool valid, size_t bytes = 16); /* zeros where not valid */
 void cp_async_commit();
 void cp_async_wait(int newest);
 /* 16 bytes of shared memory that `thread` reads by an instruction: fails where they are not there yet, or others

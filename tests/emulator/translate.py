@@ -60,7 +60,7 @@ def translate(path, text):
     text = launches(path, text)
     text = shared(path, text)
     text = re.sub(r"cudaLaunchKernelEx\((&\w+), (\w+(?:<[^;()]*?>)?), ", r'emu::launch_ex("\2", __PRETTY_FUNCTION__, \1, \2, ', text)
-    text = re.sub(r"const __grid_constant__ (\w+) (\w+)", r"const \1 &\2", text)
+    text = re.sub(r"const __grid_constant__ ([\w<>]+) (\w+)", r"const \1 &\2", text)
     for word in ("<<<", "cudaLaunchKernelEx", "__shared__", "__grid_constant__"):
         for match in re.finditer(re.escape(word), text):
             line = text[text.rfind("\n", 0, match.start()) + 1:match.start()]

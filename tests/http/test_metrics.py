@@ -103,7 +103,8 @@ def test_answers_are_counted_by_endpoint_and_status(serve):
 
 def test_bodies_and_work_are_counted(serve):
     server = serve()
-    names = ('attnd_body_bytes_received_total', 'attnd_body_bytes_sent_total', 'attnd_kernel_seconds_total', 'attnd_flops_total')
+    names = ('attnd_body_bytes_received_total', 'attnd_body_bytes_sent_total', 'attnd_kernel_seconds_total', 'attnd_flops_total',
+             'attnd_tensor_bytes_total')
     before = {n: server.metric(n) for n in names}
     body = wire.small_bytes()
     answer = server.post(FORWARD, body)
@@ -111,6 +112,7 @@ def test_bodies_and_work_are_counted(serve):
     assert eventually(lambda: server.metric('attnd_body_bytes_received_total') - before['attnd_body_bytes_received_total'] == len(body))
     assert server.metric('attnd_kernel_seconds_total') > before['attnd_kernel_seconds_total']
     assert server.metric('attnd_flops_total') - before['attnd_flops_total'] == 2 * (4 + 4) * 2 * 9  # 2 (D + Dv) H Sq Sk
+    assert server.metric('attnd_tensor_bytes_total') - before['attnd_tensor_bytes_total'] == 4 * (4 * 3 * 2 * 4 + 2 * 3)  # q, k, v, out, lse
 
 
 def test_gauges_return_to_rest(server):
@@ -193,7 +195,7 @@ def test_build_info(server):
 
 
 def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
-    """In /metrics, in /v1/info, and on the page at /, which shows all counters of /v1/info."""
+    """In /metrics and in /v1/info. The page at / shows those of /metrics."""
     (tmp_path / 'tokens').write_text('alice\n')
     server = serve('--token-file', tmp_path / 'tokens', '--max-body-bytes', '64K')
     alice = {'Authorization': 'Bearer alice'}

@@ -93,6 +93,7 @@ UNWATCHED void spec_print(FILE *file, const struct spec *s)
     SHOW(given_lse, "%d");
     if (s->observe) fprintf(file, ", .observe = %#llx", (unsigned long long)s->observe);
     SHOW(no_lse, "%d");
+    SHOW(plain_grads, "%d");
     SHOW(any_order, "%d");
     SHOW(q_amp, "%.17g");
     SHOW(v_amp, "%.17g");
@@ -609,8 +610,9 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
         add_bshd(f, ATTN_T_dk, s->float_grads & 2 ? ATTN_F32 : s->dtype, s->Sk, s->Hk, s->D);
         add_bshd(f, ATTN_T_dv, s->float_grads & 4 ? ATTN_F32 : s->dtype, s->Sk, s->Hk, s->Dv);
         if (s->sinks) fixture_add(f, ATTN_T_dsinks, ATTN_F32, 1, f->p.sinks.shape);
-        if (s->bias) fixture_add(f, ATTN_T_dbias, ATTN_F32, 4, f->p.bias.shape);
-        if (s->alibi) fixture_add(f, ATTN_T_dalibi_slopes, ATTN_F32, f->p.alibi_slopes.rank, f->p.alibi_slopes.shape);
+        if (s->bias && !s->plain_grads) fixture_add(f, ATTN_T_dbias, ATTN_F32, 4, f->p.bias.shape);
+        if (s->alibi && !s->plain_grads)
+            fixture_add(f, ATTN_T_dalibi_slopes, ATTN_F32, f->p.alibi_slopes.rank, f->p.alibi_slopes.shape);
     }
     if (s->seqlens_q || s->gaps || s->key_rows) poison_padding(f);
     if (attn_check(&f->p, &err)) {

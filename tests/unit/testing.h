@@ -108,6 +108,7 @@ struct spec {
     int float_grads;         /* backward, float32 whatever q is: dq (1), dk (2), dv (4), added up */
     bool no_lse;             /* forward: out alone is wanted */
     bool latent;             /* v is the first Dv columns of k, in its memory */
+    bool plain_grads;        /* backward: gradients of bias and of ALiBi's slopes are not wanted */
     bool any_order;          /* not deterministic: sums of dq may be taken in any order */
     double q_amp, v_amp;     /* of q and k; of v and dout. 0: 1 */
     double q_mean;           /* added to q and k */

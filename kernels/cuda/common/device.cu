@@ -52,6 +52,14 @@ enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
  * exponentials of all its special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
+/* Dense 16-bit operations of a multiprocessor's tensor cores in a clock, by compute capability. The numbers follow from
+ * NVIDIA's data sheets, by division by multiprocessors and clock: 312 TFLOP/s for an A100 at 1.41 GHz, 989 for an H100
+ * SXM at 1.83 GHz. */
+const struct {
+    int compute, a_clock;
+} tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
+                     { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
+
 enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
 
 /* The most steps that one call of attn_run_some() queues. Queued work cannot be cancelled, and it delays the work of
@@ -72,6 +80,7 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
+    int core_khz, memory_khz, memory_bits; /* highest clocks, and width of the memory's bus; 0: not known */
     /* a sticky error has occurred; any thread may set it, and nobody clears it */
     std::atomic<bool> lost;
     /* the driver's function that writes a note; NULL: streams have no notes */
@@ -178,6 +187,7 @@ double step_seconds()
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
+    d->chip.first_forward = first_kernel(ATTN_OP_FORWARD);
     attn_capabilities *const can = &d->base.can;
     for (int i = 0; i < cuda_kernel_count && can->kernel_count < ATTN_MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];
@@ -200,6 +210,15 @@ PFN_cuStreamWriteValue32_v11070 word_writer()
         return nullptr;
     }
     return write;
+}
+
+/* Returns an attribute of a device; 0 where the driver does not know it. */
+int attribute(cudaDeviceAttr which, int index)
+{
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, which, index) == cudaSuccess) return value;
+    cudaGetLastError();
+    return 0;
 }
 
 attn_status device_open(int index, const attn_device_options *options, attn_device **opened, attn_error *err)
@@ -228,6 +247,9 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
     d->chip.copies_by_threads = copies_by_threads();
     d->chip.step_seconds = step_seconds();
+    d->core_khz = attribute(cudaDevAttrClockRate, index);
+    d->memory_khz = attribute(cudaDevAttrMemoryClockRate, index);
+    d->memory_bits = attribute(cudaDevAttrGlobalMemoryBusWidth, index);
     list_kernels(d);
     d->write_word = d->properties.unifiedAddressing ? word_writer() : nullptr;
     d->memory_limit = options && options->memory_bytes ? options->memory_bytes
@@ -251,6 +273,19 @@ void device_close(attn_device *base)
     free(d);
 }
 
+/* What the hardware promises per second. A GPU under load may not keep its highest clock. */
+void describe_peak(const device *d, attn_device_info *info)
+{
+    const int compute = d->chip.major * 10 + d->chip.minor;
+    if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
+    for (const auto &row : tensor_cores)
+        if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
+    info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8; /* two transfers a clock */
+    snprintf(info->peak_from, sizeof info->peak_from,
+             "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
+             d->chip.multiprocessors, d->core_khz / 1e6, d->memory_bits, d->memory_khz / 1e6);
+}
+
 void describe(const attn_device *base, attn_device_info *info)
 {
     device *d = const_cast<device *>(device_of(base));
@@ -264,6 +299,7 @@ void describe(const attn_device *base, attn_device_info *info)
              d->chip.minor, (double)d->properties.totalGlobalMem / (1 << 30));
     info->fastest_flops = FASTEST_FLOPS;
     info->fastest_scores = FASTEST_SCORES;
+    describe_peak(d, info);
     info->units = d->chip.multiprocessors;
     info->streams = STREAMS;
     info->reads_staging = d->properties.unifiedAddressing && d->properties.canMapHostMemory;

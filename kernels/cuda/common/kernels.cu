@@ -1,29 +1,34 @@
 /* kernels.cu: the table of kernels, fast kernels first. See kernels.h. */
 #include "kernels/cuda/common/kernels.h"
 
-extern const cuda_kernel decode_forward;                          /* sm80/decode.cu */
-extern const cuda_kernel sm90_f8_forward;                         /* sm90/forward/f8_forward.cu */
-extern const cuda_kernel sm90_packed_forward, sm90_forward;       /* sm90/forward/forward.cu */
-extern const cuda_kernel sm90_backward;                           /* sm90/backward/backward.cu */
-extern const cuda_kernel sm90_backward_256;                       /* sm90/backward/backward_256.cu */
-extern const cuda_kernel sm90_latent_forward;                     /* sm90/latent/latent.cu */
-extern const cuda_kernel generic_packed_forward, generic_forward; /* sm80/forward.cu */
-extern const cuda_kernel generic_backward;                        /* sm80/backward.cu */
-extern const cuda_kernel f32_forward, f32_backward;               /* sm80/f32_forward.cu, sm80/f32_backward.cu */
-extern const cuda_kernel simple_forward, simple_backward;         /* simple/simple.cu */
-extern const cuda_kernel simple_observe;                          /* simple/observe.cu */
+extern const cuda_kernel decode_forward;                                /* sm80/decode.cu */
+extern const cuda_kernel sm90_f8_forward;                               /* sm90/forward/f8_forward.cu */
+extern const cuda_kernel sm90_packed_forward, sm90_forward;             /* sm90/forward/forward.cu */
+extern const cuda_kernel sm90_packed_pairs_forward, sm90_pairs_forward; /* sm90/forward/forward_pairs.cu */
+extern const cuda_kernel sm90_backward;                                 /* sm90/backward/backward.cu */
+extern const cuda_kernel sm90_pairs_backward;                           /* sm90/backward/backward_pairs.cu */
+extern const cuda_kernel sm90_backward_256;                             /* sm90/backward/backward_256.cu */
+extern const cuda_kernel sm90_latent_forward;                           /* sm90/latent/latent.cu */
+extern const cuda_kernel generic_packed_forward, generic_forward;       /* sm80/forward.cu */
+extern const cuda_kernel generic_backward;                              /* sm80/backward.cu */
+extern const cuda_kernel f32_forward, f32_backward;                     /* sm80/f32_forward.cu, sm80/f32_backward.cu */
+extern const cuda_kernel simple_forward, simple_backward;               /* simple/simple.cu */
+extern const cuda_kernel simple_observe;                                /* simple/observe.cu */
 
 /* Each row is a line. */
 /* clang-format off */
 extern const cuda_kernel *const cuda_kernels[] = {
     &decode_forward,
     &sm90_packed_forward,
+    &sm90_packed_pairs_forward,
     &generic_packed_forward,
     &sm90_f8_forward,
     &sm90_forward,
+    &sm90_pairs_forward,
     &generic_forward,
     &sm90_latent_forward,
     &sm90_backward,
+    &sm90_pairs_backward,
     &sm90_backward_256,
     &generic_backward,
     &f32_forward,

@@ -18,6 +18,8 @@
 #include "kernels/attention.h"
 #include "kernels/merge.h"
 
+struct cuda_kernel;
+
 /* The device's properties, and the options of one launch, as kernels' launch() functions read them. */
 struct cuda_chip {
     int major, minor;
@@ -42,6 +44,7 @@ struct cuda_chip {
     int share, shares;
     double step_seconds;      /* the longest time of one step */
     struct cuda_steps *steps; /* selects the steps to launch now; NULL: all */
+    int first_forward;        /* in cuda_kernels[]: the first forward kernel that may be used, see device.cu */
 };
 
 /* A problem of many launches is queued in steps. A step is one launch, or several that together take at most 20 ms.

@@ -63,7 +63,7 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
 }
 
 /* Upper bound on the seconds that tensor cores need for a problem. It assumes no more than their measured rate on an
- * H100 (kernels/MEASUREMENTS.md), and a sixth of it with options. */
+ * H100 (kernels/MEASUREMENTS.md), and with options a sixth of it, or a third where Hopper's kernels compute them. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -73,8 +73,8 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
                  rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
                         : hopper                           ? 3e14
                                                            : 1e14;
-    return (double)query_rows(g.dims) * (double)keys_of_row(g) * flops / rate * (has_options(plan) ? 6 : 1) * 132 /
-           chip->multiprocessors;
+    return (double)query_rows(g.dims) * (double)keys_of_row(g) * flops / rate *
+           (has_options(plan) ? hopper ? 3 : 6 : 1) * 132 / chip->multiprocessors;
 }
 
 /* Should the host check for marked rows in the middle of a problem, before the launches that compute them? It then

@@ -33,8 +33,7 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* forward.cu defines these functions */
-extern const cuda_kernel generic_forward;
+/* forward.cu defines this function */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -624,8 +623,9 @@ int backward_class(const attn_dims &d)
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds)
 {
     recomputed_forward forward;
-    if (!plan->problem->out.rank && !plan_recomputed(&forward, generic_forward, chip, plan, nullptr, nullptr)) return 0;
-    return parts_of(plan, adds).total;
+    if (plan->problem->out.rank) return parts_of(plan, adds).total;
+    if (!plan_first_recomputed(&forward, chip, plan, nullptr, nullptr)) return 0;
+    return parts_of(plan, adds).total + align_up(forward.plan.workspace_bytes);
 }
 
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
@@ -642,11 +642,15 @@ cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const att
     k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
     if (!plan->problem->out.rank) {
         recomputed_forward forward;
-        if (!plan_recomputed(&forward, generic_forward, chip, plan, out, out + w.out))
-            return cudaErrorInvalidConfiguration;
-        code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {
-            return generic_forward.launch(part, stream, &forward.plan, nullptr);
-        });
+        const cuda_kernel *const kernel = plan_first_recomputed(&forward, chip, plan, out, out + w.out);
+        if (!kernel) return cudaErrorInvalidConfiguration;
+        const auto launch_share = [&](const cuda_chip *part) {
+            return kernel->launch(part, stream, &forward.plan, at + w.total);
+        };
+        const double seconds = tile_seconds(chip, &forward.plan);
+        if (kernel->shares) code = in_shares(chip, seconds, launch_share);
+        else if (takes_step(chip, seconds)) code = launch_share(chip);
+        if (code != cudaSuccess) return code;
         simple_rows_left(chip, &forward.plan, stream);
         a.g.view[ATTN_T_out] = forward.plan.geometry.view[ATTN_T_out];
         a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];

@@ -2,10 +2,11 @@
 #ifndef ATTN_CUDA_RECOMPUTE_H
 #define ATTN_CUDA_RECOMPUTE_H
 
+#include "kernels/backend.h"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* A forward of the same tensors with out in float32. Do not copy this struct: its plan points into
+/* A forward of the same tensors. Do not copy this struct: its plan points into
  * it. */
 struct recomputed_forward {
     attn_problem problem;
@@ -30,10 +31,10 @@ static inline size_t recomputed_lse_bytes(const attn_dims &d)
     return (size_t)query_rows(d) * sizeof(float);
 }
 
-/* Plans the recomputed forward. `out` and `lse` may be NULL if only the plan's workspace size is
- * wanted. Returns false if `kernel` does not compute this forward. */
+/* Plans the recomputed forward, whose out is of `dtype`. `out` and `lse` may be NULL if only the plan's
+ * workspace size is wanted. Returns false if `kernel` does not compute this forward. */
 static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
-                                   const attn_plan *backward, void *out, void *lse)
+                                   const attn_plan *backward, void *out, void *lse, attn_dtype dtype = ATTN_F32)
 {
     const attn_dims &d = backward->geometry.dims;
     int64_t shape[ATTN_MAX_RANK], lse_shape[3] = { d.B, d.H, d.Sq };
@@ -42,7 +43,7 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     for (int i = 0; i < p.q.rank; i++) shape[i] = p.q.shape[i];
     shape[p.q.rank - 1] = d.Dv;
     p.op = ATTN_OP_FORWARD;
-    p.out = attn_tensor_make(out, ATTN_F32, p.q.rank, shape);
+    p.out = attn_tensor_make(out, dtype, p.q.rank, shape);
     p.lse = d.packed ? attn_tensor_make(lse, ATTN_F32, 2, lse_shape + 1)
                      : attn_tensor_make(lse, ATTN_F32, 3, lse_shape);
     f->plan = attn_plan{};
@@ -50,7 +51,25 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     f->plan.features = attn_features(&p);
     f->plan.geometry = attn_geometry_of(&p);
     f->plan.kernel = &kernel.takes;
-    return kernel.plan(chip, &f->plan);
+    return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
+}
+
+/* plan_recomputed() with the first of the chip's kernels that takes the problem. out is float32 where that kernel can
+ * write it, else of q's dtype. Kernels that decode are left out: a packed sequence would have other bits than alone,
+ * where the two outs have different dtypes. Returns the kernel, or NULL. */
+static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
+                                                       const attn_plan *backward, void *out, void *lse)
+{
+    const int compute = chip->major * 10 + chip->minor;
+    for (int n = chip->first_forward; n < cuda_kernel_count; n++) {
+        const cuda_kernel *const kernel = cuda_kernels[n];
+        if (compute < kernel->least_compute || compute > kernel->most_compute) continue;
+        if (strstr(kernel->takes.name, "decode")) continue;
+        const bool wide = kernel->takes.features & ATTN_OPTION_BIT(OUT_DTYPE);
+        if (plan_recomputed(f, *kernel, chip, backward, out, lse, wide ? ATTN_F32 : backward->problem->q.dtype))
+            return kernel;
+    }
+    return nullptr;
 }
 
 #endif

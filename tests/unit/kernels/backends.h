@@ -70,6 +70,7 @@ void test_the_largest_numbers_of_float32_agree_with_the_reference(void **state);
 void test_edge_cases_agree_with_the_reference(void **state);
 void test_lengths_agree_with_the_reference(void **state);
 void test_lengths_do_not_need_the_slowest_kernel(void **state);
+void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state);
 void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
 /* backends_decode.c */

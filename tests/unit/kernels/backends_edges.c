@@ -540,7 +540,33 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* ---- Random problems --------------------------------------------------------------------------------------------- */
+/* Options that each pair of a query and a key has a number of, alone and together. */
+void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
+{
+    static const int64_t head_sizes[] = { 64, 96, 128 };
+    (void)state;
+    if (strcmp(backend, "paper") == 0) skip();
+    for (int n = 0; n < 2 * 8 * (int)ARRAY_SIZE(head_sizes); n++) {
+        const int64_t D = head_sizes[n / 16];
+        struct spec plain = SPEC(BF16, .op = n % 2 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, SIZES(200, 200, D),
+                                 HEADS(2, 1), .plain_grads = true, .any_order = true),
+                    s = plain;
+        const char *names[2] = { NULL, NULL };
+        s.bias = n & 2 ? 3 : 0, s.keep_mask = n & 4 ? 5 : 0, s.keep = 0.5, s.dropout_p = n & 8 ? 0.1 : 0;
+        for (int m = 0; m < 2; m++) {
+            struct fixture f;
+            attn_plan plan;
+            attn_error err = { 0 };
+            fixture_make(&f, m ? &s : &plain);
+            assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &f.p, &plan, &err), ATTN_OK);
+            names[m] = plan.kernel->name;
+            fixture_clear(&f);
+        }
+        if (strcmp(names[0], names[1]))
+            fail_msg("D %d: bias %d, keep_mask %d, dropout_p %g, %s: is computed by %s and not by %s", (int)D, s.bias,
+                     s.keep_mask, s.dropout_p, n % 2 ? "backward" : "forward", names[1], names[0]);
+    }
+}
 
 /* ---- Random problems --------------------------------------------------------------------------------------------- */
 
@@ -681,6 +707,7 @@ void test_grid_agrees_with_the_reference(void **state)
                     s.D = s.Dv = head_sizes[n];
                     if (s.sequences == 0) s.Sq = 67, s.Sk = 133;
                     s.any_order = (m + n) % 2;
+                    s.plain_grads = (m + n) / 2 % 2 == 0;
                     if (!agrees(&s)) failed++;
                 }
     assert_int_equal(failed, 0);
@@ -695,6 +722,7 @@ void test_random_problems_agree_with_the_reference(void **state)
     for (long n = 0; n < count && failed < 20; n++) {
         struct spec s = random_spec((uint64_t)(first + n));
         s.any_order = s.op == ATTN_OP_BACKWARD && (first + n) % 2 == 0;
+        s.plain_grads = s.op == ATTN_OP_BACKWARD && (first + n) / 2 % 2 == 0;
         if (!agrees(&s)) {
             fprintf(stderr, "    (random problem %ld)\n", first + n);
             failed++;

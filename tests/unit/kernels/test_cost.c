@@ -216,6 +216,27 @@ static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are
     free(t);
 }
 
+static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(void **state)
+{
+    (void)state;
+    struct problem *t = open_problem(ATTN_BF16, 4, 64);
+    const double matrix = 2.0 * S * 4 * 64, lse = 4.0 * 4 * S;
+    plan_by(t, "avx512", 2);
+    assert_true(attn_cost_of(&t->info, &t->plan).bytes == 4 * matrix + lse);
+    t->p.v.data = t->p.k.data; /* the same memory is read once */
+    assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
+
+    int32_t table[] = { 1 }, lengths[] = { 40 }; /* 40 keys in a pool of S pages of 64 */
+    t->p.v.data = t->numbers[2];
+    t->p.k.shape[0] = t->p.v.shape[0] = S;
+    t->p.k.shape[1] = t->p.v.shape[1] = 64;
+    t->p.page_table = attn_tensor_make(table, ATTN_I32, 2, (int64_t[]){ 1, 1 });
+    t->p.seqlens_k = attn_tensor_make(lengths, ATTN_I32, 1, (int64_t[]){ 1 });
+    plan_by(t, "avx512", 2);
+    assert_true(attn_cost_of(&t->info, &t->plan).bytes == 2 * matrix + lse + 4 + 4 + 2 * 2.0 * 40 * 4 * 64);
+    free(t);
+}
+
 /* A block of a GPU has 128 rows of 64 columns, or 64 rows with options of the scores. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
@@ -521,6 +542,8 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         const attn_cost four = attn_merge_cost(&info, &m);
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
+        assert_true(four.bytes ==
+                    5 * (4.0 * 65536 * 8 * 128 + 4.0 * 65536 * 8)); /* four parts are read, one is written */
         m.dout = parts[0].out;
         m.gradients = parts;
         const attn_cost back = attn_merge_cost(&info, &m);
@@ -536,6 +559,7 @@ int main(void)
         cmocka_unit_test(test_each_option_raises_the_estimate),
         cmocka_unit_test(test_twice_the_heads_take_twice_as_long_and_twice_the_units_half),
         cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named),
+        cmocka_unit_test(test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages),
         cmocka_unit_test(test_a_gpu_takes_as_long_for_a_block_that_is_not_full),
         cmocka_unit_test(test_as_many_blocks_as_a_gpu_has_places_take_as_long_as_one),
         cmocka_unit_test(test_head_dims_that_cannot_be_copied_in_pieces_take_longer_on_a_gpu),

@@ -137,6 +137,23 @@ static void test_paths_of_cgroups_may_be_long_and_lead_out_of_the_namespace(void
     remove_root(root);
 }
 
+static void test_the_clock_is_the_highest_one_or_else_that_of_cpuinfo(void **state)
+{
+    (void)state;
+    struct attn_machine m;
+    char root[32];
+    make_root(root);
+    attn_machine_look(root, &m);
+    assert_true(m.hertz == 0);
+    write_file(root, "/proc/cpuinfo", "processor\t: 0\nmodel name\t: cpu MHz : 7\ncpu MHz\t\t: 2596.5\n");
+    attn_machine_look(root, &m);
+    assert_true(m.hertz == 2596.5e6);
+    write_file(root, "/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "3700000\n");
+    attn_machine_look(root, &m);
+    assert_true(m.hertz == 3.7e9);
+    remove_root(root);
+}
+
 static void test_the_cpu_device_has_the_memory_that_the_server_counts_with(void **state)
 {
     struct attn_machine machine;
@@ -159,6 +176,7 @@ int main(void)
         cmocka_unit_test(test_a_slice_of_version_1_without_a_namespace_is_seen_with_all_groups_above_it),
         cmocka_unit_test(test_a_container_of_version_1_has_its_own_group_as_the_root),
         cmocka_unit_test(test_paths_of_cgroups_may_be_long_and_lead_out_of_the_namespace),
+        cmocka_unit_test(test_the_clock_is_the_highest_one_or_else_that_of_cpuinfo),
         cmocka_unit_test(test_the_cpu_device_has_the_memory_that_the_server_counts_with),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -622,6 +622,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(attn_device_open("reference", 0, NULL, &device, &err), ATTN_OK);
     attn_device_describe(device, &d.info);
     d.can = attn_device_capabilities(device);
+    d.info.peak_flops = 1e12;
+    snprintf(d.info.peak_from, sizeof d.info.peak_from, "a test");
     const struct info_facts facts = { .config = &config,
                                       .limits = &limits,
                                       .state = "ready",
@@ -665,6 +667,9 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(first, "usable")));
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
+    assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
+    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* it is not known */
+    assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     /* The reference computes everything, so each probe must be one that it accepts. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         if (!proto_operations[op].computes) continue;

@@ -5,6 +5,7 @@
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
 #include "kernels/cuda/sm90/backward/backward.cuh"
+#include "kernels/cuda/sm90/layer/pairs.cuh"
 #include "kernels/cuda/sm90/layer/score_mods.cuh"
 
 namespace {
@@ -12,15 +13,23 @@ namespace {
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
 /* The variants of the kernel, by the options they compute. */
-enum variant { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
+enum variant {
+    PLAIN,
+    CAPPED /* softcap alone */,
+    WITH_OPTIONS,
+    WITHOUT_BIAS, /* options, those of pairs.cuh too, but no bias */
+    WITH_BIAS     /* the same with a bias, and no softcap */
+};
 
 /* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of
  * dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
-    static const bool OPTIONS = VARIANT == WITH_OPTIONS;
+    static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
+                      OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
+    static const bool COPIES_KEPT = PAIRS && D == 128; /* keep_mask, ahead; at 64 shared memory has no room for it */
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;       /* units of QUERY_TILE queries per tile */
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* channels of a consumer's part of dQ, which has 64 queries */
@@ -68,12 +77,22 @@ struct plan {
     int mask_heads;
 };
 
+/* The plan of shapes with the options of pairs.cuh. */
+struct pair_plan : plan {
+    pair_bias bias;
+    kept_columns kept;
+    pair_dropout dropout;
+    float per_scale; /* 1 / scale */
+};
+template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
+
 /* Parameters of a round, beside its tensors. */
 struct round_record {
     int tile, h;
-    bool more;    /* another follows */
-    bool bounded; /* FlashMask hides some pairs of the tile */
-    float slope;  /* ALiBi's, in base 2; 0: none */
+    bool more;        /* another follows */
+    bool bounded;     /* FlashMask hides some pairs of the tile */
+    bool partly_kept; /* keep_mask does */
+    float slope;      /* ALiBi's, in base 2; 0: none */
 };
 
 template <class X> struct shared {
@@ -86,6 +105,7 @@ template <class X> struct shared {
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
                   [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
+    uint2 kept[X::COPIES_KEPT ? X::BN : 1];     /* keep_mask's words of each key */
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
@@ -134,14 +154,14 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
 
 /* Walks the rounds of a block; skips those of which FlashMask hides every pair. */
 template <class X> struct round_walk {
-    const plan &p;
+    const plan_of<X> &p;
     const block_place &x;
     const int end;
     int h, tile; /* h == end: there are no more */
-    bool bounded;
+    bool bounded, partly_kept;
 
-    DEVICE round_walk(const plan &p_, const block_place &x_, int group)
-        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.begin), bounded(false)
+    DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
+        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.begin), bounded(false), partly_kept(false)
     {
         if (x.first == x.last) h = end;
         else if (is_hidden()) next();
@@ -156,6 +176,13 @@ template <class X> struct round_walk {
     }
     DEVICE bool is_hidden()
     {
+        if constexpr (X::PAIRS)
+            if (p.kept.words) {
+                const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
+                partly_kept = some & SOME_HIDDEN;
+                /* Deterministic, a block's place in the order of additions counts all tiles. */
+                if (!(some & SOME_SEEN) && !p.in_order) return true;
+            }
         if (!X::OPTIONS || !p.mask.bounds) return false;
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h / p.mask.group) * p.mask.key_tiles + x.j0 / X::BN];
@@ -183,7 +210,7 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
  * A tile claimed early would be computed late, while other blocks may wait for it. */
 template <class X> struct scheduler {
     const cuda_args &a;
-    const plan &p;
+    const plan_of<X> &p;
     shared<X> &sm;
     const maps &m;
 
@@ -215,11 +242,17 @@ template <class X> struct scheduler {
         leave_counter(p.counter);
     }
 
+    DEVICE bool hides_tiles() const
+    {
+        if constexpr (X::PAIRS) return p.mask.bounds || p.kept.words;
+        else return X::OPTIONS && p.mask.bounds;
+    }
+
     DEVICE void find(block_place &x, int t)
     {
         find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t)); /* plan_backward() sees to it; registers are few there */
         x.t = t;
-        if (X::OPTIONS && p.mask.bounds) {
+        if (hides_tiles()) {
             trim_by_mask<X>(x, p, (int)a.g.group);
             x.begin = x.first;
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
@@ -234,7 +267,7 @@ template <class X> struct scheduler {
  * rounds while consumers still use the keys of the tile before. */
 template <class X> struct loader {
     const cuda_args &a;
-    const plan &p;
+    const plan_of<X> &p;
     shared<X> &sm;
     const maps &m;
     ring<X::STAGES_Q> q = {};
@@ -263,10 +296,10 @@ template <class X> struct loader {
         for (round_walk<X> at(p, x, group); at.there();) {
             const int h = at.h, tile = at.tile;
             if (X::OPTIONS) {
-                const bool bounded = at.bounded;
+                const bool bounded = at.bounded, partly_kept = at.partly_kept;
                 at.next();
                 await_empty(sm.bars_Q, q);
-                sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(x.b, h) };
+                sm.rounds[q.stage] = { tile, h, at.there(), bounded, partly_kept, slope_of(x.b, h) };
             }
             load_Q<X>(sm, a, p.scratch, m, x, q, h, tile);
             load_dO<X>(sm, a, m, x, o, h, tile);
@@ -301,7 +334,7 @@ template <class X> struct loader {
  * waited for while the part is made, and ended while the next one is. */
 template <class X> struct sender {
     const cuda_args &a;
-    const plan &p;
+    const plan_of<X> &p;
     shared<X> &sm;
     const int w; /* the consumer's */
 

@@ -6,6 +6,7 @@
 #include "kernels/cuda/sm90/layer/epilogue.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/sm90/layer/masks.cuh"
+#include "kernels/cuda/sm90/layer/pairs.cuh"
 #include "kernels/cuda/sm90/layer/score_mods.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"
 
@@ -38,6 +39,15 @@ struct plan {
     int least_Sk, most_Sk; /* packed, or seqlens_k: only sequences of such lengths, see launch_shapes */
     int decode_rows;       /* packed: only sequences of more rows than this, see cuda_chip */
     int *counter;          /* see cuda_chip */
+};
+
+/* The plan of shapes with the options of pairs.cuh. With a bias scores are multiplied by `unit` first, and c and
+ * largest_unit are of the sum. */
+struct pair_plan : plan {
+    pair_bias bias;
+    kept_bits kept;
+    pair_dropout dropout;
+    float unit, largest_unit;
 };
 
 /* ---- Tiles of work ----------------------------------------------------------------------------------------------- */
@@ -166,6 +176,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
+    const attn_problem *problem;
     cuda_args given, read;
     char *memory;
     layout place;
@@ -196,6 +207,39 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.before = (int32_t *)job.memory;
     p.nonfinite = (uint8_t *)(p.before + p.order.tiles);
     p.counter = job.chip->counter;
+}
+
+/* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
+
+/* Bytes of scratch behind `layout`: the bits of a keep_mask, the extremes of a FlashMask's tiles of BN keys. */
+struct pair_layout {
+    int64_t kept, extremes, bytes; /* where they begin */
+};
+pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
+{
+    kept_bits kept;
+    pair_layout x;
+    x.kept = layout_of(p, g.dims).bytes;
+    x.extremes = x.kept + plan_kept_bits(g, p->keep_mask.rank, BN, nullptr, kept);
+    x.bytes = x.extremes;
+    if (p->mask_startend_rows.rank)
+        x.bytes += g.dims.B * g.dims.H * attn_tiles(g.dims.Sk, BN) * (int64_t)sizeof(attn_mask_extremes);
+    return x;
+}
+
+/* Makes what a pair_plan has more than a plan. */
+void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
+{
+    const attn_geometry &g = job.read.g;
+    const pair_layout place = pair_layout_of(job.problem, g, BN);
+    p.bias = pair_bias_of(g);
+    plan_kept_bits(g, g.view[ATTN_T_keep_mask].data, BN, job.memory + place.kept, p.kept);
+    p.dropout = pair_dropout_of(job.given);
+    p.unit = (float)(g.softcap > 0 ? g.softcap : g.scale);
+    p.largest_unit = p.bias.data ? 1 : p.unit;
+    p.reference.c = p.largest_unit * LOG2E, p.reference.slack = 8 / p.reference.c;
+    p.mods = score_mods_of(g, p.largest_unit);
+    p.mask = flash_mask_of(g, BN, job.memory + place.extremes);
 }
 
 } // namespace

@@ -68,7 +68,8 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 }
 
 /* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if these are below Sq. One lane of each
- * quad stores. */
+ * quad stores. BY_IN_BASE_2: top comes from in_base_2(), which leaves huge scores as they are. */
+template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
 {
@@ -77,7 +78,10 @@ DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, 
 #pragma unroll
     for (int half = 0; half < 2; half++)
         if (i0 + half * 8 < Sq)
-            lse[half * 8 * to.lse_row] = x.l[half] == 0 ? -CUDART_INF_F : (ends.top[half] + __log2f(x.l[half])) * LN2;
+            lse[half * 8 * to.lse_row] = x.l[half] == 0 ? -CUDART_INF_F
+                                         : BY_IN_BASE_2 && fabsf(ends.top[half]) >= HUGE_SCORE
+                                             ? ends.top[half]
+                                             : (ends.top[half] + __log2f(x.l[half])) * LN2;
 }
 
 /* Multiplies O by factor. Returns whether all of O is finite. */

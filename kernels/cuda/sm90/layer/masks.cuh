@@ -57,19 +57,16 @@ struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Finds the tiles of keys that the mask lets rows [begin, end) see. It fills `seen` and narrows `tiles`.
+/* Lists the tiles of keys that are not hidden. kind_of(j) is the kind of tile j. It fills `seen` and narrows `tiles`.
  * The whole warp calls it. */
-DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
-                               tile_bits &seen)
+template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
-    const attn_mask_extremes *const extremes = mask.extremes +
-                                               ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
     const int lane = threadIdx.x % 32;
     int first = tiles.last, last = tiles.first;
     for (int n = tiles.first / 32; n * 32 < tiles.last; n++) {
         const int j = n * 32 + lane;
         attn_tile_kind kind = ATTN_TILE_HIDDEN;
-        if (j >= tiles.first && j < tiles.last) kind = attn_mask_classify(&extremes[j], begin, end);
+        if (j >= tiles.first && j < tiles.last) kind = kind_of(j);
         const uint32_t some = __ballot_sync(0xffffffff, kind != ATTN_TILE_HIDDEN),
                        part = __ballot_sync(0xffffffff, kind == ATTN_TILE_PARTIAL);
         if (some) first = min(first, n * 32 + __ffs(some) - 1), last = n * 32 + 32 - __clz(some);
@@ -78,6 +75,20 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     tiles.last = max(last, tiles.first);
     tiles.first = min(first, tiles.last);
     __syncwarp();
+}
+
+/* The extremes of a head's tiles of keys. */
+DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int h, int H)
+{
+    return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
+}
+
+/* Finds the tiles of keys that the mask lets rows [begin, end) see. The whole warp calls it. */
+DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
+                               tile_bits &seen)
+{
+    const attn_mask_extremes *const extremes = extremes_of(mask, b, h, H);
+    list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
 /* The next tile below j in the list; first - 1 where there is none. `first` itself is in the list, and j > first. */

@@ -57,13 +57,13 @@ template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* d[64 x N] = A B over STEPS of k. */
+/* d[64 x N] = A B over STEPS of k. add == 1: what is in d is added. */
 template <typename T, int N, int STEPS, class A, class B>
-DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b)
+DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
 {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) wgmma<T, N>::ss(d, a.step(k), b.step(k), k > 0);
+    for (int k = 0; k < STEPS; k++) wgmma<T, N>::ss(d, a.step(k), b.step(k), k > 0 ? 1 : add);
     wgmma_commit();
 }
 

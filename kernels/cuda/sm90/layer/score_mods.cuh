@@ -131,10 +131,10 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
 }
 
 /* Applies the mods to scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x is the tile of work; its
- * Sq and Sk are read. */
-template <int N, class WORK>
+ * Sq and Sk are read. between() is called after the softcap and before ALiBi. */
+template <int N, class WORK, class F>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
-                          int j0, int lane)
+                          int j0, int lane, F between)
 {
     if (head.factor != 1)
 #pragma unroll
@@ -142,6 +142,7 @@ DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_
     if (mods.cap != 0)
 #pragma unroll
         for (int i = 0; i < N / 2; i++) S[i] = 1 - __fdividef(2, 1 + exp2_fast(S[i] * head.cap));
+    between();
     if (head.slope != 0)
 #pragma unroll
         for (int half = 0; half < 2; half++) {

@@ -7,6 +7,8 @@
  *   least(m)          the value that a maximum must exceed to move the reference from m
  *   base(m)           log2 of the divisor of the exponentials
  *   c                 log2(e) * the factor of scores, > 0
+ *   factor(m)         c; for a reference m that is huge, a number that keeps differences of scores exact
+ *   change(old, b, f) log2 of the factor of sums that were relative to old; b is base(m), f is factor(m)
  *
  * Each row is computed independently, so that its bits do not depend on other rows. */
 #ifndef ATTN_SM90_SOFTMAX_CUH
@@ -21,6 +23,8 @@ struct lazy_reference {
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
     DEVICE float least(float m) const { return m + slack; }
     DEVICE float base(float m) const { return __fmul_rn(m, c); }
+    DEVICE float factor(float) const { return c; }
+    DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
 /* A reference that is the maximum itself; P is 2^SHIFT at the maximum. */
@@ -30,6 +34,8 @@ template <int SHIFT> struct shifted_reference {
     DEVICE float least(float m) const { return m; }
     /* a fused multiply-add, so that it rounds in the same way everywhere */
     DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); }
+    DEVICE float factor(float) const { return c; }
+    DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
 /* State of the thread's two rows: the reference of the exponentials (a raw score) and this lane's
@@ -59,7 +65,7 @@ template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
     static_assert(N % 16 == 0, "columns in pairs");
-    float top[4], base[2], sum[4] = { 0, 0, 0, 0 };
+    float top[4], base[2], factor[2], sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
     for (int e = 0; e < 4; e++) top[e] = BY_BITS ? reference.least(x.m[e / 2]) : S[e];
     const auto find_maxima = [&](int begin, int end) {
@@ -76,7 +82,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         if (IN_TURN && half == 1) {
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
-                S[1] = exp2_fast(fmaf(S[1], reference.c, -base[0]));
+                S[1] = exp2_fast(fmaf(S[1], factor[0], -base[0]));
                 least = fmaf(S[1], 0, least); /* becomes NaN for NaN, which a maximum would ignore */
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
@@ -87,7 +93,8 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
         base[half] = m == -CUDART_INF_F ? 0 : reference.base(m); /* no key seen yet: -inf - -inf would be NaN */
-        rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
+        factor[half] = reference.factor(m);
+        rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
         x.m[half] = m;
     }
 #pragma unroll
@@ -95,7 +102,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float &s = S[n * 4 + e];
-            if (!(IN_TURN == 2 && n == 0 && e == 1)) s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
+            if (!(IN_TURN == 2 && n == 0 && e == 1)) s = exp2_fast(fmaf(s, factor[e / 2], -base[e / 2]));
             sum[e] += s;
             if (e == 1 && n == N / 16 - 1) midway(sum[e]);
         }

@@ -76,6 +76,10 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     emu::cp_async(to, from, valid);
 }
+DEVICE void cp_async_8(uint32_t to, const void *from)
+{
+    emu::cp_async(to, from, true, 8);
+}
 DEVICE void cp_async_wait_all()
 {
     emu::cp_async_commit();

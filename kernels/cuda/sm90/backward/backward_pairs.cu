@@ -1,0 +1,42 @@
+/* backward_pairs.cu: the Hopper backward's shapes up to head size 128 for options that say something about each pair of
+ * a query and a key: bias, keep_mask, dropout (pairs.cuh), beside those of backward.cu. The kernel is in
+ * backward_tiles.cuh. */
+#include "kernels/cuda/sm90/backward/backward_tiles.cuh"
+
+namespace {
+
+/* Shapes by backward_class(). */
+const shape_row pair_shapes[] = {
+    row<shape<64, 128, WITHOUT_BIAS>>(),
+    row<shape<128, 64, WITHOUT_BIAS>>(),
+    row<shape<64, 128, WITH_BIAS>>(),
+    row<shape<128, 64, WITH_BIAS>>(),
+};
+
+const uint64_t PAIRS = ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_OPTION_BIT(KEEP_MASK_AT_END) |
+                       ATTN_OPTION_BIT(DROPOUT);
+
+bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    const attn_dims &d = plan->geometry.dims;
+    if (plan->features & PADDING_FEATURES) return false;
+    if (p->bias.rank && p->softcap > 0) return false; /* scores begin with the bias, which comes after a softcap */
+    if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sk, KIND_KEYS) > 65535)) return false;
+    return plan_tiles(chip, plan);
+}
+
+cudaError_t launch_pairs(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
+{
+    return launch_tiles(chip, stream, plan, memory, pair_shapes, plan->problem->bias.rank ? WITH_BIAS : WITHOUT_BIAS);
+}
+
+} // namespace
+
+extern const cuda_kernel sm90_pairs_backward = {
+    { "sm90", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), 128, FEATURES | OPTIONS | PAIRS },
+    90,
+    90,
+    plan_pairs,
+    launch_pairs,
+};

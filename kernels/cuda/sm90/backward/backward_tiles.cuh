@@ -1,0 +1,1124 @@
+/* backward_tiles.cuh: flash attention backward for Hopper: TMA, wgmma, warp specialisation. backward.cu and
+ * backward_pairs.cu have the tables that say which problem takes which shape.
+ *
+ * A block is at BN = 128 keys of one key/value head; K and V stay in shared memory, and the queries that see them pass
+ * by in tiles of BM, for every head of the group. One warpgroup produces, two consume: each owns 64 of the keys and
+ * holds their dK and dV in registers (FlashAttention-2, arXiv:2307.08691, Algorithm 2, the loops exchanged and the
+ * scores transposed, as in FlashAttention-3):
+ *
+ *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
+ *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
+ *     dV += P^T dO           dK += dS^T Q
+ *     dQ  = dS K                                            dS of both consumers, by shared memory; a part each
+ *
+ *     producer, warp 0                 consumer                                                      in flight
+ *       Q[0], dO[0], K, V                issue S[0], dP[0];  wait S;  P = exp(S);  wait dP
+ *       for n = 1 .. :                   for n = 0 .. :
+ *         Q[n], lse, delta; dO[n]          issue dV += P dO[n];  dS = P (dP - delta);  wait dV            dV
+ *     producer, warps 1 and 2              dS to shared memory
+ *       for n = 0 .. :                     issue dQ[n - 1], S[n + 1], dK += dS Q[n];  wait dQ
+ *         add dQ[n] to the sums            dQ[n - 1] to shared memory, for warps 1 and 2                 S, dK
+ *     producer, warp 3                     issue dP[n + 1];  wait S
+ *       the next tile of keys              P = exp(S);  wait dK, dP                                      dK, dP
+ *                                        dQ of the last;  dK = scale dK, dV
+ *                                        no more keys: dQ = scale sums
+ *
+ * dQ of a tile needs dS of both consumers and is made a round later, so that neither waits for the other: one may be a
+ * round ahead, and dS has three stages. What decides the rate is which arithmetic runs beside a warpgroup's own
+ * products, and that no wait stands in line that need not. ptxas takes C = A B in flight from one turn of a loop to the
+ * next only where nobody reads C, so a round begins where nothing is on its way. It also moves a wait above arithmetic
+ * that stands before it, wherever products are issued fast enough: see round(). At D = 64 registers are short: dV is
+ * made in two halves, dK before S, and the consumers take turns with their exponentials, so that one's are computed
+ * under the other's products.
+ *
+ * The grid is a block per multiprocessor; each works through tiles of keys, which are claimed in order (scheduler.cuh).
+ * The next tile's K comes where V was, whose last product is a round earlier than K's, and V where K was. dV is written
+ * under the product of the last dQ, dK while V is on its way.
+ *
+ * At D = 128 a tile of 64 queries may be hidden from one consumer's keys and not from the other's, at both ends of what
+ * a block sees: a consumer passes such a round, and leaves the tensor cores to the other.
+ *
+ * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
+ * sm80/backward_steps.h. The sums need no zeros: whichever block comes first to a part stores it, the others add (see
+ * sender), so blocks that see the same queries begin with different ones. Where waiting for the first costs more than
+ * zeros, the kernel that prepares the rows' values beside this one (backward_prepare.cuh) writes zeros (wants_zeros()).
+ * Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
+ *
+ * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a
+ * sequence are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
+ *
+ * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile
+ * it is, and leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is
+ * known only while the scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A
+ * softcap alone has a form without the other options, since a round is as long as what is done to a score: P and P
+ * times the derivative wait in the registers of S, as 16-bit numbers; where all of a warp's scores are near 0, a tanh
+ * is a short series.
+ *
+ * Deterministic: the tiles of keys of a head add to dQ of a tile of queries in a fixed order, that in which they are
+ * claimed; who is early waits for its turn, a counter per tile of queries, while the consumers make the part, and ends
+ * it, when the addition is done, while they make the next. So a block waits only for tiles that running blocks have
+ * claimed before. Under a causal mask the last keys come first: the first addition is then by the tile that begins with
+ * it, and hardly anybody waits.
+ *
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is
+ * not finite leaves a mark, and computes these rows one by one when its block has no more tiles of keys
+ * (repair_own_keys); of dQ, at once.
+ *
+ * What the warps of a block agree on, and the producer's warps, are in backward_rounds.cuh; the consumers are here. */
+#ifndef ATTN_SM90_BACKWARD_TILES_CUH
+#define ATTN_SM90_BACKWARD_TILES_CUH
+#include "kernels/cuda/sm90/backward/backward_dq.cuh"
+
+/* sm80/forward.cu: lse and rest of rows whose scores are huge. */
+cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
+
+namespace {
+
+/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+
+/* R: the type of dK and dV in memory, T or float. A branch in store() instead would have ptxas serialise products. */
+template <typename T, class X, typename R> struct gradients {
+    static const int D = X::D, BM = X::BM, BN = X::BN;
+    const cuda_args &a;
+    const plan_of<X> &p;
+    shared<X> &sm;
+    const block_place &x;
+    consumer<2> me;
+    ring<X::STAGES_Q> q; /* the next round's */
+    ring<X::STAGES_DO> o;
+    ring<X::STAGES_DS> mine, whole; /* of dS: written next by this warpgroup; next for dQ */
+    uint32_t phase = 0;             /* of K and V */
+    int tile;                       /* the next round's queries */
+    int free_first, free_last;      /* tiles of queries all of which see all keys of this warpgroup */
+    /* Operands: K and V of this warpgroup's keys, the first stages, dS and K as dQ's part takes them. */
+    k_major_low<BN> own_K, own_V;
+    const k_major_low<BM> first_Q, first_dO, first_dS;
+    const mn_major_low<BM> first_Q_down, first_dO_down;
+    mn_major_low<BN> K_down;
+    const uint32_t dS_to; /* where this thread stores its part of dS: an address in the first stage */
+    const uint32_t dQ_at; /* and of dQ: sums before it; lane and leader follow from it */
+
+    DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
+        : a(a_), p(p_), sm(sm_), x(sm_.place), me(w), own_K(smem_addr(sm_.keys[0]) + w * 64 * 128),
+          own_V(smem_addr(sm_.keys[1]) + w * 64 * 128), first_Q(smem_addr(sm_.Q)), first_dO(smem_addr(sm_.dO)),
+          first_dS(smem_addr(sm_.dS) + (X::UNITS == 2 ? w * 64 * 128 : 0)), first_Q_down(smem_addr(sm_.Q)),
+          first_dO_down(smem_addr(sm_.dO)),
+          K_down(smem_addr(sm_.keys[0]) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128)),
+          dS_to(kept(smem_addr(sm_.dS[0]) + dS_place(me))), dQ_at(kept(dQ_place(me)))
+    {
+        me.lane = dQ_at / 4 % 32;
+        me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
+    }
+
+    /* An operand whose steps are additions where they are used: ptxas would keep those that do not change in
+     * registers. */
+    template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
+    {
+        x.low = opaque(x.low);
+        return x;
+    }
+
+    /* Q or dO of a stage: the products along the channels, and those down the rows. */
+    DEVICE auto Q_along(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q, stage); }
+    DEVICE auto dO_along(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO, stage); }
+    DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
+    DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
+
+    /* Zeros the rows past the end, which are another sequence's, or padding. */
+    DEVICE void zero_past_end(uint16_t *queries) const
+    {
+        if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
+    }
+
+    /* The next round's; behind a head's last comes the next head's first. */
+    DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
+
+    DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
+
+    DEVICE void issue_S(float (&S)[BM / 2])
+    {
+        await_full(sm.bars_Q, q);
+        if (X::OPTIONS) tile = record().tile;
+        zero_past_end(sm.Q[q.stage]);
+        if constexpr (X::BIAS) scale_bias(S);
+        multiply<T, BM, D / 16>(S, anew(own_K), anew(Q_along(q.stage)), X::BIAS);
+    }
+    DEVICE void issue_dP(float (&dP)[BM / 2]) const
+    {
+        await_full(sm.bars_dO, o);
+        zero_past_end(sm.dO[o.stage]);
+        multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
+    }
+
+    /* Turns S into P. */
+    DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
+    {
+        if (tile < free_first || tile >= free_last)
+            hide_queries<BM>(S, x, x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4, tile * BM, me.lane);
+        exponents_of<BM>(S, values, p.c, me.lane);
+    }
+
+    /* A bit per score, in the order of S: is it hidden by the band or FlashMask? Rolled loops, for the registers are
+     * others'. */
+    DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
+    {
+        const int column = tile * BM + me.lane % 4 * 2;
+#pragma unroll
+        for (int word = 0; word < BM / 64; word++) hidden[word] = 0;
+        if (!round.bounded && tile >= free_first && tile < free_last) return;
+        const int32_t *const bounds = p.mask.bounds + x.b * p.mask.batch + round.h / p.mask.group * p.mask.head;
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            const int j = x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4 + half * 8;
+            const int lo = j < x.band.Sk ? j - x.band.hi + 1 : INT32_MAX, hi = min(j - x.band.lo + 1, x.Sq);
+            attn_mask m = {};
+            if (round.bounded)
+                m = attn_mask_of(bounds + min(j, x.band.Sk - 1) * p.mask.row, p.mask.n, p.mask.causal, x.Sq);
+#pragma unroll
+            for (int word = 0; word < BM / 64; word++)
+#pragma unroll 1
+                for (int n = 0; n < 16; n++) {
+                    const int i = column + word * 64 + n / 2 * 8 + n % 2;
+                    const bool hides = i < lo || i >= hi || (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
+                    hidden[word] |= (uint32_t)hides << (n / 2 * 4 + half * 2 + n % 2);
+                }
+        }
+    }
+
+    /* exponents() with options. */
+    DEVICE void exponents_of_options(float (&S)[BM / 2], const row_values *values) const
+    {
+        const round_record &round = record();
+        const int key = x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4, column = tile * BM + me.lane % 4 * 2;
+        uint32_t hidden[BM / 64];
+        hidden_scores(hidden, round);
+        add_kept(hidden, round);
+        const float slope = round.slope;
+        const float behind = (float)(column + (int)x.s.Sk - x.Sq - key); /* the distance of the first pair */
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++) {
+            const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
+            float t[4], derivative[4] = { 1, 1, 1, 1 };
+            if (p.mods.cap != 0) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) t[e] = S[n * 4 + e] * p.mods.cap;
+                tanh_of_four(t);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int c = n * 8 + e % 2, half = e / 2;
+                float &s = S[n * 4 + e];
+                if (p.mods.cap != 0) derivative[e] = fmaf(-t[e], t[e], 1);
+                s = p.mods.cap != 0 ? t[e] * p.cap : s * p.c;
+                s = fmaf(-slope, fabsf(behind + (float)(c - half * 8)), s);
+                s = exp2_fast(s - (e % 2 ? lse2.y : lse2.x));
+                if (hidden[n / 8] >> (n % 8 * 4 + e) & 1) s = 0;
+            }
+            if (p.mods.cap != 0) put_aside(n, S + n * 4, derivative);
+        }
+    }
+
+    /* The thread's first key. */
+    DEVICE int first_key() const
+    {
+        return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
+    }
+
+    /* Where the bias of the next round's first query of this thread and its first key is. */
+    DEVICE const char *first_bias() const
+    {
+        const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);
+        return p.bias.data + x.b * p.bias.batch + record().h * p.bias.head +
+               (record().tile * BM + me.lane % 4 * 2) * p.bias.row + column;
+    }
+
+    /* Loads the bias of the next round, as it lies in memory: 32 or 16 bits. */
+    template <typename WORD> DEVICE void load_bias(float (&S)[BM / 2]) const
+    {
+        const int i = record().tile * BM + me.lane % 4 * 2, rows = x.Sq - i, columns = p.bias.columns - first_key();
+        const int64_t row = p.bias.row;
+        const char *at = first_bias();
+        if (i + BM <= x.Sq && x.j0 + BN <= p.bias.columns) {
+#pragma unroll
+            for (int n = 0; n < BM / 8; n++, at += 6 * row)
+#pragma unroll
+                for (int e = 0; e < 2; e++, at += row)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        S[n * 4 + half * 2 + e] = __uint_as_float(__ldg((const WORD *)at + half * 8));
+        } else {
+#pragma unroll
+            for (int n = 0; n < BM / 8; n++, at += 6 * row)
+#pragma unroll
+                for (int e = 0; e < 2; e++, at += row)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        S[n * 4 + half * 2 + e] = n * 8 + e < rows && half * 8 < columns
+                                                      ? __uint_as_float(__ldg((const WORD *)at + half * 8))
+                                                      : 0;
+        }
+    }
+
+    /* A loaded bias in float32. */
+    DEVICE static float widened(float word, attn_dtype dtype)
+    {
+        const uint32_t bits = __float_as_uint(word);
+        return dtype == ATTN_F32 ? word : dtype == ATTN_BF16 ? __uint_as_float(bits << 16) : unpack<__half>(bits).x;
+    }
+
+    /* Turns a loaded bias into what scores begin with: q.k of the same size. A bias beyond float32 then hides, as it
+     * should where a row's lse is ordinary; other rows see exponents_in_parts(). */
+    DEVICE void scale_bias(float (&S)[BM / 2]) const
+    {
+        if (p.bias.dtype == ATTN_F32)
+#pragma unroll
+            for (int i = 0; i < BM / 2; i++) S[i] *= p.per_scale;
+        else if (p.bias.dtype == ATTN_BF16)
+#pragma unroll
+            for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_BF16) * p.per_scale;
+        else
+#pragma unroll
+            for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
+    }
+
+    /* Asks for what pairs.cuh needs of the next round, whose record is there. */
+    DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
+    {
+        if constexpr (X::PAIRS) {
+            if constexpr (X::BIAS) {
+                if (p.bias.dtype == ATTN_F32) load_bias<uint32_t>(S);
+                else load_bias<uint16_t>(S);
+            }
+            const round_record &round = record();
+            if (!X::COPIES_KEPT || !round.partly_kept || me.lane % 4) return;
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                if (first_key() + half * 8 < x.band.Sk)
+                    cp_async_8(smem_addr(&sm.kept[first_key() - x.j0 + half * 8]),
+                               column_words(p.kept, x.b, round.h, first_key() + half * 8, round.tile));
+        }
+    }
+
+    /* Adds to `hidden` what keep_mask hides. */
+    DEVICE void add_kept(uint32_t (&hidden)[BM / 64], const round_record &round) const
+    {
+        if constexpr (X::PAIRS) {
+            if (!round.partly_kept) return;
+            if (X::COPIES_KEPT) cp_async_wait_all();
+            __syncwarp();
+#pragma unroll
+            for (int unit = 0; unit < X::UNITS; unit++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int j = min(first_key() + half * 8, x.band.Sk - 1);
+                    const uint2 words = X::COPIES_KEPT ? sm.kept[first_key() - x.j0 + half * 8]
+                                                       : __ldg(column_words(p.kept, x.b, round.h, j,
+                                                                            round.tile * X::UNITS + unit));
+                    hidden[unit] |= (~(words.x >> me.lane % 4) & 0x11111111) << half * 2;
+                    hidden[unit] |= (~(words.y >> me.lane % 4) & 0x11111111) << (half * 2 + 1);
+                }
+        }
+    }
+
+    /* Does a row of the tile have so huge a score that its lse is in two parts? */
+    DEVICE bool has_parts(const row_values *values) const
+    {
+        bool any = false;
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++) {
+            const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
+            any |= lse2.x != lse2.x || lse2.y != lse2.y;
+        }
+        return __any_sync(0xffffffff, any);
+    }
+
+    /* exponents() of a tile that has such rows. Beside a huge bias the rest of a score is nothing. */
+    DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
+    {
+        if constexpr (X::BIAS) {
+            const round_record &round = record();
+            const int column = tile * BM + me.lane % 4 * 2;
+            const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
+            const bool wide = p.bias.dtype == ATTN_F32;
+            const char *at = first_bias();
+            head_args head; /* what exponent_of() reads */
+            head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
+#pragma unroll
+            for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)
+#pragma unroll
+                for (int e = 0; e < 2; e++, at += p.bias.row)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const int i = column + n * 8 + e;
+                        float &s = S[n * 4 + half * 2 + e], bias = 0;
+                        if (i < x.Sq && first_key() + half * 8 < p.bias.columns)
+                            bias = wide ? ((const float *)at)[half * 8]
+                                        : widened(__uint_as_float(((const uint16_t *)at)[half * 8]), p.bias.dtype);
+                        const float away = fabsf(behind + (float)(n * 8 + e - half * 8)) * round.slope * LN2;
+                        const float z = saturated((fabsf(bias) >= HUGE_SCORE ? bias : s * p.scale) - away);
+                        const float lse2 = values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2 + e];
+                        s = bias == -CUDART_INF_F ? 0
+                                                  : exp2_fast(exponent_of(a, p.scratch.s, head, i, in_base_2(z), lse2));
+                    }
+        }
+    }
+
+    /* exponents() with the options of pairs.cuh, ALiBi and FlashMask. */
+    DEVICE void exponents_of_pairs(float (&S)[BM / 2], const row_values *values) const
+    {
+        if constexpr (X::PAIRS) {
+            const round_record &round = record();
+            uint32_t hidden[BM / 64];
+            hidden_scores(hidden, round);
+            add_kept(hidden, round);
+            if (X::BIAS && has_parts(values)) exponents_in_parts(S, values);
+            else {
+                if (round.slope != 0) {
+                    const float slope = round.slope / p.c;
+                    const float behind = (float)(tile * BM + me.lane % 4 * 2 + (int)x.s.Sk - x.Sq - first_key());
+#pragma unroll
+                    for (int i = 0; i < BM / 2; i++)
+                        S[i] = fmaf(-slope, fabsf(behind + (float)(i / 4 * 8 + i % 2 - i / 2 % 2 * 8)), S[i]);
+                }
+                exponents_of<BM>(S, values, p.c, me.lane);
+            }
+            uint32_t any = 0;
+#pragma unroll
+            for (int k = 0; k < BM / 64; k++) any |= hidden[k];
+            if (!__any_sync(0xffffffff, any)) return;
+#pragma unroll
+            for (int i = 0; i < BM / 2; i++)
+                if (hidden[i / 32] >> i % 32 & 1) S[i] = 0;
+        }
+    }
+
+    /* Draws for the next round: byte n * 2 + half of word k is for query 64 k + 32 n + this lane, and half of the
+     * warp's keys. */
+    DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
+    {
+        if constexpr (X::PAIRS) {
+            const round_record &round = record();
+            const uint32_t head = (uint32_t)(p.dropout.first + x.b * p.dropout.batch + round.h);
+            const int eighth = (x.j0 + me.w * 64 + me.warp * 16) / 8;
+#pragma unroll
+            for (int k = 0; k < BM / 64; k++) {
+                drawn[k] = 0;
+#pragma unroll(X::BIAS ? 1 : 2)
+                for (int n = 0; n < 4; n++)
+                    drawn[k] |=
+                        kept_of_eight(p.dropout, head, round.tile * BM + k * 64 + n / 2 * 32 + me.lane, eighth + n % 2)
+                        << n * 8;
+            }
+        }
+    }
+
+    /* P of a pair that is dropped becomes -P: dV is without it, dK and dQ are not. */
+    DEVICE void drop_pairs(float (&P)[BM / 2], const uint32_t (&drawn)[BM / 64]) const
+    {
+#pragma unroll
+        for (int k = 0; k < BM / 64; k++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const uint32_t word = __shfl_sync(0xffffffff, drawn[k], n * 8 + me.lane % 4 * 2 + e) >> me.lane / 4;
+#pragma unroll
+                    for (int m = 0; m < 4; m++) {
+                        float &y = P[k * 32 + (n + m / 2 * 4) * 4 + m % 2 * 2 + e];
+                        if (!(word >> m * 8 & 1)) y = -y;
+                    }
+                }
+    }
+
+    /* P times the softcap's derivative, of four scores. */
+    DEVICE void put_aside(int n, const float *P, const float (&derivative)[4]) const
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            sm.stash[X::OPTIONS ? n * 2 + half : 0][X::OPTIONS ? threadIdx.x - 128 : 0] = pack<T>(
+                P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
+    }
+
+    /* The same with a softcap alone: of each pair of scores P, and P times the derivative, both as 16-bit numbers,
+     * which take the pair's place. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
+    template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
+    {
+        int first[2] = {}, last[2] = {}; /* queries that see this thread's two keys, from its first pair on */
+        if (EDGE)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int j = x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4 + half * 8, i = tile * BM + me.lane % 4 * 2;
+                first[half] = j < x.band.Sk ? j - x.band.hi - i + 1 : INT32_MAX;
+                last[half] = min(j - x.band.lo + 1, x.Sq) - i;
+            }
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++) {
+            const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
+            float t[4], P[4], times[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) t[e] = NEAR ? tanh_near_0(p.near_0, S[n * 4 + e]) : S[n * 4 + e] * p.mods.cap;
+            if (!NEAR) tanh_of_four(t);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int i = n * 8 + e % 2, half = e / 2;
+                P[e] = exp2_fast(fmaf(t[e], p.cap, -(e % 2 ? lse2.y : lse2.x)));
+                if (EDGE && (i < first[half] || i >= last[half])) P[e] = 0;
+                times[e] = P[e] * fmaf(-t[e], t[e], 1);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                S[n * 4 + e] = __uint_as_float(pack<T>(P[e], P[e + 1]));
+                S[n * 4 + e + 1] = __uint_as_float(pack<T>(times[e], times[e + 1]));
+            }
+        }
+    }
+    DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
+    {
+        float most[4] = {};
+#pragma unroll
+        for (int i = 0; i < BM / 2; i++) most[i % 4] = fmaxf(most[i % 4], fabsf(S[i]));
+        const float all = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+        if (tile < free_first || tile >= free_last) capped_exponents<true, false>(S, values);
+        else if (__any_sync(0xffffffff, all > p.near_0.most)) capped_exponents<false, false>(S, values);
+        else capped_exponents<false, true>(S, values);
+    }
+
+    /* Turns dP into dS. */
+    template <int FIRST, int LAST>
+    DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
+    {
+        if constexpr (X::PAIRS)
+            if (p.dropout.drops)
+#pragma unroll
+                for (int i = FIRST / 2; i < LAST / 2; i++) dP[i] *= P[i] < 0 ? 0 : p.dropout.scale;
+        differences_of<FIRST, LAST>(dP, P, values, me.lane, [&](float2 pair, int n) {
+            if (X::PAIRS && (X::BIAS || p.mods.cap == 0)) return make_float2(fabsf(pair.x), fabsf(pair.y));
+            if (X::VARIANT == CAPPED) return unpack<T>(__float_as_uint(pair.y));
+            return X::OPTIONS && p.mods.cap != 0 ? unpack<T>(sm.stash[X::OPTIONS ? n : 0][threadIdx.x - 128]) : pair;
+        });
+    }
+
+    /* P of a pair, 0 if it is dropped. */
+    static DEVICE float kept_P(float P)
+    {
+        return X::PAIRS && P < 0 ? 0 : P;
+    }
+
+    /* dV += P^T dO of the PART-th part of the queries, and under it their dS. */
+    template <int PART>
+    DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
+                       const row_values *values) const
+    {
+        const int QUERIES = BM / X::DV_PARTS, FIRST = PART * QUERIES;
+        auto &part = *(uint32_t(*)[QUERIES / 16][4]) & P[FIRST / 16];
+#pragma unroll
+        for (int i = 0; i < QUERIES / 4; i++)
+            part[i / 4][i % 4] = X::VARIANT == CAPPED
+                                     ? __float_as_uint(S[FIRST / 2 + 2 * i])
+                                     : pack<T>(kept_P(S[FIRST / 2 + 2 * i]), kept_P(S[FIRST / 2 + 2 * i + 1]));
+        mn_major_low<BM> dO = dO_down(o.stage);
+        dO.low += FIRST / 16 * 2048 >> 4;
+        multiply_add<T, D, QUERIES / 16>(dV, part, dO);
+        differences<FIRST, FIRST + QUERIES>(dP, S, values);
+    }
+
+    /* In bytes. Of dS: a matrix of 8 queries by 8 keys from each 8 lanes; 16 bytes of a row lie by the row's
+     * swizzle. */
+    static DEVICE uint32_t dS_place(const consumer<2> &me)
+    {
+        const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
+        return ((me.w * BM + i) * 64 + (piece ^ (i & 7)) * 8) * 2;
+    }
+    static DEVICE uint32_t dQ_place(const consumer<2> &me)
+    {
+        return me.w * QUERY_TILE * X::DQ_COLUMNS + fragment_at<X::DQ_COLUMNS>(me.warp * 16, 0) + me.lane * 4;
+    }
+
+    /* Writes dS^T to shared memory as dS, whose rows are queries. */
+    DEVICE void share_dS(const uint32_t (&dS)[BM / 16][4])
+    {
+        const uint32_t to = dS_to + mine.stage * (uint32_t)sizeof sm.dS[0];
+#pragma unroll
+        for (int n = 0; n < BM / 16; n++) stmatrix_x4_trans(to + n * 16 * 128, dS[n]);
+        fence_proxy_async_shared();
+        __syncwarp();
+        if (me.lane == 0) mbarrier_arrive(smem_addr(&sm.dS_full[mine.stage]));
+        mine.next();
+    }
+
+    /* Waits until both consumers have shared dS of the previous round. Neither then reads the stage
+     * that share_dS() writes next. */
+    DEVICE void await_dS() const
+    {
+        mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
+    }
+
+    /* This warpgroup's part of dQ = dS K, of the dS awaited. */
+    DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
+    {
+        multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
+                                                 anew(K_down));
+        whole.next();
+    }
+
+    /* Writes dQ to the memory that the sender reads. */
+    DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
+    {
+        named_barrier_sync(DQ_FREE + me.w, HANDING);
+#pragma unroll
+        for (int n = 0; n < X::DQ_COLUMNS / 8; n++)
+            *(float4 *)(sm.dQ[0] + dQ_at + fragment_at<X::DQ_COLUMNS>(0, n * 8)) = make_float4(
+                dQ[n * 4], dQ[n * 4 + 1], dQ[n * 4 + 2], dQ[n * 4 + 3]);
+        fence_proxy_async_shared();
+        named_barrier_arrive(DQ_FULL + me.w, HANDING);
+    }
+
+    /* Turns S into P, with the options of the variant (X::VARIANT). */
+    DEVICE void make_P(float (&S)[BM / 2])
+    {
+        if (X::TURNS) me.await_turn();
+        /* A round without options is a plain one. */
+        if constexpr (X::PAIRS) {
+            if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
+            else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
+                exponents_of_pairs(S, sm.values[q.stage]);
+            else exponents(S, sm.values[q.stage]);
+        } else if (X::VARIANT == CAPPED) capped_exponents(S, sm.values[q.stage]);
+        else if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
+            exponents_of_options(S, sm.values[q.stage]);
+        else exponents(S, sm.values[q.stage]);
+        if (X::TURNS) me.next_turn();
+    }
+
+    /* P and dP of the next round, whose S and dP are issued. */
+    DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
+    {
+        uint32_t drawn[BM / 64];
+        if constexpr (X::PAIRS)
+            if (p.dropout.drops) draw_pairs(drawn);
+        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* dP, and dK, are still on their way */
+        make_P(S);
+        if constexpr (X::PAIRS)
+            if (p.dropout.drops) drop_pairs(S, drawn);
+        retire<0>(dP); /* and dK */
+    }
+
+    /* From P and dP of a round, of which nothing is on its way, to those of the next, if there are MORE; dQ of the
+     * round before (the first makes one of nothing, which nobody gets: a branch round the product costs registers that
+     * are not there). */
+    template <bool MORE>
+    DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
+    {
+        uint32_t P[BM / 16][4], dS[BM / 16][4];
+        float dQ[X::DQ_COLUMNS / 2];
+        const ring<X::STAGES_Q> now = q;
+        q.next();
+        if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
+        /* Its place matters: the products of the last part are issued slowly enough for dS to be computed beside them,
+         * not behind the wait for them (10 % of all the time at D = 128). */
+        if (!X::OPTIONS) next_tile_of_queries();
+        add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
+        wgmma_wait<0>(); /* dV */
+        me.release(sm.bars_dO, o);
+        o.next();
+        opaque(dP);
+        to_operand<T, BM>(dS, dP);
+        if (X::PAIRS && MORE) {
+            await_full(sm.bars_Q, q); /* and the round's record */
+            ask_for_pairs(S);
+        }
+        if (!first) await_dS();
+        share_dS(dS);
+        issue_dQ(dQ);
+        if (MORE && X::S_BEFORE_DK) issue_S(S);
+        multiply_add<T, D, BM / 16>(dK, dS, Q_down(now.stage));
+        if (MORE && !X::S_BEFORE_DK) issue_S(S);
+        retire<MORE ? 2 : 1>(dQ);
+        if (X::STAGES_DS == 2)
+            named_barrier_sync(DS_FREE, CONSUMERS); /* nobody reads dS of the round before any more */
+        if (!first) hand_over(dQ);
+        if (!X::S_BEFORE_DK) {
+            wgmma_wait<MORE ? 1 : 0>();
+            me.release(sm.bars_Q, now);
+        }
+        if (MORE) {
+            issue_dP(dP);
+            end_P(S, dP);
+        } else wgmma_wait<0>();
+        if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
+    }
+
+    /* Passes a round in which no query sees a key of this warpgroup: its dS is 0. */
+    DEVICE void pass_round()
+    {
+        const uint32_t dS[BM / 16][4] = {};
+        await_full(sm.bars_Q, q);
+        zero_past_end(sm.Q[q.stage]);
+        await_full(sm.bars_dO, o);
+        zero_past_end(sm.dO[o.stage]);
+        me.meet();
+        me.release(sm.bars_Q, q);
+        me.release(sm.bars_dO, o);
+        q.next();
+        o.next();
+        if (X::TURNS) me.pass_turn();
+        share_dS(dS);
+    }
+
+    /* dQ of the last round, and under it what is to be done meanwhile. */
+    template <class F> DEVICE void last_dQ(F meanwhile)
+    {
+        float dQ[X::DQ_COLUMNS / 2];
+        await_dS();
+        issue_dQ(dQ);
+        meanwhile();
+        retire<0>(dQ);
+        hand_over(dQ);
+    }
+
+    /* To memory, 64 channels at a time, by way of the warp's part of the stage of dS that nobody reads. */
+    template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
+    {
+        const int row = me.w * 64 + me.warp * 16;
+        const int64_t line = x.s.k_start + x.j0 + row;
+        uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
+        if (!to.data) return;
+        R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
+        /* Straight from registers, but where ptxas then spills 360 bytes. */
+        if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
+            store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
+        else if constexpr (std::is_same<R, float>::value)
+            store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, me.lane);
+        else
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n++) {
+                store_rows<T, 64>(rows + n * 64, to.row, x.rows - row, width - n * 64,
+                                  *(const float(*)[32])(sums + n * 32), staging, me.lane);
+                __syncwarp();
+            }
+    }
+
+    /* Stores dK or dV, times `factor`. Returns whether all of it is finite. */
+    DEVICE bool finish(float (&sums)[D / 2], float factor, attn_tensor_id tensor, int64_t width)
+    {
+        const float factors[2] = { factor, factor };
+        const bool finite = finish_rows(sums, factors);
+        store<X::CHUNKS>(a.g.view[tensor], sums, (int)width);
+        return finite;
+    }
+    DEVICE bool finish_dV(float (&dV)[D / 2])
+    {
+        if constexpr (X::PAIRS) return finish(dV, p.dropout.scale, ATTN_T_dv, a.g.dims.Dv);
+        return finish(dV, 1, ATTN_T_dv, a.g.dims.Dv);
+    }
+    DEVICE bool finish_dK(float (&dK)[D / 2])
+    {
+        return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
+    }
+
+    /* Leaves a mark for repair_own_keys(). */
+    DEVICE void leave_mark(bool finite) const
+    {
+        const bool any = __any_sync(0xffffffff, !finite);
+        if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any ? (uint16_t)(blockIdx.x + 1) : 0;
+        if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
+    }
+
+    /* Is the first, or last, of more than one round hidden from all keys of this warpgroup? */
+    DEVICE bool passes(bool first, int rounds) const
+    {
+        if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
+        const int key = x.j0 + me.w * 64;
+        return first ? (x.first + 1) * BM <= key - x.band.hi + 1 : (x.last - 1) * BM > key + 63 - x.band.lo;
+    }
+
+    /* The shuffle tells ptxas so: descriptors stay in uniform registers. */
+    static DEVICE uint32_t same_in_warp(uint32_t x)
+    {
+        return __shfl_sync(0xffffffff, x, 0);
+    }
+
+    /* The next tile's K is where V was. */
+    DEVICE void swap_keys()
+    {
+        const k_major_low<BN> K = own_K;
+        K_down.low = same_in_warp(K_down.low + own_V.low - own_K.low);
+        own_K.low = same_in_warp(own_V.low);
+        own_V.low = same_in_warp(K.low);
+        phase ^= 1;
+    }
+
+    /* The rounds of a tile of keys, and its dK and dV. */
+    DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
+    {
+        float S[BM / 2], dP[BM / 2];
+        const int keys = x.band.Sk - x.j0;
+        mbarrier_wait(smem_addr(&sm.K_full), phase);
+        /* Not ends_of_keys: a second flag would be kept, and spilled. Zeros may be written over zeros. */
+        if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
+            mbarrier_wait(smem_addr(&sm.V_full), phase);
+            zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
+            zero_rows<BN, X::CHUNKS>(sm.keys[1], keys);
+        }
+        if (X::TURNS) me.begin_turns();
+        const bool passes_first = passes(true, rounds), passes_last = passes(false, rounds - passes_first);
+        int n = 0;
+        if (passes_first) {
+            pass_round();
+            whole.next();
+            next_tile_of_queries();
+            n++;
+        }
+        if (X::PAIRS) {
+            await_full(sm.bars_Q, q);
+            ask_for_pairs(S);
+        }
+        issue_S(S);
+        wgmma_fence();
+        wgmma_commit(); /* in place of a dK */
+        mbarrier_wait(smem_addr(&sm.V_full), phase);
+        issue_dP(dP);
+        end_P(S, dP);
+        const int last = rounds - 1 - passes_last;
+#pragma unroll 1
+        for (; X::OPTIONS ? record().more : n < last; n++) round<true>(S, dP, dK, dV, n == 0);
+        me.release(sm.V_empty);
+        round<false>(S, dP, dK, dV, n == 0);
+        if (passes_last) {
+            last_dQ([] {});
+            pass_round();
+        }
+        if (X::TURNS) me.end_turns();
+        bool finite = true;
+        last_dQ([&] {
+            if (!X::OPTIONS) finite = finish_dV(dV); /* options leave no registers for both */
+        });
+        me.release(sm.K_empty);
+        if (X::OPTIONS) finite = finish_dV(dV);
+        finite &= finish_dK(dK);
+        leave_mark(finite);
+        swap_keys();
+    }
+
+    /* Fetches the next tile of keys for the consumers, once all have left the previous one; false:
+     * there is none. */
+    DEVICE bool next_tile(ring<2> &at)
+    {
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* and nobody's dK or dV are in dS */
+        /* All wait, and lanes are told apart by conditions: after a branch that a part of a warp takes ptxas keeps
+         * addresses that are the same for all in registers of each thread, in the rounds too. */
+        await_full(sm.bars_work, at);
+        const int words = sizeof(block_place) / sizeof(int);
+        static_assert(words <= 32, "a lane copies a word");
+        if (dQ_at < words * 4) ((int *)&sm.place)[me.lane] = ((const int *)&sm.work[at.stage])[me.lane];
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* all have seen that it is full */
+        if (me.leader && me.w == 0) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
+        at.next();
+        return x.rows != NO_ROWS;
+    }
+
+    DEVICE void run()
+    {
+        for (ring<2> at; next_tile(at);) {
+            const int rounds = x.tiles() * (int)a.g.group;
+            const free_queries free = free_queries_of<BM>(x, x.j0 + me.w * 64);
+            free_first = free.first;
+            free_last = free.last;
+            tile = x.begin;
+            whole = mine;
+            whole.back();
+            float dK[D / 2], dV[D / 2];
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) dK[i] = dV[i] = 0;
+            opaque(dK);
+            opaque(dV);
+            if (rounds > 0) add_rounds(dK, dV, rounds);
+            else leave_mark(finish_dV(dV) & finish_dK(dK));
+            fence_proxy_async_shared(); /* the first dQ of the next tile is made of what lies there, for nobody */
+        }
+    }
+};
+
+/* Repairs, one by one, the keys of the block's tiles for which this warp found dK or dV not finite.
+ * A function of its own, so that the rounds keep their registers. */
+template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
+{
+    const int warp = threadIdx.x / 32 - 4;
+    repair_begins();
+    for (int base = p.order.first; base < p.order.end; base += 32) {
+        const int n = base + threadIdx.x % 32;
+        const bool mine = n < p.order.end && ((volatile uint16_t *)p.nonfinite)[n * 8 + warp] == blockIdx.x + 1;
+        for (unsigned set = __ballot_sync(0xffffffff, mine); set; set &= set - 1) {
+            const int t = base + __ffs(set) - 1;
+            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, t)), warp);
+        }
+    }
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+template <typename T, class X, typename R>
+__global__ void __launch_bounds__(X::THREADS, 1)
+    backward_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ plan_of<X> p,
+                   const __grid_constant__ maps m)
+{
+    static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
+    shared<X> &sm = block_memory<shared<X>>();
+    const int wg = warpgroup_index(), warp = threadIdx.x / 32;
+
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&m.Q);
+        prefetch_tensormap(&m.K);
+        prefetch_tensormap(&m.V);
+        prefetch_tensormap(&m.dO);
+        init_pairs(sm.bars_Q, 2);
+        init_pairs(sm.bars_dO, 2);
+        init_pairs(sm.bars_work, 4); /* the loader, two senders, the consumers */
+        mbarrier_init(smem_addr(&sm.K_full), 1);
+        mbarrier_init(smem_addr(&sm.V_full), 1);
+        mbarrier_init(smem_addr(&sm.K_empty), 2);
+        mbarrier_init(smem_addr(&sm.V_empty), 2);
+        mbarrier_init(smem_addr(&sm.loaded), 1);
+        for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
+        sm.any_nonfinite = 0;
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+
+    if (wg == 0) {
+        setmaxnreg_dec<X::PRODUCER>();
+        if (threadIdx.x == 0) loader<X>{ a, p, sm, m }.run();
+        else if (threadIdx.x == 96) scheduler<X>{ a, p, sm, m }.run();
+        else if (warp == 1 || warp == 2) sender<X>{ a, p, sm, warp - 1 }.run();
+    } else {
+        setmaxnreg_inc<X::CONSUMER>();
+        gradients<T, X, R>(a, p, sm, wg - 1).run();
+        /* prepare_ahead, which has long ended; but the kernel after this one waits for this one's end alone. */
+        wait_for_prerequisites();
+        const uint32_t t = thread_anew() - 128;
+        if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
+        if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_keys<X>(p, a);
+    }
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+const int KEYS = 128; /* of a block, in all shapes */
+
+int64_t per_head_of(const attn_dims &d)
+{
+    return key_tiles_per_head(d, KEYS);
+}
+
+/* Number of query tiles of all heads. */
+int64_t query_tiles_of(const attn_dims &d)
+{
+    return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
+}
+
+/* The account: a word per key/value head; where dQ is wanted two per tile of queries, another per key/value head, the
+ * units that are claimed. All are 0 at first. */
+int64_t words_of(const attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    const int64_t heads = extent_of(d).B * d.Hk;
+    return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
+}
+
+/* Should prepare_ahead write zeros to the sums? In a long causal sequence one slow block comes first to the last
+ * queries, and all others wait for its store: that costs more than zeros, at D = 128 with one head per group. */
+bool wants_zeros(const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const extent e = extent_of(g.dims);
+    const bool causal = g.right < e.rows_k && g.left >= e.rows_q,
+               sums = plan->problem->dq.rank && !plan->problem->deterministic;
+    return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
+}
+
+/* This kernel's part of the workspace, behind that of backward_steps.h. */
+struct layout {
+    int64_t account, nonfinite, extremes, kept, bytes; /* where they begin */
+    int64_t cleared;                                   /* bytes from account on, to the end of nonfinite */
+};
+
+layout layout_of(const cuda_chip *chip, const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
+    layout x;
+    x.account = align((int64_t)backward_bytes(chip, plan, true));
+    x.nonfinite = x.account + words_of(plan) * (int64_t)sizeof(uint32_t);
+    x.cleared = e.B * d.Hk * per_head_of(d) * 8 * (int64_t)sizeof(uint16_t) + x.nonfinite - x.account;
+    x.extremes = align(x.account + x.cleared);
+    x.bytes = x.extremes;
+    if (plan->problem->mask_startend_rows.rank)
+        x.bytes += d.B * (d.H / g.mask_group) * per_head_of(d) * (int64_t)sizeof(attn_mask_extremes);
+    x.kept = align(x.bytes);
+    kept_columns kept;
+    if (plan->problem->keep_mask.rank) x.bytes = x.kept + plan_kept_columns(g, true, nullptr, kept);
+    return x;
+}
+
+struct backward_job {
+    const cuda_chip *chip;
+    cudaStream_t stream;
+    const cuda_chip *whole_chip; /* all of the problem, where `chip` has a share of its tiles */
+    const attn_plan *whole;
+    backward_run run;
+    char *memory;
+    layout place;
+    bool deterministic, zeros;
+};
+
+cudaError_t make_plan(const backward_job &job, plan &p)
+{
+    const attn_geometry &g = job.run.args.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const bool bounded = g.right < e.rows_k || g.left < e.rows_q || g.view[ATTN_T_mask_startend_rows].data;
+    p.order = tile_order_of(per_head_of(d), e.B * d.Hk, e.rows_q * g.group * (d.D + d.Dv) * 4,
+                            bounded || job.run.args.ends_of_queries || job.run.args.ends_of_keys);
+    p.scratch = job.run.scratch;
+    p.scale = (float)g.scale;
+    p.c = p.scale * LOG2E;
+    p.nonfinite = (uint16_t *)(job.memory + job.place.nonfinite);
+    p.in_order = job.deterministic;
+    p.zeros = job.zeros;
+    p.claims = !p.in_order && !p.zeros;
+    p.last_first = p.in_order && g.right < e.rows_k;
+    p.prepared = (uint32_t *)(job.memory + job.place.account);
+    p.out_in_pieces = g.view[ATTN_T_out].dtype == g.view[ATTN_T_dout].dtype &&
+                      tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8);
+    p.begun = g.view[ATTN_T_dq].data ? p.prepared + e.B * d.Hk : nullptr;
+    p.done = p.begun ? p.begun + query_tiles_of(d) * 2 : nullptr;
+    p.claimed = p.begun ? (int *)p.done + e.B * d.Hk : nullptr;
+    p.makes_dq = p.begun && is_last_share(job.chip);
+    p.mods = score_mods_of(g, 1 / LOG2E);
+    p.cap = (float)g.softcap * LOG2E;
+    p.near_0 = near_tanh_of(p.mods.cap);
+    p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
+    p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
+    p.counter = job.chip->counter;
+    take_share(job.chip, p.order);
+    return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
+}
+
+/* What a pair_plan has more than a plan. */
+cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
+{
+    const attn_geometry &g = job.run.args.g;
+    p.bias = pair_bias_of(g);
+    p.per_scale = 1 / p.scale;
+    p.dropout = pair_dropout_of(job.run.args);
+    plan_kept_columns(g, g.view[ATTN_T_keep_mask].data, job.memory + job.place.kept, p.kept);
+    return is_first_share(job.chip) ? make_kept_columns(g, p.kept, job.stream) : cudaSuccess;
+}
+
+template <typename T, class X, typename R> cudaError_t launch(const backward_job &job)
+{
+    const attn_dims &d = job.run.args.g.dims;
+    maps m;
+    if (!make_maps<X>(m, job.run.args.g)) return cudaErrorInvalidValue;
+    plan_of<X> p;
+    cudaError_t code = make_plan(job, p);
+    if constexpr (X::PAIRS)
+        if (code == cudaSuccess) code = make_pair_plan(job, p);
+    if (code == cudaSuccess) code = allow_shared<backward_tiles<T, X, R>>(sizeof(shared<X>));
+    if (code != cudaSuccess) return code;
+    if (X::OPTIONS && p.mask.bounds) {
+        const int64_t warps = d.B * p.mask_heads * p.mask.key_tiles;
+        tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
+            p.mask, (int)d.B, (int)d.H, (int)d.Sq, (int)d.Sk, (attn_mask_extremes *)p.mask.extremes);
+    }
+    p.units = (int)query_tiles_of(d) * UNITS_OF_TILE<X>;
+    p.units_of_head = p.units / p.order.heads;
+    const int tiles = p.order.end - p.order.first;
+    const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
+    if (!is_first_share(job.chip)) { /* the queries are prepared, and this launch waits for all of the one before */
+        if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
+        return cudaPeekAtLastError();
+    }
+    const int64_t preparers = std::min(attn_tiles(p.units, PREPARER_THREADS / 32),
+                                       attn_tiles(job.chip->multiprocessors, PREPARER_SHARE));
+    prepare_ahead<T, shape<X::D, X::BM, PLAIN>>
+        <<<(unsigned)preparers, PREPARER_THREADS, 0, job.stream>>>(job.run.args, p);
+    code = cudaPeekAtLastError();
+    if (X::BIAS && code == cudaSuccess) code = forward_parts(job.whole_chip, job.run.args, job.whole, job.stream);
+    if (code != cudaSuccess || blocks == 0) return code;
+    return launch_dependent(backward_tiles<T, X, R>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
+                            m);
+}
+
+struct shape_row {
+    int D;
+    variant takes;
+    cudaError_t (*launch[2][2])(const backward_job &); /* bfloat16, float16; dK and dV in the same, or in float32 */
+};
+template <class X> constexpr shape_row row()
+{
+    return { X::D,
+             X::VARIANT,
+             { { launch<__nv_bfloat16, X, __nv_bfloat16>, launch<__nv_bfloat16, X, float> },
+               { launch<__half, X, __half>, launch<__half, X, float> } } };
+}
+
+/* Does the kernel compute the problem, but for its options? */
+bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    if (backward_class(d) > 128) return false;
+    if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
+    if (query_tiles_of(d) * 4 >= INT32_MAX) return false; /* units, and words of the account */
+    if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
+    if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
+    if (backward_bytes(chip, plan, true) == 0) return false;
+    plan->workspace_bytes = (size_t)layout_of(chip, plan).bytes;
+    return true;
+}
+
+/* Launches the shape of the table whose variant is `takes`, and what comes before and after it. */
+template <int ROWS>
+cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
+                         const shape_row (&rows)[ROWS], variant takes)
+{
+    const attn_dims &d = plan->geometry.dims;
+    backward_job job = { chip,
+                         stream,
+                         chip,
+                         plan,
+                         {},
+                         (char *)memory,
+                         layout_of(chip, plan),
+                         plan->problem->deterministic,
+                         wants_zeros(plan) };
+    cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
+    if (code != cudaSuccess) return code;
+    if (takes == WITH_BIAS)
+        job.run.args.part_lse = job.run.scratch.s.lse, job.run.args.part_rest = job.run.scratch.s.rest;
+    const auto is_float = [](const attn_tensor &t) { return t.rank && t.dtype == ATTN_F32; };
+    const bool floats = is_float(plan->problem->dk) || is_float(plan->problem->dv);
+    const shape_row *x = rows;
+    while (x->D != backward_class(d) || x->takes != takes) x++;
+    code = in_shares(chip, tile_seconds(chip, plan), [&](const cuda_chip *part) {
+        job.chip = part;
+        return x->launch[plan->problem->q.dtype == ATTN_F16][floats](job);
+    });
+    return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
+}
+
+/* What the plain variant computes, and options that need little of a pair. */
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
+                          ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
+                          ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |
+                          ATTN_OPTION_BIT(DETERMINISTIC);
+const uint64_t OPTIONS = ATTN_OPTION_BIT(SOFTCAP) | ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows);
+
+} // namespace
+
+#endif

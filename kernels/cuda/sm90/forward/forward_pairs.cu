@@ -1,0 +1,86 @@
+/* forward_pairs.cu: the Hopper forward's shapes for options that say something about each pair of a query and a key:
+ * bias, keep_mask, dropout (pairs.cuh), beside those of forward.cu. The kernel is in forward_tiles.cuh.
+ *
+ * Where there is a bias, tiles have fewer keys than those of forward.cu: the next tile's bias waits in registers. */
+#include "kernels/cuda/sm80/decode.h"
+#include "kernels/cuda/sm90/forward/forward_tiles.cuh"
+
+namespace {
+
+struct pair_row {
+    int D, BN;
+    bool bias;                                                                /* takes one */
+    cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk); /* of bfloat16, float16 */
+};
+template <class X> constexpr pair_row row()
+{
+    return { X::D, X::BN, X::BIAS, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+}
+
+/* clang-format off */
+const pair_row pair_shapes[] = {
+    /*        D    C  BN stages Dv, form */
+    row<shape<64,  2, 128, 4, 64,  WITH_PAIRS>>(),
+    row<shape<128, 2, 128, 2, 128, WITHOUT_BIAS>>(),
+    row<shape<128, 2, 96,  2, 128, WITH_PAIRS>>(),
+    row<shape<256, 2, 64,  2, 256, WITHOUT_BIAS>>(),
+    row<shape<256, 2, 48,  2, 256, WITH_PAIRS>>(),
+};
+/* clang-format on */
+
+/* The first shape that is wide enough; the last takes all that plan_forward() lets through. */
+const pair_row &shape_of(const attn_geometry &g, bool bias)
+{
+    const pair_row *x = pair_shapes;
+    while (x->D < attn_max64(g.dims.D, g.dims.Dv) || x->bias < bias) x++;
+    return *x;
+}
+
+bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    const attn_geometry &g = plan->geometry;
+    const int BN = shape_of(g, p->bias.rank).BN;
+    if (!plan_forward(chip, plan)) return false;
+    if ((p->keep_mask.rank || p->mask_startend_rows.rank) && attn_tiles(g.dims.Sk, BN) > MOST_KEY_TILES) return false;
+    if (p->keep_mask.rank && (g.dims.B * g.dims.H > 65535 || attn_tiles(g.dims.Sq, KIND_ROWS) > 65535)) return false;
+    plan->workspace_bytes = (size_t)pair_layout_of(p, g, BN).bytes;
+    return true;
+}
+
+cudaError_t launch_pairs(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
+{
+    const attn_problem *const p = plan->problem;
+    forward_job job;
+    job.chip = chip, job.stream = stream, job.problem = p, job.memory = (char *)memory;
+    job.given = cuda_args_of(chip, plan);
+    job.given.decode_rows = chip->decode_rows;
+    job.read = job.given;
+    job.place = layout_of(p, job.given.g.dims);
+    return shape_of(job.given.g, p->bias.rank).launch[p->q.dtype == ATTN_F16](job, 0, INT32_MAX);
+}
+
+const uint64_t PAIR_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |
+                               ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows) |
+                               ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_OPTION_BIT(KEEP_MASK_AT_END) |
+                               ATTN_OPTION_BIT(DROPOUT);
+
+} // namespace
+
+extern const cuda_kernel sm90_pairs_forward = {
+    { "sm90", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), TILE_HEAD_DIM,
+      PAIR_FEATURES | PADDING_FEATURES },
+    90,
+    90,
+    plan_pairs,
+    launch_pairs,
+    true,
+};
+extern const cuda_kernel sm90_packed_pairs_forward = {
+    { "sm90+decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), TILE_HEAD_DIM, PAIR_FEATURES },
+    90,
+    90,
+    plan_with_decode<sm90_pairs_forward>,
+    launch_with_decode<sm90_pairs_forward>,
+    true,
+};

@@ -1,0 +1,938 @@
+/* forward_tiles.cuh: flash attention forward for Hopper: TMA, wgmma, warp specialisation. forward.cu and
+ * forward_pairs.cu have the tables that say which problem takes which shape.
+ *
+ * The grid is one block per multiprocessor; each works through tiles of BM queries of one head. One warpgroup
+ * produces: a warp hands out tiles of work, a thread of another lets the copy engine fill a ring of K and V tiles,
+ * which runs on from one tile of work to the next. The others consume: each owns 64 of the rows and holds their O
+ * in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
+ *
+ *     producer                                   consumer
+ *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
+ *       for j = n-2 .. 0: K[j], V[j+1]             for j = n-2 .. 0:
+ *       V[0]                                           issue S' = Q K[j]^T,  O += P V[j+1]
+ *                                                      wait S';  mask;  softmax_step(S')       under the second product
+ *                                                      wait O;   P = S';  O *= rescale
+ *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
+ *
+ * Where it is faster, the first S of the next tile of work is issued behind the last O += P V, so that it is computed
+ * under the output of this one.
+ *
+ * The warpgroups take turns with their products, from one tile of work to the next too; one that has no product for
+ * a tile of keys passes its turn and the stage (pipeline.cuh). A warpgroup whose rows are all past the end (the last
+ * of three, at most lengths) multiplies nothing.
+ *
+ * Rescaling: a row's reference m moves only when its maximum grows by more than 2^8 over it, which is seldom
+ * (softmax.cuh); a warp skips the products with 1 if all its rows keep their m.
+ *
+ * What lies past the end of a tensor arrives as zeros (tma.cuh), which makes head dims of any multiple of 8 and
+ * lengths of any size the same case.
+ *
+ * Order of work (scheduler.cuh): tiles are claimed from a counter; a block claims when its last keys are being
+ * loaded, for an earlier claim would keep work from blocks that are free sooner. O leaves through shared memory of
+ * its own, a warp's rows at a time, by the copy engine (where that is slower, by the warp), so that Q's memory is free
+ * for the next tile; where there is no room, straight from registers. The kernel is made ready while the one before it
+ * in the stream ends (programmatic dependent launch).
+ *
+ * Short sequences: a tile of work has few tiles of keys, and its first scores, first softmax and output are in line
+ * with nothing else of their warpgroup. More warpgroups with narrower tiles (BN = 64) fill that time and waste less
+ * of a causal diagonal; longer sequences do better with fewer, wider ones.
+ *
+ * Options (softcap, ALiBi, FlashMask, float8's scales) are instantiations of their own (score_mods.cuh, masks.cuh).
+ * float8: widen makes bfloat16 of q, k and v first; their scales join the scores' scale and the last division.
+ *
+ * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp
+ * whose result is not finite leaves a mark, and its block goes over the tile once more at its end, with zeros for
+ * such values, which gives rows that do not see them the very bits that they would have had. Those that do are then
+ * computed one by one, by the block that had them (repair_own_rows), which saves the time between two kernels.
+ *
+ * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V
+ * made zero in shared memory.
+ *
+ * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the options, the masks
+ * and the sequence's own Sk. */
+#ifndef ATTN_SM90_FORWARD_TILES_CUH
+#define ATTN_SM90_FORWARD_TILES_CUH
+
+#include "kernels/cuda/sm90/forward/forward_plan.cuh"
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/sm90/forward/kv_pipeline.cuh"
+#include "kernels/cuda/sm90/layer/products.cuh"
+
+namespace {
+
+/* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
+
+/* WINDOWED: for masks that hide first keys. WITH_PAIRS: options, those of pairs.cuh too. WITHOUT_BIAS: the same but for
+ * a bias, which takes registers. */
+enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
+
+/* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys per
+ * tile; stages of the ring; its variant (form); registers of a producer's and of a consumer's
+ * thread (C + 1 warpgroups share 65536). */
+template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
+    static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
+    static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
+    static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
+    /* With a window, one consumer may see the first tiles of keys while another does not and skips
+     * them. */
+    static const bool PASSES_FIRST = VARIANT == WINDOWED;
+    static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
+    static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
+    /* O has room in shared memory, beside Q, K and V. */
+    static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
+                                   220 << 10;
+    static const bool LOW_WORDS =
+        D == 128 || D == 192; /* operands by the low words of their descriptors: elsewhere it costs 1 to 4 % */
+    static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
+    static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
+    /* A warpgroup that sees at most this many keys of its last tile computes only this many. */
+    static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
+    /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
+    static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
+    /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
+    static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
+    static const bool COPIES_OUT = STAGES_OUT && !RIGHT_ONLY; /* by the copy engine, where a warp is not faster */
+    static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
+    /* Where each is faster: the end of a tile of work (lse, the last factors) is computed under its last product; the
+     * first product of the next tile of work is issued behind that, and runs under the output. */
+    static const bool ENDS_EARLY = D == 128 || D == 96 || SCORE_MODS;
+    static const bool BEGINS_EARLY = RIGHT_ONLY || D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
+    static const int MOST_PASSED = (BM - 64 + BN - 1) /
+                                   BN; /* last tiles, and first ones, that one consumer sees and another does not */
+};
+
+/* The plan of an instantiation. */
+template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
+
+/* Do FlashMask or keep_mask make lists of the tiles that are seen? */
+template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
+{
+    if constexpr (X::PAIRS) return p.mask.bounds || p.kept.words;
+    else return X::SCORE_MODS && p.mask.bounds;
+}
+
+/* The number of work tiles kept: a consumer may fetch the next tile while it still reads the
+ * current one, and the scheduler may publish another meanwhile. The newest is also kept at a fixed
+ * address, shared::work: ptxas then treats it as warp-uniform, which it does not for an indexed
+ * one. See attention::warp_uniform. */
+const int RECENT = 3;
+template <int C> struct recent_work {
+    work_tile work;
+    warpgroup_tile parts[C];
+};
+
+/* Extra shared memory of instantiations with options: lists of the tiles seen, one in use and one
+ * ahead. */
+template <bool SCORE_MODS> struct tile_lists {
+    DEVICE tile_bits *list(int) { return nullptr; }
+};
+template <> struct tile_lists<true> {
+    tile_bits lists[2];
+    DEVICE tile_bits *list(int n) { return lists + n; }
+};
+
+template <class X> struct shared : tile_lists<X::SCORE_MODS> {
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* D / 64 chunks of 64 rows of 64, per consumer */
+    alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
+    alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
+    alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* 16 rows per warp */
+    work_tile work; /* the one that is handed out, and what each consumer makes of it */
+    warpgroup_tile parts[X::C];
+    recent_work<X::C> recent[RECENT];
+    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* what options make of a warp's head */
+    int any_nonfinite;
+    int newest;    /* of the block's tiles, see plan::before; -1: it has none */
+    int raw_stage; /* the stage of V whose infinities and NaN are to become zeros; negative: there are no more */
+    kv_barriers<X::C, X::STAGES> bars;
+    uint64_t idle, raw_V;
+
+    /* By one thread, before the block begins. */
+    DEVICE void init()
+    {
+        any_nonfinite = 0;
+        bars.init();
+        mbarrier_init(smem_addr(&idle), X::C * 4);
+        mbarrier_init(smem_addr(&raw_V), 1);
+        fence_mbarrier_init();
+    }
+};
+
+/* Consumer w's view of a tile of work. A FlashMask or keep_mask has its own list of tiles. */
+template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
+{
+    warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
+    if (lists_tiles<X>(p)) y.last_visible = x.last, y.few_keys = 0;
+    return y;
+}
+
+/* The next tile of keys below j to process, or first - 1 if there is none; tile `first` is always
+ * processed. */
+template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *seen, int j, int first)
+{
+    return !lists_tiles<X>(p) || j <= first ? j - 1 : listed_tile_below(seen, j);
+}
+
+/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* The block's tile before its tile t, or -1. */
+DEVICE int tile_before(const plan &p, int t)
+{
+    return *(volatile int *)(p.before + t);
+}
+
+/* A warp hands out work; its first lane publishes it. After its tiles the block repeats those whose
+ * result was not finite. */
+template <class X> struct work_scheduler {
+    const plan_of<X> &p;
+    shared<X> &sm;
+    const bool scheduler = threadIdx.x % 32 == 0;
+    ring<1> at;
+    ring<RECENT> recent;
+    int list = 0;
+
+    DEVICE void give(work_tile x)
+    {
+        if (lists_tiles<X>(p) && x.first < x.last) {
+            x.list = list ^= 1;
+            key_tiles tiles = { x.first, x.last };
+            const int end = min(x.i0 + X::BM, x.Sq);
+            if constexpr (X::PAIRS) list_visible_tiles(p.mask, p.kept, x.b, x.h, p.H, x.i0, end, tiles, *sm.list(list));
+            else list_visible_tiles(p.mask, x.b, x.h, p.H, x.i0, end, tiles, *sm.list(list));
+            x.first = tiles.first, x.last = tiles.last;
+        }
+        if (scheduler) {
+            sm.work = sm.recent[recent.stage].work = x;
+            for (int n = 0; n < X::C; n++) sm.parts[n] = sm.recent[recent.stage].parts[n] = part_of<X>(p, x, n);
+            announce_work(sm);
+        }
+        recent.next();
+        await_readers(sm, at);
+    }
+
+    DEVICE void give_order(int order)
+    {
+        work_tile x = {};
+        x.i0 = order;
+        give(x);
+    }
+
+    /* Was the block's tile t not finite? */
+    DEVICE bool was_nonfinite(int t) const
+    {
+        bool any = false;
+        for (int n = 0; n < 4 * X::C; n++) any |= ((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + n];
+        return __any_sync(0xffffffff, any);
+    }
+
+    DEVICE void run()
+    {
+        int newest = -1;
+        for (int t = first_tile(p.order); t < p.order.end; t = claim_tile(p.order, t, p.counter, scheduler)) {
+            const work_tile x = work_tile_of<X::BM, X::BN>(p, t);
+            if (x.i0 == SKIP) continue;
+            if (scheduler) p.before[t] = newest;
+            newest = t;
+            give(x);
+        }
+        give_order(REPORT);
+        mbarrier_sleep(smem_addr(&sm.idle), 0);
+        for (int t = *(volatile int *)&sm.any_nonfinite ? newest : -1; t >= 0; t = tile_before(p, t)) {
+            if (!was_nonfinite(t)) continue;
+            work_tile x = work_tile_of<X::BM, X::BN>(p, t);
+            x.nonfinite_to_zero = 1;
+            give(x);
+        }
+        if (!scheduler) return;
+        sm.newest = newest;
+        sm.work.i0 = STOP;
+        announce_work(sm);
+        leave_counter(p.counter);
+    }
+};
+
+/* A thread keeps the rings full, from one tile of work to the next. */
+template <class X> struct tile_loader {
+    const plan_of<X> &p;
+    shared<X> &sm;
+    const kv_maps &maps;
+    ring<X::STAGES> k, v;
+    ring<1> q, at;
+
+    DEVICE void load_K(const tma_place &from)
+    {
+        sleep_until_empty(sm.bars.K, k);
+        fill_stage<X::BN, X::CHUNKS, 64>(sm.bars.K, k, smem_addr(sm.K[k.stage]), &maps.K, from);
+        k.next();
+    }
+
+    /* nonfinite_to_zero: the tile passes through zero_nonfinite_tiles() first. */
+    DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
+    {
+        if (nonfinite_to_zero) sm.raw_stage = v.stage;
+        sleep_until_empty(sm.bars.V, v);
+        fill_stage<X::BN, X::CHUNKS_V, 64>(sm.bars.V, v, smem_addr(sm.V[v.stage]), &maps.V, from,
+                                           nonfinite_to_zero ? &sm.raw_V : nullptr);
+        if (nonfinite_to_zero) await_full(sm.bars.V, v);
+        v.next();
+    }
+
+    DEVICE void run()
+    {
+        for (;; at.next()) {
+            const work_tile &x = await_work(sm, at);
+            const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = p.cu_q ? 0 : x.b;
+            const int q_start = x.q_start, k_start = x.k_start;
+            if (i0 == STOP) break;
+            const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
+            const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
+            /* The next work is claimed after the loads of all but the last tiles are issued. */
+            if (!late) release_work(sm);
+            if (first >= last) continue;
+            const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
+            load_K(tile(last - 1));
+            load_Q<X::C, X::CHUNKS, 64>(sm, &maps.Q, q_start + i0, h, b, q);
+            int above = last - 1;
+#pragma unroll 1
+            for (int j = tile_below<X>(p, seen, above, first); j >= first;
+                 above = j, j = tile_below<X>(p, seen, j, first)) {
+                if (late && j == first) release_work(sm);
+                load_K(tile(j));
+                load_V(tile(above), nonfinite_to_zero);
+            }
+            load_V(tile(first), nonfinite_to_zero);
+        }
+        sm.raw_stage = -1;
+        mbarrier_arrive(smem_addr(&sm.raw_V));
+    }
+};
+
+/* Replaces numbers of a tile of V that are not finite by zeros. The whole warp calls it. */
+template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
+{
+    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* of float16 or bfloat16 */
+#pragma unroll 4
+    for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
+        const uint32_t pair = ((const uint32_t *)tile)[n];
+        uint32_t kept = pair;
+        if ((pair & exponent) == exponent) kept &= 0xffff0000;
+        if ((pair >> 16 & exponent) == exponent) kept &= 0xffff;
+        if (kept != pair) ((uint32_t *)tile)[n] = kept;
+    }
+    fence_proxy_async_shared();
+    __syncwarp();
+}
+
+/* Runs zero_nonfinite() on all tiles that load_V() passes to it. */
+template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
+{
+    for (uint32_t phase = 0;; phase ^= 1) {
+        mbarrier_sleep(smem_addr(&sm.raw_V), phase);
+        const int stage = *(volatile int *)&sm.raw_stage;
+        if (stage < 0) break;
+        zero_nonfinite<T, X::BN * 64 * X::CHUNKS_V>(sm.V[stage]);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&sm.bars.V.full[stage]));
+    }
+}
+
+/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+
+/* A thread's state of a tile of work. */
+struct thread_tile {
+    int slot; /* its work is sm.recent[slot] too */
+    work_tile x;
+    warpgroup_tile y;
+    int i0; /* the thread's rows are i0 and i0 + 8 */
+    key_band band;
+};
+
+/* The end of a tile: factors of the thread's rows of O, and whether their scores and sums are
+ * finite. */
+struct tile_end {
+    float factor[2];
+    bool finite;
+};
+
+/* Where the products find Q, K and V: by address, or by the low words of descriptors that are made once. */
+template <class X, bool LOW_WORDS = X::LOW_WORDS> struct operands {
+    shared<X> &sm;
+    const k_major<64> Q;
+    DEVICE operands(shared<X> &sm_, int w) : sm(sm_), Q{ smem_addr(sm_.Q[w]) } {}
+    DEVICE k_major<X::BN> K(int stage) const { return { smem_addr(sm.K[stage]) }; }
+    DEVICE mn_major<X::BN> V(int stage) const { return { smem_addr(sm.V[stage]) }; }
+};
+template <class X> struct operands<X, true> {
+    const k_major_low<64> Q;
+    const k_major_low<X::BN> first_K;
+    const mn_major_low<X::BN> first_V;
+    DEVICE operands(shared<X> &sm, int w)
+        : Q(smem_addr(sm.Q[w])), first_K(smem_addr(sm.K[0])), first_V(smem_addr(sm.V[0]))
+    {
+    }
+    DEVICE auto K(int stage) const { return stage_of<sizeof(shared<X>::K[0])>(first_K, stage); }
+    DEVICE auto V(int stage) const { return stage_of<sizeof(shared<X>::V[0])>(first_V, stage); }
+};
+
+/* What options of pairs.cuh say of a tile of keys: the bias and the keep_mask, a tile ahead; what dropout drew. */
+template <class X, bool PAIRS = X::PAIRS> struct pair_values {
+};
+template <class X> struct pair_values<X, true> {
+    uint32_t bias[X::BIAS ? X::BN / 2 : 1];
+    uint2 kept[2];
+    uint32_t drawn[2];
+    int next = -1; /* the tile of keys after this one; -1: there is none */
+    bool partly;   /* some of this one's pairs are hidden by FlashMask or keep_mask */
+};
+
+template <typename T, class X> struct attention {
+    static const int BN = X::BN, DV = X::DV;
+    const plan_of<X> &p;
+    const CUtensorMap &out;
+    shared<X> &sm;
+    kv_consumer<shared<X>, X::C, X::STAGES> me;
+    ring<RECENT> recent;
+    const operands<X> operand;
+    std::conditional_t<X::PAIRS, exact_reference, lazy_reference> reference;
+
+    DEVICE attention(const plan_of<X> &p_, const CUtensorMap &out_, shared<X> &sm_, int w)
+        : p(p_), out(out_), sm(sm_), me(sm_, w), operand(sm_, w), reference{ p_.reference.c, p_.reference.slack }
+    {
+    }
+
+    /* The stages that are next. */
+    DEVICE auto K() const { return operand.K(me.k.stage); }
+    DEVICE auto V() const { return operand.V(me.v.stage); }
+
+    /* The warp among the consumers'; the lane. */
+    DEVICE int warp_index() const { return X::READ_ANEW ? thread_anew() / 32 - 4 : me.w * 4 + me.warp; }
+    DEVICE int lane() const { return X::READ_ANEW ? thread_anew() % 32 : me.lane; }
+
+    /* Returns x, which is the same in all lanes, by a vote. The vote makes x warp-uniform for
+     * ptxas. Without it ptxas would keep descriptors in registers of each thread, because code
+     * follows the loop over work. */
+    static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
+
+    /* The next tile of work, or an order, known before the current tile is done. */
+    struct next_work {
+        int slot;   /* it is sm.recent[slot] */
+        int order;  /* its i0 */
+        int passed; /* last tiles of keys that the warpgroup's rows do not see */
+        bool loads; /* keys are loaded for it */
+        bool sees;  /* the warpgroup's rows see some */
+    };
+    DEVICE next_work take()
+    {
+        next_work next;
+        me.take([&](const work_tile &x, const warpgroup_tile &y) {
+            next = { recent.stage, x.i0, x.last - y.last_visible, warp_uniform(x.i0 >= 0 && x.first < x.last),
+                     warp_uniform(x.i0 >= 0 && x.first < y.last_visible) };
+            return warp_uniform(next.loads);
+        });
+        recent.next();
+        return next;
+    }
+    DEVICE thread_tile tile_of(const next_work &work) const
+    {
+        thread_tile t;
+        t.slot = work.slot, t.x = sm.recent[work.slot].work, t.y = sm.recent[work.slot].parts[me.w];
+        t.i0 = t.x.i0 + warp_index() * 16 + lane() / 4;
+        t.band = band_of(p, t.x);
+        return t;
+    }
+
+    /* Its work; read anew where registers are short. */
+    DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
+
+    /* Zeros V past the end of a sequence that is packed or has a given length: those rows are not
+     * its own. */
+    DEVICE void zero_past_end(const work_tile &x)
+    {
+        me.await_V();
+        const int rows = BN - x.Sk % BN, per_chunk = rows * 8; /* 16-byte pieces */
+        for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
+            const int chunk = n / per_chunk, piece = n % per_chunk;
+            ((uint4 *)(sm.V[me.v.stage] + chunk * BN * 64 + x.Sk % BN * 64))[piece] = make_uint4(0, 0, 0, 0);
+        }
+        fence_proxy_async_shared();
+        me.meet();
+    }
+
+    /* Asks for the keep_mask of tile j, if there is one. */
+    DEVICE void ask_for_kept(pair_values<X> &values, const thread_tile &t, int j) const
+    {
+        if constexpr (X::PAIRS) {
+            if (!p.kept.words || j < 0) return;
+            const work_tile &x = work_of(t);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                values.kept[half] = kept_words(p.kept, x.b, x.h, min(t.i0 + half * 8, x.Sq - 1), j, lane());
+        }
+    }
+    /* Asks for its bias. */
+    DEVICE void ask_for_bias(pair_values<X> &values, const thread_tile &t, int j) const
+    {
+        if constexpr (X::BIAS) {
+            if (!p.bias.data || j < 0) return;
+            const work_tile &x = work_of(t);
+            const char *const head = p.bias.data + x.b * p.bias.batch + x.h * p.bias.head +
+                                     lane() % 4 * (p.bias.dtype == ATTN_F32 ? 8 : 4);
+            const char *const rows[2] = { head + min(t.i0, x.Sq - 1) * p.bias.row,
+                                          head + min(t.i0 + 8, x.Sq - 1) * p.bias.row };
+            load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
+        }
+    }
+    /* What can be found out about tile j and its pairs while its scores are made: which tile comes next, whether some
+     * are hidden, and which ones dropout keeps. */
+    DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
+    {
+        if constexpr (X::PAIRS) {
+            values.next = j > t.x.first ? tile_below<X>(p, seen, j, t.x.first) : -1;
+            values.partly = lists_tiles<X>(p) && (seen->part[j / 32] >> j % 32 & 1);
+            if (!p.dropout.drops) return;
+            const work_tile &x = work_of(t);
+            const uint32_t head = (uint32_t)(p.dropout.first + x.b * p.dropout.batch + x.h);
+            draw<BN>(values.drawn, p.dropout, head, t.i0, j * BN, lane());
+        }
+    }
+
+    /* Turns raw scores of N keys of tile j into P. MASKED: some may be hidden. BY_BITS, midway: see
+     * softmax_step. */
+    template <int N, bool MASKED, bool BY_BITS, class F>
+    DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
+                            float (&rescale)[2], pair_values<X> &values, F midway)
+    {
+        if constexpr (X::PAIRS) {
+            const auto add = [&] {
+                if constexpr (X::BIAS)
+                    if (p.bias.data) add_bias<N>(S, values.bias, p.bias.dtype, p.unit);
+                ask_for_bias(values, t, values.next);
+            };
+            if (p.mods.cap != 0 || p.mods.slopes)
+                modify_scores<N>(S, p.mods, sm.heads[warp_index()], work_of(t), t.i0, j * BN, lane(), add);
+            else add();
+            if (values.partly) {
+                if (p.kept.words) hide_by_words<N>(S, values.kept, lane());
+                if (p.mask.bounds) hide_by_bounds<N>(S, p.mask, work_of(t), t.i0, j * BN, lane());
+            }
+        } else if constexpr (X::SCORE_MODS) {
+            const work_tile &x = work_of(t);
+            modify_scores<N>(S, p.mods, sm.heads[warp_index()], x, t.i0, j * BN, lane(), [] {});
+            if (p.mask.bounds && seen->part[j / 32] >> j % 32 & 1)
+                hide_by_bounds<N>(S, p.mask, x, t.i0, j * BN, lane());
+        }
+        if (MASKED && (N < BN || j < t.y.free_first || j >= t.y.free_last)) {
+            const int seen_by_all = min(t.x.i0 + me.w * 64 + t.band.hi, t.band.Sk) - j * BN; /* if RIGHT_ONLY */
+            if (X::RIGHT_ONLY && N == BN && seen_by_all >= BN / 2)
+                mask<N, X::RIGHT_ONLY, BN / 2>(S, t.band, t.i0, j * BN, lane());
+            else mask<N, X::RIGHT_ONLY>(S, t.band, t.i0, j * BN, lane());
+        }
+        softmax_step<N, X::IN_TURN, BY_BITS>(S, state, rescale, reference, midway);
+        if constexpr (X::PAIRS)
+            if (p.dropout.drops) drop<N>(S, values.drawn, lane());
+    }
+
+    /* K goes back in the middle of the softmax where LATE_WAIT: ptxas moves the wait for O up to the arrival before it,
+     * above all of the softmax, which would then run under no product of this warpgroup's. The arrival stays below what
+     * its condition is made of; the condition always holds, for a sum is never below -slack, but ptxas cannot know
+     * it (of sum < 0 it can). */
+    DEVICE void release_K_late(float sum)
+    {
+        if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
+            mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
+    }
+
+    /* Waits for Q and for the first tile of keys that the warpgroup's rows see. */
+    DEVICE void await_first(int passed)
+    {
+        me.await_Q();
+        me.template pass_K<X::MOST_PASSED>(passed);
+        me.await_K();
+    }
+
+    /* Issues the scores of N keys of that tile; retire() completes them. */
+    template <int N> DEVICE void multiply_first(float (&S)[N / 2])
+    {
+        me.await_turn();
+        multiply<T, N, X::D / 16>(S, operand.Q, K());
+        me.next_turn();
+    }
+
+    /* The same of the next work, where it begins early. The product is issued even if these rows see no keys, for ptxas
+     * lets none that is issued in a branch run on behind it. It is of what lies there then, which must not change
+     * meanwhile: Q and K if some are loaded; if not, nothing is before this work is given back. */
+    DEVICE void begin(float (&S)[BN / 2], const next_work &work)
+    {
+        if (warp_uniform(work.sees)) {
+            await_first(work.passed);
+            me.await_turn();
+        } else if (warp_uniform(work.loads)) {
+            me.look_for_Q();
+            me.await_K();
+        }
+        undefine(S);
+        multiply<T, BN, X::D / 16>(S, operand.Q, K());
+        if (warp_uniform(work.sees)) me.next_turn();
+    }
+
+    /* Computes P of that tile, or of its first N keys. all: the tile's scores, if they were begun
+     * early. */
+    template <int N>
+    DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
+                           softmax &state, pair_values<X> &values)
+    {
+        const int j = t.y.last_visible - 1;
+        float S[N / 2], rescale[2];
+        if (X::BEGINS_EARLY) {
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) S[i] = all[i];
+        } else {
+            multiply_first<N>(S);
+            look_at_pairs(values, t, seen, j);
+            retire<0>(S);
+        }
+        me.release_K(j == (X::PASSES_FIRST ? first_visible(t) : t.x.first));
+        scores_to_P<N, true, false>(S, t, seen, j, state, rescale, values, [](float) {});
+        if (N < BN) {
+#pragma unroll
+            for (int i = 0; i < BN / 16; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) P[i][e] = 0;
+        }
+        to_operand<T, N>(P, S);
+    }
+
+    /* The first tile of keys that some row of the block sees (t.x.first), and the first that some
+     * row of this warpgroup sees. Recomputed at each use, because registers are short. */
+    DEVICE int first_of_block(const thread_tile &t) const
+    {
+        return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
+    }
+    DEVICE int first_visible(const thread_tile &t) const
+    {
+        return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
+    }
+
+    /* Number of the block's tiles that this warpgroup skips first. */
+    DEVICE int first_passed(const thread_tile &t) const
+    {
+        return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
+    }
+
+    /* O = P V over the tiles of keys that these rows see, from the last, whose scores are `begun` where it begins
+     * early, to the first, whose P V is left to be issued; its V is there. */
+    DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
+                       const thread_tile &t)
+    {
+        const int first = X::PASSES_FIRST ? first_visible(t) : t.x.first, last = t.x.last,
+                  last_visible = t.y.last_visible;
+        const tile_bits *const seen = sm.list(t.x.list);
+        const auto below = [&](int j) { return tile_below<X>(p, seen, j, first); };
+        float S[BN / 2], rescale[2];
+        pair_values<X> values;
+        const auto next_tile = [&](int j) {
+            if constexpr (X::PAIRS) return values.next;
+            else return below(j);
+        };
+
+        if constexpr (X::SCORE_MODS) begin_head(t.x);
+        ask_for_kept(values, t, last_visible - 1);
+        ask_for_bias(values, t, last_visible - 1);
+        if (X::BEGINS_EARLY) retire<0>(begun);
+        else await_first(last - last_visible);
+        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, begun, t, seen, state, values);
+        else first_tile<BN>(P, begun, t, seen, state, values);
+        ask_for_kept(values, t, next_tile(last_visible - 1));
+        me.template pass_V<X::MOST_PASSED>(last - last_visible);
+        if ((p.cu_q || p.seqlens_k) && last_visible - 1 == (t.x.Sk - 1) / BN && t.x.Sk % BN) zero_past_end(t.x);
+
+        const auto step = [&](int j, auto masked, auto by_bits) {
+            me.await_K();
+            me.await_turn();
+            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* of tile j */
+            me.await_V();
+            multiply_add<T, DV, BN / 16>(O, P, V()); /* of the tile above */
+            me.next_turn();
+            look_at_pairs(values, t, seen, j);
+            retire<1>(S);
+            me.template release_K<X::LATE_WAIT>(j == first);
+            scores_to_P<BN, masked.value, by_bits.value>(S, t, seen, j, state, rescale, values,
+                                                         [&](float sum) { release_K_late(sum); });
+            if (X::LATE_WAIT) me.k.next();
+            retire<0>(O);
+            me.release_V();
+            to_operand<T, BN>(P, S);
+            rescale_rows(O, rescale);
+            if constexpr (X::PAIRS) ask_for_kept(values, t, values.next);
+        };
+        walk_down<X::RIGHT_ONLY, X::BY_BITS>(next_tile(last_visible - 1), t.y.free_last, first, next_tile, step,
+                                             [&] { return me.meet_all(is_high(state, reference)); });
+        me.await_V();
+    }
+
+    /* Sets up the options of the tile's head. */
+    DEVICE void begin_head(const work_tile &x)
+    {
+        if constexpr (X::PAIRS) {
+            lazy_reference unscaled = p.reference;
+            const head_mods head = head_mods_of(p.mods, x.b, x.h, 1, false, unscaled);
+            if (lane() == 0) sm.heads[warp_index()] = head;
+            __syncwarp();
+        } else {
+            const int hk = x.h / p.group;
+            const float scale = input_scale(p.scales, SCALE_Q, x.b, hk) * input_scale(p.scales, SCALE_K, x.b, hk);
+            reference = p.reference;
+            const head_mods head = head_mods_of(p.mods, x.b, x.h, scale,
+                                                p.scales.data[SCALE_Q] || p.scales.data[SCALE_K], reference);
+            if (lane() == 0) sm.heads[warp_index()] = head;
+            __syncwarp();
+        }
+    }
+
+    /* Does row i see a key although it has no largest score? Then its products have left float32. */
+    DEVICE bool has_lost_keys(const work_tile &x, int i) const
+    {
+        if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
+        if constexpr (X::PAIRS)
+            if (p.kept.words || p.bias.data) return false;
+        const key_band band = band_of(p, x);
+        return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
+    }
+
+    /* end_softmax() where rows of huge scores are right: see exact_reference. */
+    DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
+    {
+        const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
+        const row_ends ends = end_rows(state, largest_in_base_2{ p.largest_unit }, sink_in_base_2(sink),
+                                       p.dropout.scale);
+        tile_end y = { { ends.factor[0], ends.factor[1] }, true };
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            y.finite &= state.l[half] - state.l[half] == 0 && is_sound_score<true>(ends.top[half]) &&
+                        (ends.top[half] != -CUDART_INF_F || !has_lost_keys(x, t.i0 + half * 8));
+        store_lse<true>(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, lane());
+        return y;
+    }
+
+    /* Stores lse = m scale + ln l, which does not depend on O. */
+    DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
+    {
+        const work_tile &x = work_of(t);
+        if constexpr (X::PAIRS) return end_softmax_of_pairs(state, t, x);
+        const float v_scale = X::SCORE_MODS ? input_scale(p.scales, SCALE_V, x.b, x.h / p.group) : 1;
+        const row_ends ends = end_rows(state, reference, sink_log2(p.to, x.h), v_scale);
+        tile_end y = { { ends.factor[0], ends.factor[1] }, true };
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            y.finite &= state.l[half] - state.l[half] == 0 &&
+                        (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(x, t.i0 + half * 8)
+                                                         : fabsf(ends.top[half]) < SCORE_MOST);
+        store_lse(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, lane());
+        return y;
+    }
+
+    /* Stores out = O / l, and sets the flag if it is not finite. */
+    DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
+    {
+        const work_tile &x = work_of(t);
+        const bool finite = finish_rows(O, end.factor) && end.finite;
+        const bool any = __any_sync(0xffffffff, !finite);
+        if (lane() == 0 && !x.nonfinite_to_zero) {
+            p.nonfinite[x.index * (4 * X::C) + warp_index()] = any;
+            if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
+        }
+        if (!p.to.out) return;
+        const int row = t.i0 - lane() / 4, count = x.Sq - row; /* the warp's first row */
+        T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
+        uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
+        if (!X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
+        else if (!X::COPIES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, staging, lane());
+        else copy_rows(O, x, row, count, rows, staging);
+    }
+
+    /* The copy engine writes the 16 rows of a warp, without those past the end of the tensor. Where rows past the end
+     * of the sequence are another sequence's, or padding, the warp writes its own rows itself. */
+    DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
+    {
+        if (lane() == 0) bulk_wait_read<0>();
+        __syncwarp();
+        stage_rows<T, DV>(O, staging, lane(), place_in_chunks);
+        if (warp_uniform(p.ends_of_queries && count < 16)) {
+            __syncwarp();
+            store_staged<T, DV>(rows, p.to.out_row, count, p.to.Dv, staging, lane());
+        } else {
+            fence_proxy_async_shared();
+            __syncwarp();
+            if (lane() == 0)
+                store_tile<16, X::CHUNKS_V, 64>(smem_addr(staging), &out,
+                                                { 0, x.q_start + row, x.h, p.cu_q ? 0 : x.b });
+        }
+    }
+    /* Waits until this warp's copies are in memory. */
+    DEVICE void await_copies()
+    {
+        if (!X::COPIES_OUT) return;
+        if (lane() == 0) bulk_wait<0>();
+        __syncwarp();
+    }
+
+    /* Advances `work` to the first tile of which the warpgroup's rows see keys; false: there is
+     * none. */
+    DEVICE bool pass_unseen(next_work &work)
+    {
+#pragma unroll 1
+        while (warp_uniform(!work.sees)) {
+            if (warp_uniform(work.order == STOP)) return false;
+            if (warp_uniform(work.order == REPORT)) {
+                await_copies();
+                if (lane() == 0) mbarrier_arrive(smem_addr(&sm.idle));
+            } else {
+                const thread_tile t = tile_of(work);
+                if (t.x.first < t.x.last) me.pass_work(t.x.first, t.x.last);
+                float O[DV / 2];
+                softmax state;
+#pragma unroll
+                for (int i = 0; i < DV / 2; i++) O[i] = 0;
+                finish(O, end_softmax(state, t), t);
+            }
+            if (warp_uniform(!work.loads)) me.release_work();
+            work = take();
+        }
+        return true;
+    }
+
+    /* Computes all tiles of work, one after the other. */
+    DEVICE void compute_all()
+    {
+        float S[BN / 2]; /* first scores, where they are begun early */
+        next_work work = take();
+        if (!pass_unseen(work)) return;
+        if (X::BEGINS_EARLY) begin(S, work);
+#pragma unroll 1
+        for (;;) {
+            float O[DV / 2];
+            uint32_t P[BN / 16][4];
+            softmax state;
+#pragma unroll
+            for (int i = 0; i < DV / 2; i++) O[i] = 0;
+            const next_work now = work;
+            attend(O, P, S, state, tile_of(now));
+            multiply_add<T, DV, BN / 16>(O, P, V());
+            const int passed = first_passed(tile_of(now));
+            if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
+            tile_end end;
+            if (X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
+            if (X::BEGINS_EARLY) {
+                work = take();
+                begin(S, work);
+            }
+            retire<X::BEGINS_EARLY>(O);
+            me.release_V();
+            if (X::PASSES_FIRST) me.template pass_V<X::MOST_PASSED>(passed);
+            if (!X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
+            finish(O, end, tile_of(now));
+            if (!X::BEGINS_EARLY) work = take();
+            if (warp_uniform(work.sees)) continue;
+            if (X::BEGINS_EARLY) retire<0>(S);
+            if (!pass_unseen(work)) return;
+            if (X::BEGINS_EARLY) begin(S, work);
+        }
+    }
+
+    DEVICE void run()
+    {
+        me.begin_turns();
+        compute_all();
+        me.end_turns();
+        await_copies();
+    }
+};
+
+/* Repairs, row by row, rows that see a value that is not finite, in the tiles that this warp
+ * flagged. A function of its own: inlined, it would cost the loop over keys its uniform registers,
+ * see attention::warp_uniform. Flags and tiles were written before the work scheduler announced the end,
+ * which every lane has waited for. */
+template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
+{
+    /* With a row as wide as the widest form's, ptxas spills in the loop over keys of narrow forms. */
+    constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
+    const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
+    repair_begins();
+    for (int t = newest; t >= 0; t = tile_before(p, t)) {
+        if (!((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + warp]) continue;
+        const work_tile w = work_tile_of<X::BM, X::BN>(p, t);
+        const head_args x = head_args_of(a, w.b, w.h);
+        const int i0 = w.i0 + warp * 16;
+        for (int i = i0; i < i0 + 16 && i < w.Sq; i++)
+            forward_row<channels>(a, x, i, a.g.view[ATTN_T_out], nullptr,
+                                  X::PAIRS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS);
+    }
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+template <typename T, class X>
+__global__ void __launch_bounds__(X::THREADS, 1)
+    forward_tiles(const __grid_constant__ plan_of<X> p, const __grid_constant__ kv_maps maps,
+                  const __grid_constant__ CUtensorMap out, const __grid_constant__ cuda_args a)
+{
+    static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
+    shared<X> &sm = block_memory<shared<X>>();
+    const int wg = warpgroup_index();
+
+    if (threadIdx.x == 0) {
+        prefetch_maps(maps);
+        sm.init();
+    }
+    begin_block();
+
+    if (wg == 0) {
+        setmaxnreg_dec<X::PRODUCER>();
+        if (threadIdx.x / 32 == 1) work_scheduler<X>{ p, sm }.run();
+        else if (threadIdx.x == 0) tile_loader<X>{ p, sm, maps }.run();
+        else if (threadIdx.x / 32 == 2) zero_nonfinite_tiles<T>(sm);
+    } else {
+        setmaxnreg_inc<X::CONSUMER>();
+        attention<T, X>(p, out, sm, wg - 1).run();
+        if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
+    }
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+/* Launches shape X for sequences of least_Sk to most_Sk keys. */
+template <typename T, class X> cudaError_t launch(const forward_job &job, int least_Sk, int most_Sk)
+{
+    static_assert(4 * X::C <= MOST_WARPS && X::BM >= LEAST_BM, "what layout_of has room for");
+    const attn_geometry &g = job.read.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    kv_maps maps;
+    CUtensorMap out = {};
+    if (!tma_map(&maps.Q, tma_tensor_of(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D), 64) ||
+        !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||
+        !tma_map(&maps.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), X::BN) ||
+        (g.view[ATTN_T_out].data && !tma_map(&out, tma_tensor_of(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv), 16)))
+        return cudaErrorInvalidValue;
+    plan_of<X> p;
+    cudaError_t code = allow_shared<forward_tiles<T, X>>(sizeof(shared<X>));
+    if (code != cudaSuccess) return code;
+    make_plan(job, X::BM, X::BN, p);
+    if constexpr (X::PAIRS) {
+        make_pair_plan(job, X::BN, p);
+        if (is_first_share(job.chip)) code = make_kept_bits<X::BN>(g, p.kept, job.stream);
+        if (code != cudaSuccess) return code;
+    }
+    p.least_Sk = least_Sk, p.most_Sk = most_Sk;
+    take_share(job.chip, p.order);
+    if (p.order.first == p.order.end) return cudaSuccess;
+    if (X::SCORE_MODS && p.mask.bounds) {
+        const int warps = (int)(d.B * (d.H / g.mask_group)) * p.mask.key_tiles;
+        tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
+            p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
+    }
+    return launch_dependent(forward_tiles<T, X>, attn_min64(p.order.end - p.order.first, job.chip->multiprocessors),
+                            X::THREADS, sizeof(shared<X>), job.stream, p, maps, out, job.given);
+}
+
+} // namespace
+
+#endif

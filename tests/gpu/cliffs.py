@@ -1,0 +1,99 @@
+"""Is there an option that falls off the tensor cores? Every option, and every two of them, beside the same problem without.
+
+    python3 tests/gpu/cliffs.py [--bench build/attn-bench] [--ops forward backward] [--head-sizes 64 128] [--pairs] [--json]
+
+An option's time over the plain time is to be at most its figure in OPTIONS; of two options it is the product of both
+figures. An option that reads a tensor of all pairs may also take SLACK times what reading it takes. Both calls run as
+children of this program, by turns, so that the card's clock is nearly the same for both; each one's figure is the median
+of its turns, and only the ratio means anything on another day. Exit status 1 where a figure is exceeded, or where a row
+of OPTIONS is computed by another family of kernels than the plain problem. Needs nothing but a GPU and attn-bench built
+with CUDA.
+"""
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+
+from rival import ROOT, attn_bench, has_gpu
+
+# name: options of attn-bench; bytes that are read for each pair of a query and a key; the most times the plain time, a
+# tenth above what an H100 took on 2026-11-27, for head sizes up to 64, 128 and 256, forward and backward. None: not yet
+# computed by the family of the plain problem, for information.
+FORWARD, BACKWARD = 'forward', 'backward'
+OPTIONS = {
+    'causal': ('--causal', 0, {FORWARD: (0.62, 0.62, 0.62), BACKWARD: (0.66, 0.63, 0.63)}),
+    'window': ('--window 512,0', 0, {FORWARD: (0.3, 0.3, 0.3), BACKWARD: (0.35, 0.3, 0.3)}),
+    'softcap': ('--softcap 30', 0, {FORWARD: (2.6, 2.0, 1.5), BACKWARD: (1.5, 1.25, None)}),
+    'alibi': ('--alibi', 0, {FORWARD: (1.55, 1.35, 1.3), BACKWARD: (2.0, 1.5, None)}),
+    'documents': ('--documents 4', 0, {FORWARD: (0.5, 0.45, 0.45), BACKWARD: (0.55, 0.5, None)}),
+    'sinks': ('--sinks', 0, {FORWARD: (1.1, 1.1, 1.1), BACKWARD: (1.1, 1.1, 1.1)}),
+    'dropout': ('--dropout 0.1', 0, {FORWARD: (3.2, 2.6, 2.0), BACKWARD: (2.85, 2.05, None)}),
+    'bias': ('--bias', 0, {FORWARD: (2.7, 2.05, 2.2), BACKWARD: (3.3, 2.35, None)}),
+    'bias of 16 bits': ('--bias --bias-dtype bfloat16', 0, {FORWARD: (2.4, 1.9, 1.9), BACKWARD: (3.2, 2.35, None)}),
+    'keep_mask': ('--keep-mask 0.5', 0, {FORWARD: (2.3, 1.7, 1.65), BACKWARD: (2.45, 2.0, None)}),
+    'bias of each head': ('--bias --bias-dtype bfloat16 --each-head', 2, {FORWARD: (2.4, 2.0, 2.0), BACKWARD: (3.25, 2.4, None)}),
+    'keep_mask of each head': ('--keep-mask 0.5 --each-head', 1, {FORWARD: (3.7, 2.75, 2.7), BACKWARD: (2.85, 2.2, None)}),
+}
+# Two that attn-bench, or a problem, cannot have at once, or that are one option twice.
+NOT_TOGETHER = [{'causal', 'documents'}, {'window', 'documents'}, {'causal', 'window'}]
+READ_BYTES_PER_MS = 3.0e9  # of an H100: a copy reads and writes half of it each
+SLACK = 1.15
+
+
+def together(a, b):
+    return {a, b} not in NOT_TOGETHER and a.split()[0] != b.split()[0] and 'each head' not in a + b
+
+
+def rows(pairs):
+    for name, (options, size, most) in OPTIONS.items():
+        yield name, options, most, size
+    for a, b in itertools.combinations(OPTIONS, 2) if pairs else ():
+        if together(a, b):
+            (first, _, of_first), (second, _, of_second) = OPTIONS[a], OPTIONS[b]
+            both = {op: tuple(x * y if x and y else None for x, y in zip(of_first[op], of_second[op])) for op in of_first}
+            yield f'{a}, {b}', f'{first} {second}', both, 0
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument('--bench', default=os.path.join(ROOT, 'build', 'attn-bench'), help='the attn-bench program')
+    p.add_argument('--ops', nargs='*', default=['forward', 'backward'], choices=['forward', 'backward'])
+    p.add_argument('--head-sizes', nargs='*', type=int, default=[64, 128, 256])
+    p.add_argument('--length', type=int, default=4096)
+    p.add_argument('--heads', type=int, default=16)
+    p.add_argument('--rows', default='', help='only rows whose name has this in it')
+    p.add_argument('--pairs', action='store_true', help='also every two options together')
+    p.add_argument('--turns', type=int, default=3)
+    p.add_argument('--reps', type=int, default=9)
+    p.add_argument('--json', action='store_true', help='one object per line instead of the table')
+    a = p.parse_args()
+    if not has_gpu():
+        print('cliffs.py: no GPU here: skipped')
+        return 0
+    over = 0
+    for op, D in itertools.product(a.ops, a.head_sizes):
+        shape = ['--op', op, '-B', '1', '-H', str(a.heads), '--sq', str(a.length), '-D', str(D)]
+        for name, options, most, size in rows(a.pairs):
+            if a.rows not in name:
+                continue
+            turns = [[attn_bench(a, shape + text.split()) for text in (options, '')] for _ in range(a.turns)]
+            ms, plain = (statistics.median(turn[n]['ms'] for turn in turns) for n in range(2))
+            backend, beside = (turns[0][n]['backend'] for n in range(2))
+            reading = a.heads * a.length * a.length * size / READ_BYTES_PER_MS
+            figure = most[op][0 if D <= 64 else 1 if D <= 128 else 2]
+            allowed = figure and max(figure, SLACK * reading / plain)
+            bad = figure is not None and (ms / plain > allowed or backend != beside)
+            over += bad
+            if a.json:
+                print(json.dumps(dict(op=op, D=D, name=name, ms=ms, plain_ms=plain, ratio=ms / plain, most=allowed, backend=backend)), flush=True)
+            else:
+                print(f'{op:9}D {D:<4} {name:34}{ms:10.4f} ms{plain:10.4f} ms{ms / plain:8.3f} {backend}'
+                      + (f' (at most {allowed:.2f})' if figure else '') + ('  OVER' if bad else ''), flush=True)
+    print(f'{over} over', file=sys.stderr if a.json else sys.stdout)
+    return 1 if over else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
