@@ -687,7 +687,9 @@ static bool is_imprecise(const struct judge *j, const struct candidate *c)
 {
     const bool by_size = hypotheses[c->first.row].of_size;
     bool any = false;
-    if (c->breaks && !by_size) return false;
+    /* Sums of P V leave lse right. For float32 a right lse must be there: many mistakes make errors of that size. */
+    if (by_size ? j->wrong >> 1 & 1 : c->breaks) return false;
+    if (by_size && j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
         const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which], *const left =
                                                                                                     &c->left[which];
