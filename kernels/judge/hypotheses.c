@@ -463,8 +463,7 @@ HYPOTHESIS(accumulated_in_16_bit)
     static const int64_t terms[] = { 1, 16, 64 };
     v->rounding = ROUND_SUMS;
     v->round_dtype = halves[n % 2];
-    v->round_scores_too = n / 2 % 2;
-    v->tile = terms[n / 4];
+    v->tile = terms[n / 2];
     snprintf(words, HYPOTHESIS_WORDS, "%s", attn_dtype_name(v->round_dtype));
     return f->given != ATTN_TENSOR_BIT(lse);
 }
@@ -668,7 +667,7 @@ const struct hypothesis hypotheses[] = {
     ROW(softcap_derivative_missing, 1, OTHER, "the derivative of softcap is missing", "multiply dS by 1 - tanh(s / softcap)^2")
     ROW(dq_last_tile_only, 60, OTHER, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")
     ROW(scores_in_16_bit, 6, PATTERN, "scores are rounded to 16 bits before the softmax", "keep scores in float32")
-    ROW(accumulated_in_16_bit, 12, SIZE, "sums of products are kept in 16 bits", "sum in float32")
+    ROW(accumulated_in_16_bit, 6, SIZE, "sums of products are kept in 16 bits", "sum in float32")
     ROW(tf32_products, 4, PATTERN, "products have the precision of TF32", "switch TF32 off where float32 is meant")
     ROW(truncated, 2, PATTERN, "numbers are cut, not rounded, to their dtype", "round to nearest, ties to even")
 };

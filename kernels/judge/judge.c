@@ -678,8 +678,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
     const double spread = rms > 0 ? mean_of(now) / rms : 0, of_spread = of > 0 ? mean_of(&c->size[which]) / of : 0;
-    return now->bad == 0 && rms > 4 * root_mean_square(j, which, &j->noise[which]) && of > rms / 2.5 &&
-           of < rms * 2.5 && spread > of_spread / 1.5 && spread < of_spread * 1.5;
+    return now->bad == 0 && rms > 4 * root_mean_square(j, which, &j->noise[which]) && of > rms / 1.5 &&
+           of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
 /* Is a mistake of precision there? One that is known by its size must have it in all tensors that are wrong. */

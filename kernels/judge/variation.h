@@ -86,7 +86,6 @@ typedef struct variation {
     bool lse_without_max;
     enum variation_rounding rounding;
     attn_dtype round_dtype;
-    bool round_scores_too; /* ROUND_SUMS: sums of q.k, too */
 
     enum variation_dropout dropout;
     double dropout_p;

@@ -46,10 +46,13 @@ DRAWS = 60  # problems drawn until a mistake matters in one
 FEWEST_COUNTED = 0.9  # of the problems of all codes
 UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}  # half the distance of two numbers, relative
 ATOL = {'float32': 1e-6, 'float16': 1e-5, 'bfloat16': 1e-4, problems.FLOAT8: 1e-4}
-WIDE, MANY = 10, 64  # times the error of the kernel here, of tensors with so many elements: a limit beyond would hide mistakes
+# A limit of more than WIDE times the error of the kernel here would hide mistakes.
+# In tensors of fewer than MANY elements chance decides.
+WIDE, MANY = 10, 64
 COVERED = 0.99  # share of the wrong elements that lie in the places of `where`
 TIMEOUT_MS = 60000  # enough for every hypothesis on every problem here
-PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')  # some never exceed ten times `explained`
+# Their errors may be below ten times `explained`.
+PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')
 PAIR_OPPOSES = ({'alignment', 'causal_missing'},)  # without causal there is no alignment
 
 # (kind, what is counted, 'at most' or 'at least', share)
@@ -175,7 +178,7 @@ def judge(case, answer):
         if verdict == 'mismatch':
             f.flags.add('mismatch')
         for n, e in errors.items():
-            # The limit is derived from what the server takes for the error of a right kernel. It is held against that of the kernel here.
+            # The limit comes from the error that the server expects of a right kernel.
             least = UNIT[case.kernel.result_dtype(n)] * np.abs(np.nan_to_num(case.truth[n], posinf=0, neginf=0)).max(initial=0)
             fair = max(error(case.right[n], case.truth[n]), least) + ATOL[case.problem.dtype] + (2e-5 if n == 'lse' else 0)
             if case.truth[n].size >= MANY and e['limit'] > WIDE * fair:
