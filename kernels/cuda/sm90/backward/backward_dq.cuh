@@ -1,7 +1,7 @@
-/* backward_dq.cuh: dQ of the kernel of backward.cu, from its float32 sums, by the consumers of blocks that find no more
- * tiles of keys: tiles of keys rarely divide evenly among the blocks, so some end while others still work. The warps
- * claim units of a head's queries, in the order in which heads are worked through, and wait until all tiles of keys of
- * the head are done. A unit's sums are four pieces of 16 queries by 64 channels, 16 KB. */
+/* backward_dq.cuh: dQ of the kernel of backward_tiles.cuh, from its float32 sums, by the consumers of blocks that find
+ * no more tiles of keys: tiles of keys rarely divide evenly among the blocks, so some end while others still work. The
+ * warps claim units of a head's queries, in the order in which heads are worked through, and wait until all tiles of
+ * keys of the head are done. A unit's sums are four pieces of 16 queries by 64 channels, 16 KB. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 

@@ -1,4 +1,4 @@
-/* backward_prepare.cuh: a kernel that computes the inputs of backward.cu's kernel from the queries:
+/* backward_prepare.cuh: a kernel that computes the inputs of backward_tiles.cuh's kernel from the queries:
  * delta = rowsum(dO O) - dlse, and lse in base 2. It is memory bound: O and dO are as large as the
  * backward's other tensors together. backward_tiles is bound by products. A few blocks of this
  * kernel, each alone on a multiprocessor, therefore run ahead in the order of heads, and

@@ -1,4 +1,4 @@
-/* backward_rounds.cuh: what the warps of backward.cu's kernel share: its variants, its plan, a
+/* backward_rounds.cuh: what the warps of backward_tiles.cuh's kernel share: its variants, its plan, a
  * block's shared memory and the order of its rounds. Also the producer's warps, which load K, V, Q
  * and dO and send dQ. A round is a tile of queries of one of the heads that share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
