@@ -928,9 +928,9 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
 /* Queues some 25 ms of the work and sets *step, as attn_run_some() does: 0 at the first call, ATTN_NO_MORE_STEPS when
  * all is queued. Pointers in the problem are device memory. Problem, results and workspace are the same at every call,
  * and belong to the stream until it is done; the structs may be freed when this returns. A piece of work is meant to
- * take 20 ms at most, as in attn_run_some(). On an H100 it takes longer where a row sees more than 100,000 keys, or
- * more than 25,000 in a problem with options. For dk and dv the same holds where so many queries of a group see a key.
- * Call it from the stream's thread. Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
+ * take 20 ms at most, as in attn_run_some(). On an H100 it takes longer where a row sees more than 100,000 keys (with
+ * options 25,000), and for dk and dv where as many queries of a group see a key. Call it from the stream's thread.
+ * Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
