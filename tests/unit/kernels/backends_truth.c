@@ -7,22 +7,28 @@
 
 #include "backends.h"
 
-/* Backends without it say so. */
+/* Backends without it say so; others refuse a call without a workspace, and a stream that is cancelled. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);
     struct fixture f;
     attn_truth_cost cost;
     attn_error err = { 0 };
+    const int cancel = 1;
+    const attn_truth nothing = { 0 };
+    int64_t step = 0;
     fixture_make(&f, &s);
     const attn_status status = attn_truth_need(attn_device_capabilities(bench.device), &f.p, &cost, &err);
     if (status != ATTN_OK) {
-        int64_t step = 0;
         assert_int_equal(status, ATTN_UNSUPPORTED);
-        assert_int_equal(attn_truth_some(bench.stream, &f.p, &(attn_truth){ 0 }, NULL, &step, &err), ATTN_UNSUPPORTED);
-        assert_int_equal(attn_truth_compare(bench.stream, &f.p, &(attn_truth){ 0 }, NULL, &err), ATTN_UNSUPPORTED);
+        assert_int_equal(attn_truth_some(bench.stream, &f.p, &nothing, NULL, &step, &err), ATTN_UNSUPPORTED);
+        assert_int_equal(attn_truth_compare(bench.stream, &f.p, &nothing, NULL, &err), ATTN_UNSUPPORTED);
     } else {
         assert_true(cost.workspace_bytes > 0 && cost.seconds > 0);
+        assert_int_equal(attn_truth_some(bench.stream, &f.p, &nothing, NULL, &step, &err), ATTN_INVALID);
+        attn_stream_heed(bench.stream, &cancel);
+        assert_int_equal(attn_truth_some(bench.stream, &f.p, &nothing, &f, &step, &err), ATTN_CANCELLED);
+        attn_stream_heed(bench.stream, NULL);
     }
     fixture_clear(&f);
     return status == ATTN_OK;
