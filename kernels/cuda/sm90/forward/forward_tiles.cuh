@@ -89,8 +89,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
-    /* Where it is faster, the end of a tile of work (lse, the last factors) is computed under its last product. */
-    static const bool ENDS_EARLY = D == 128 || D == 96 || SCORE_MODS;
+    /* Where it is faster, the first product of the next tile of work is issued behind the last one of this tile, and
+     * runs under the output. */
+    static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     static const int MOST_PASSED = (BM - 64 + BN - 1) /
                                    BN; /* last tiles, and first ones, that one consumer sees and another does not */
 };
@@ -409,6 +410,7 @@ template <typename T, class X> struct attention {
     struct next_work {
         int slot;   /* it is sm.recent[slot] */
         int order;  /* its i0 */
+        int passed; /* last tiles of keys that the warpgroup's rows do not see */
         bool loads; /* keys are loaded for it */
         bool sees;  /* the warpgroup's rows see some */
     };
@@ -416,7 +418,7 @@ template <typename T, class X> struct attention {
     {
         next_work next;
         me.take([&](const work_tile &x, const warpgroup_tile &y) {
-            next = { recent.stage, x.i0, warp_uniform(x.i0 >= 0 && x.first < x.last),
+            next = { recent.stage, x.i0, x.last - y.last_visible, warp_uniform(x.i0 >= 0 && x.first < x.last),
                      warp_uniform(x.i0 >= 0 && x.first < y.last_visible) };
             return warp_uniform(next.loads);
         });
@@ -546,16 +548,39 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* Computes P of that tile, or of its first N keys. */
+    /* The same of the next work, where it begins early. The product is issued even if these rows see no keys, for ptxas
+     * lets none that is issued in a branch run on behind it. It is of what lies there then, which must not change
+     * meanwhile: Q and K if some are loaded; if not, nothing is before this work is given back. */
+    DEVICE void begin(float (&S)[BN / 2], const next_work &work)
+    {
+        if (warp_uniform(work.sees)) {
+            await_first(work.passed);
+            me.await_turn();
+        } else if (warp_uniform(work.loads)) {
+            me.look_for_Q();
+            me.await_K();
+        }
+        undefine(S);
+        multiply<T, BN, X::D / 16>(S, operand.Q, K());
+        if (warp_uniform(work.sees)) me.next_turn();
+    }
+
+    /* Computes P of that tile, or of its first N keys. all: the tile's scores, if they were begun
+     * early. */
     template <int N>
-    DEVICE void first_tile(uint32_t (&P)[BN / 16][4], const thread_tile &t, const tile_bits *seen, softmax &state,
-                           pair_values<X> &values)
+    DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
+                           softmax &state, pair_values<X> &values)
     {
         const int j = t.y.last_visible - 1;
         float S[N / 2], rescale[2];
-        multiply_first<N>(S);
-        look_at_pairs(values, t, seen, j);
-        retire<0>(S);
+        if (X::BEGINS_EARLY) {
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) S[i] = all[i];
+        } else {
+            multiply_first<N>(S);
+            look_at_pairs(values, t, seen, j);
+            retire<0>(S);
+        }
         me.release_K(j == (X::PASSES_FIRST ? first_visible(t) : t.x.first));
         scores_to_P<N, true, false>(S, t, seen, j, state, rescale, values, [](float) {});
         if (N < BN) {
@@ -584,9 +609,10 @@ template <typename T, class X> struct attention {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last to the first. The caller issues P V of the
-     * first tile, whose V is there. */
-    DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], softmax &state, const thread_tile &t)
+    /* O = P V over the tiles of keys that these rows see, from the last, whose scores are `begun` where it begins
+     * early, to the first, whose P V is left to be issued; its V is there. */
+    DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
+                       const thread_tile &t)
     {
         const int first = X::PASSES_FIRST ? first_visible(t) : t.x.first, last = t.x.last,
                   last_visible = t.y.last_visible;
@@ -602,9 +628,10 @@ template <typename T, class X> struct attention {
         if constexpr (X::SCORE_MODS) begin_head(t.x);
         ask_for_kept(values, t, last_visible - 1);
         ask_for_bias(values, t, last_visible - 1);
-        await_first(last - last_visible);
-        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, t, seen, state, values);
-        else first_tile<BN>(P, t, seen, state, values);
+        if (X::BEGINS_EARLY) retire<0>(begun);
+        else await_first(last - last_visible);
+        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, begun, t, seen, state, values);
+        else first_tile<BN>(P, begun, t, seen, state, values);
         ask_for_kept(values, t, next_tile(last_visible - 1));
         me.template pass_V<X::MOST_PASSED>(last - last_visible);
         if ((p.cu_q || p.seqlens_k) && last_visible - 1 == (t.x.Sk - 1) / BN && t.x.Sk % BN) zero_past_end(t.x);
@@ -766,8 +793,10 @@ template <typename T, class X> struct attention {
     /* Computes all tiles of work, one after the other. */
     DEVICE void compute_all()
     {
+        float S[BN / 2]; /* first scores, where they are begun early */
         next_work work = take();
         if (!pass_unseen(work)) return;
+        if (X::BEGINS_EARLY) begin(S, work);
 #pragma unroll 1
         for (;;) {
             float O[DV / 2];
@@ -776,20 +805,24 @@ template <typename T, class X> struct attention {
 #pragma unroll
             for (int i = 0; i < DV / 2; i++) O[i] = 0;
             const next_work now = work;
-            attend(O, P, state, tile_of(now));
+            attend(O, P, S, state, tile_of(now));
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            tile_end end;
-            if (X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
-            retire<0>(O);
+            const tile_end end = end_softmax(state, tile_of(now)); /* under the last product */
+            if (X::BEGINS_EARLY) {
+                work = take();
+                begin(S, work);
+            }
+            retire<X::BEGINS_EARLY>(O);
             me.release_V();
             if (X::PASSES_FIRST) me.template pass_V<X::MOST_PASSED>(passed);
-            if (!X::ENDS_EARLY) end = end_softmax(state, tile_of(now));
             finish(O, end, tile_of(now));
-            work = take();
+            if (!X::BEGINS_EARLY) work = take();
             if (warp_uniform(work.sees)) continue;
+            if (X::BEGINS_EARLY) retire<0>(S);
             if (!pass_unseen(work)) return;
+            if (X::BEGINS_EARLY) begin(S, work);
         }
     }
 

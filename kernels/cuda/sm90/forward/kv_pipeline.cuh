@@ -120,9 +120,11 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
+    /* Waits for Q without advancing its ring: await_Q() follows later. */
+    DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
-        mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase);
+        look_for_Q();
         q.next();
     }
     DEVICE void await_K() { await_full(sm.bars.K, k); }

@@ -315,6 +315,14 @@ template <int N> DEVICE void opaque(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
+/* Declares d's contents dead. Otherwise d would stay in registers until the next product that starts from 0, because
+ * that product formally reads d (times 0). */
+template <int N> DEVICE void undefine(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
+}
+
 /* Returns x, which then stays in its register. When registers are short, ptxas recomputes values derived from the
  * thread's number, and reading that number waits for a product. ptxas keeps a value that came from a shuffle, even
  * from the same lane. */
