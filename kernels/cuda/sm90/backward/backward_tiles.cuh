@@ -289,13 +289,15 @@ template <typename T, class X, typename R> struct gradients {
                 if (p.bias.dtype == ATTN_F32) load_bias<uint32_t>(S);
                 else load_bias<uint16_t>(S);
             }
-            const round_record &round = record();
-            if (!X::COPIES_KEPT || !round.partly_kept || me.lane % 4) return;
+            if constexpr (X::COPIES_KEPT) {
+                const round_record &round = record();
+                if (!round.partly_kept || me.lane % 4) return;
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                if (first_key() + half * 8 < x.band.Sk)
-                    cp_async_8(smem_addr(&sm.kept[first_key() - x.j0 + half * 8]),
-                               column_words(p.kept, x.b, round.h, first_key() + half * 8, round.tile));
+                for (int half = 0; half < 2; half++)
+                    if (first_key() + half * 8 < x.band.Sk)
+                        cp_async_8(smem_addr(&sm.kept[first_key() - x.j0 + half * 8]),
+                                   column_words(p.kept, x.b, round.h, first_key() + half * 8, round.tile));
+            }
         }
     }
 
