@@ -232,7 +232,7 @@ static const struct {
     { "/v1/attention/append", ", did you mean /v1/caches/{id}/append?", true },
     { "/v1/attention/bwd", ", did you mean /v1/attention/backward?", false },
     { "/v1/attention/train", ", did you mean /v1/attention/backward?", false },
-    { "/v1/attention/step", ", did you mean /v1/attention/decode?", false },
+    { "/v1/attention/step", ", did you mean /v1/attention/decode?", true },
     { "/v1/attention/generate", ", did you mean /v1/attention/decode?", false },
     { "/v1/caches/", "; a cache has /append, /fork and /truncate, and DELETE deletes it", false },
     { "/v1/version", ", did you mean /v1/info?", false },

@@ -22,7 +22,7 @@ static inline bool give_outputs(proto_item *item, uint8_t *outputs)
     bool fits = true;
     const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
     must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
-    must(item->outputs != 0);
+    must(item->outputs != 0 || item->counts != 0 || item->results != NULL); /* tensors, numbers or a report */
     for (int n = 0; n < PROTO_TENSORS; n++) {
         attn_tensor *const t = proto_item_result(item, n);
         int64_t bytes = 0;

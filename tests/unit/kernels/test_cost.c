@@ -528,7 +528,7 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
 /* A merge costs what its parts have to be read for: twice the parts twice as much, gradients more, dsinks more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
-    static const int64_t out[] = { 1, 65536, 8, 128 }, lse[] = { 1, 8, 65536 }, heads[] = { 8 };
+    static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };
     attn_result parts[4];
     (void)state;
     for (int p = 0; p < 4; p++)
@@ -543,7 +543,7 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
         assert_true(four.bytes ==
-                    5 * (4.0 * 65536 * 8 * 128 + 4.0 * 65536 * 8)); /* four parts are read, one is written */
+                    5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8)); /* four parts are read, one is written */
         m.dout = parts[0].out;
         m.gradients = parts;
         const attn_cost back = attn_merge_cost(&info, &m);
