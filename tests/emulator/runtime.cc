@@ -84,6 +84,16 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     return cudaSuccess;
 }
 
+/* The clocks of an H200. */
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int)
+{
+    *value = which == cudaDevAttrClockRate              ? 1980000
+             : which == cudaDevAttrMemoryClockRate      ? 3201000
+             : which == cudaDevAttrGlobalMemoryBusWidth ? 6144
+                                                        : 0;
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
     return *free_bytes = MEMORY - memory_used, *total = MEMORY, cudaSuccess;
