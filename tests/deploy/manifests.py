@@ -52,10 +52,10 @@ def check_names():
     options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/base/config_table.c')))
     flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/base/config_table.c'), re.M)) | {'help', 'version'}
     metrics = set(re.findall(r'"(attnd_[a-z_]+)"', text('server/base/metrics.h')))
-    compose_only = {'ATTND_PUBLISH'}
+    compose_only = {'ATTND_PUBLISH', 'ATTND_URL', 'ATTND_TOKEN'}  # and what examples read
     names, unknown, count = {}, [], 0
     for path in ['Dockerfile'] + sorted(glob.glob('deploy/**/*', root_dir=ROOT, recursive=True)):
-        if os.path.isfile(os.path.join(ROOT, path)):
+        if os.path.isfile(os.path.join(ROOT, path)) and not path.endswith('.png'):
             names[path] = text(path)
     for path, content in names.items():
         for name in set(re.findall(r'\bATTND_[A-Z_]+\b', content)):

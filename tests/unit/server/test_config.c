@@ -308,6 +308,8 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ENV_PATH", "/bin", NULL },
         /* variables of this project's tests and files */
         { "ATTND_BINARY", "/x/build/attnd", NULL },
+        { "ATTND_URL", "http://127.0.0.1:8080", NULL }, /* of deploy/examples/pytest_attnd.py */
+        { "ATTND_TOKEN", "secret", NULL },
         { "ATTND_SLOWER", "10", NULL },
         { "ATTND_PUBLISH", "0.0.0.0:8080", NULL },
         { "ATTND_BINARYS", "x", "ATTND_BINARYS is not an option (attnd --help lists them)" },
