@@ -21,8 +21,8 @@ const struct config_suggestion *config_suggestion(const char *name);
  * Docker adds ATTND_NAME=/client/attnd and the other container's environment as ATTND_ENV_PATH and the like. */
 bool config_is_service_link(const char *name, const char *value);
 
-/* True if the variable belongs to this project's Makefile, tests, examples or deploy/compose.yaml. These variables are no
- * options, and the server starts when a shell has one of them set. */
+/* True if the variable belongs to this project's Makefile, tests, examples or deploy/compose.yaml. These variables are
+ * no options, and the server starts when a shell has one of them set. */
 bool config_is_of_the_project(const char *name);
 
 #endif
