@@ -160,8 +160,8 @@ static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c,
     }
 }
 
-/* A row of which m, l and e are known, in natural logarithms: its largest score, and relative to that the sums of its
- * keys. m is -inf where it sees no key, NaN where a score is NaN. */
+/* The sums of a row over its keys, in natural logarithms: the largest score m, l = sum exp(z - m), and e = sum exp(z -
+ * m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. */
 struct row_sums {
     double m, l, e;
 };

@@ -576,7 +576,8 @@ static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
     return j->verdict == JUDGE_MISMATCH || h->of_pattern;
 }
 
-/* The next variant of the next hypothesis. False: there is none. */
+/* Begins the next single mistake: the next variant of the present hypothesis, or else the first variant of a later
+ * hypothesis that is worth trying. False: none is left. */
 static bool next_single(struct judge *j)
 {
     struct mistake *const m = &j->trying;

@@ -12,7 +12,7 @@
 /* A tile of queries of the n-th query head of key/value head hk. */
 struct tile {
     int64_t b, hk, n, first, count;
-    int64_t row, line; /* number of its first row, and of its first key, among those that are kept */
+    int64_t row, line; /* positions of its first query row and its sequence's first key in arrays of a truth */
 };
 
 /* Where element (b, h, row, column) of a caller's tensor is. */

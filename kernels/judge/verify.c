@@ -14,7 +14,7 @@ struct attn_verifier {
     variation v;
     attn_verification found;
     int64_t total, n, next;  /* rows there are; done; index of row n: n * total / rows, without overflow */
-    int64_t b, h, first;     /* the head of the next row, and the index of its first row */
+    int64_t b, h, first;     /* batch row and head of row `next`; number of that head's first row among all rows */
     int64_t keys_b, keys_hk; /* keys that are loaded; -1: none */
 };
 

@@ -54,7 +54,8 @@ DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, 
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* The row of that index: `line` is its place in the tensor, the start of its sequence included. */
+/* Where the row of an index of first_row() is. `line` is its row in the tensor: where sequences are packed, it is
+ * counted from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

@@ -540,7 +540,8 @@ template <typename T, class X> struct attention {
         me.await_K();
     }
 
-    /* Issues the scores of N keys of that tile; retire() completes them. */
+    /* Issues the scores of the first N keys of the tile of keys that the warpgroup begins with. retire() completes
+     * them. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -548,9 +549,11 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* The same of the next work, where it begins early. The product is issued even if these rows see no keys, for ptxas
-     * lets none that is issued in a branch run on behind it. It is of what lies there then, which must not change
-     * meanwhile: Q and K if some are loaded; if not, nothing is before this work is given back. */
+    /* Issues the scores of the first tile of keys of `work`, the next tile of work. It runs only where X::BEGINS_EARLY.
+     * The product is issued even if the warpgroup's rows see no keys, because ptxas lets no product that is issued in a
+     * branch run on behind the branch. Such a product multiplies what lies in shared memory, which must not change
+     * meanwhile. If keys are loaded for `work`, that is Q and K. If none are, nothing is loaded there before `work` is
+     * given back. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -565,8 +568,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of that tile, or of its first N keys. all: the tile's scores, if they were begun
-     * early. */
+    /* Computes P of the tile of keys that the warpgroup begins with (the last one that its rows see), or of that tile's
+     * first N keys. all: the tile's scores, if they were begun early. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)

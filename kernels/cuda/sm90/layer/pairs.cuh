@@ -40,8 +40,8 @@ struct largest_in_base_2 {
 
 /* ---- keep_mask --------------------------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch. Of a row and a tile of keys: four words; bit n of word e is key 4 n + e of the
- * tile. Keys that do not exist have bits of 1. Of 64 rows and a tile of keys: a byte, see tile_kind. */
+/* A keep_mask as bits, in scratch. Each row has four words per tile of keys: bit n of word e is key 4 n + e of the
+ * tile, and is 1 for keys that do not exist. Each 64 rows have one byte per tile of keys: see tile_kind. */
 struct kept_bits {
     const uint4 *words; /* NULL: there is no keep_mask */
     const uint8_t *kinds;
