@@ -54,7 +54,7 @@ static attn_sequence go_to_head(attn_verifier *v)
     return s;
 }
 
-/* Compares row i of the kernel's out with row r of the tile's truth. Two NaN, or two equal infinities, do not differ. */
+/* Compares row i of the kernel's out with row r of the tile's truth. Two NaN or two equal infinities do not differ. */
 static void compare_row(attn_verifier *v, const attn_sequence *s, int64_t i, int64_t r)
 {
     const attn_view *const out = &v->v.g.view[ATTN_T_out];
