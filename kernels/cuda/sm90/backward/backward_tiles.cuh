@@ -23,13 +23,13 @@
  *                                        dQ of the last;  dK = scale dK, dV
  *                                        no more keys: dQ = scale sums
  *
- * dQ of a tile needs dS of both consumers and is made a round later, so that neither waits for the other: one may be a
- * round ahead, and dS has three stages. What decides the rate is which arithmetic runs beside a warpgroup's own
- * products, and that no wait stands in line that need not. ptxas takes C = A B in flight from one turn of a loop to
- * the next only where nobody reads C, so a round begins where nothing is on its way. It also moves a wait above
- * arithmetic that stands before it, wherever products are issued fast enough: see round(). At D = 64 registers are
- * short: dV is made in two halves, dK before S, and the consumers take turns with their exponentials, so that one's
- * are computed under the other's products.
+ * dQ of a tile of queries needs dS of both consumers and is computed a round later, so that neither consumer waits for
+ * the other: one may be a round ahead, and dS has three stages. The rate depends on which arithmetic runs beside a
+ * warpgroup's own products, and on waits that come no earlier than they must. ptxas lets C = A B run on from one
+ * iteration of a loop to the next only where no code reads C; therefore no product is in flight when a round begins.
+ * ptxas also moves a wait above arithmetic that stands before it, wherever products are issued fast enough: see
+ * round(). At D = 64 registers are short. dV is then computed in two halves and dK before S, and the consumers take
+ * turns with their exponentials, so that those of one consumer run beside the products of the other.
  *
  * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
  * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
@@ -48,12 +48,12 @@
  * What lies past the end of a tensor arrives as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end
  * of a sequence are another sequence's or padding. They are set to zero in shared memory, because 0 times NaN is NaN.
  *
- * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which
- * tile it is, and leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 -
- * tanh^2, is known only while the scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made
- * of it. A softcap alone has a form without the other options, since a round is as long as what is done to a score: P
- * and P times the derivative wait in the registers of S, as 16-bit numbers; where all of a warp's scores are near 0, a
- * tanh is a short series.
+ * Options (softcap, ALiBi, FlashMask) have instantiations of their own. The loader writes a record for each round,
+ * which names the tile of queries, and leaves out tiles that the mask hides from all of the block's keys. A softcap's
+ * derivative, 1 - tanh^2, is known only while the scores are. P times the derivative therefore waits in shared memory,
+ * as 16-bit numbers, until dS is computed. A softcap without other options has a variant of its own, because the work
+ * on each score decides how long a round takes. In this variant P, and P times the derivative, wait in the registers
+ * of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
  *
  * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
  * claimed. Each tile of queries has a counter of turns. A sender waits for its block's turn while the consumers
