@@ -527,8 +527,8 @@ uint64_t attn_features(const attn_problem *p);
  * count as if they hid nothing. The function uses a closed form, so it reads only cu_seqlens and seqlens. */
 double attn_flops(const attn_problem *p);
 
-/* The permitted (query, key, head) triples, as attn_flops() counts them, without those that FlashMask hides.
- * The function reads all of mask_startend_rows, where given. */
+/* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
+ * as if they hid nothing. The function reads all of mask_startend_rows, where given. */
 double attn_scores(const attn_problem *p);
 
 /* Query rows of all heads together, without padding and gaps. The function reads cu_seqlens and seqlens. */

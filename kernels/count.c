@@ -1,15 +1,15 @@
 /* count.c: attn_counter, how many pairs masks let through, and how many tiles a kernel may pass.
  *
- * Rows of the batch and heads that have the same masks are counted once: a plane is one sequence and one head of those
- * that differ. Three ways, by what the problem has:
+ * Batch rows and heads that have the same masks are counted once. A plane is one batch row and one head among those
+ * that differ. The options of the problem decide how a plane is counted:
  *
- *   causal, window, lengths   pairs in closed form, tiles from the first and last row of each band of rows
- *   FlashMask                 a block of keys at a time. Each key is seen by up to three intervals of rows. Whole bands
- *                             of an interval are added to an array of differences, its two ends to the bands they are
- *                             in: the work is that of the keys and of the tiles, not of the pairs
- *   keep_mask, bias           row by row, every element
+ *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band of rows.
+ *   FlashMask                 A step takes blocks of keys. Each key is seen by up to three intervals of rows. Whole
+ *                             bands of an interval are added to an array of differences, and the interval's two ends
+ *                             to the bands in which they lie. The work grows with keys and tiles, not with pairs.
+ *   keep_mask, bias           Every element is read, row by row.
  *
- * A step is at most STEP_WORK keys, bands or elements, and one row or one block of keys more. The work of all steps is
+ * A step takes at most STEP_WORK keys, bands or elements, plus one row or one block of keys. The work of all steps is
  * bounded: see attn_counter_open(). */
 #include <math.h>
 #include <stdlib.h>
@@ -29,13 +29,13 @@ struct attn_counter {
     attn_geometry g;
     enum way way;
     bool tiled;
-    int64_t tile[2];         /* rows and keys; all of a sequence where tiles are not wanted */
-    int64_t planes_b, heads; /* planes: rows of the batch that differ; heads that differ */
-    double each;             /* how many heads of how many rows of the batch a plane stands for */
+    int64_t tile[2];         /* rows and keys of a tile; a whole sequence where tiles are not wanted */
+    int64_t planes_b, heads; /* number of batch rows and number of heads that have masks of their own */
+    double each;             /* number of pairs of a batch row and a head that one plane stands for */
 
-    int64_t plane, next; /* where counting is: in the plane the band of rows, block of keys, or row */
-    attn_sequence s;     /* of the plane */
-    int64_t *counts;     /* BY_KEYS: by band of rows, one more; BY_ELEMENTS: by block of keys */
+    int64_t plane, next; /* present plane, and in it the next band of rows, block of keys, or row */
+    attn_sequence s;     /* the sequence of the present plane */
+    int64_t *counts;     /* BY_KEYS: one number per band of rows, and one more; BY_ELEMENTS: one per block of keys */
     attn_counts found;
 };
 
@@ -44,7 +44,7 @@ static enum way way_of(const attn_problem *p)
     return p->keep_mask.rank || p->bias.rank ? BY_ELEMENTS : p->mask_startend_rows.rank ? BY_KEYS : BY_FORMULA;
 }
 
-/* Has the tensor an axis that is not broadcast? */
+/* Does the tensor differ along this axis? */
 static bool varies(const attn_tensor *t, int axis)
 {
     return t->rank > 0 && t->shape[axis] > 1;
@@ -109,7 +109,7 @@ attn_counts attn_counter_close(attn_counter *c)
     return found;
 }
 
-/* A tile with `seen` of its `pairs` pairs. */
+/* Counts a tile with `seen` visible pairs of `pairs` pairs. */
 static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 {
     double *const kind = seen == 0 ? &c->found.skipped : seen == pairs ? &c->found.whole : &c->found.partial;
@@ -119,7 +119,7 @@ static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 
 /* ---- Causal, window, lengths ------------------------------------------------------------------------------------- */
 
-/* The tiles of the bands of rows [next, end). */
+/* Counts the tiles of bands [next, end), each of tile[0] rows. */
 static void count_bands(struct attn_counter *c, int64_t end)
 {
     const int64_t bk = c->tile[1], blocks = attn_tiles(c->s.Sk, bk);
@@ -146,7 +146,8 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- FlashMask --------------------------------------------------------------------------------------------------- */
 
-/* Adds a key that rows [lo, hi) see: whole bands to the differences in `counts`, the rest at once. */
+/* Adds a key that rows [lo, hi) see. Bands that the rows cover go to the array of differences `counts`; the bands at
+ * both ends get their rows in `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];
@@ -161,13 +162,13 @@ static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *pa
     if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
 }
 
-/* The keys of one block, each with the rows that see it. */
+/* Counts the tiles of one block of keys, key by key. */
 static attn_status count_block(struct attn_counter *c)
 {
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
     const int64_t j0 = c->next * c->tile[1], j1 = attn_min64(j0 + c->tile[1], c->s.Sk);
     const int64_t bands = attn_tiles(c->s.Sq, c->tile[0]), b = c->plane / c->heads, head = c->plane % c->heads;
-    const int64_t group = c->g.dims.H / c->heads; /* query heads of a plane */
+    const int64_t group = c->g.dims.H / c->heads; /* number of query heads that have this plane's mask */
     int64_t *const parts = calloc((size_t)bands + 1, sizeof *parts), whole = 0;
     if (!parts) return ATTN_NO_MEMORY;
     memset(c->counts, 0, (size_t)(bands + 1) * sizeof *c->counts);
@@ -176,7 +177,8 @@ static attn_status count_block(struct attn_counter *c)
                                       attn_at(bounds, b, head * group / c->g.mask_group, j);
         const attn_mask m = attn_mask_of(column, c->g.mask_bounds, c->g.causal, c->g.dims.Sq);
         const attn_range rows = attn_rows_of(&c->g, &c->s, j);
-        /* What is hidden, in ascending order and without overlap; what is between is seen. */
+        /* The two intervals of rows that do not see the key, in ascending order and without overlap. Rows before,
+         * between and after them see it. */
         attn_range one = { attn_clamp64(m.lts, rows.lo, rows.hi), attn_clamp64(m.lte, rows.lo, rows.hi) };
         attn_range two = { attn_clamp64(m.uts, rows.lo, rows.hi), attn_clamp64(m.ute, rows.lo, rows.hi) };
         if (one.lo >= one.hi) one.lo = one.hi = rows.lo;
@@ -210,7 +212,7 @@ static bool step_by_keys(struct attn_counter *c)
 
 /* ---- keep_mask, bias --------------------------------------------------------------------------------------------- */
 
-/* Adds the keys that row i sees to the counts of their blocks. */
+/* Adds the keys that row i sees to the counts of the keys' blocks. */
 static void count_row(struct attn_counter *c, int64_t b, int64_t h, int64_t i)
 {
     const attn_view *const keep = &c->g.view[ATTN_T_keep_mask], *const bias = &c->g.view[ATTN_T_bias];

@@ -18,7 +18,7 @@ enum {
     /* numbers that one row may read: if it has more keys, evenly spread ones are read, from a random first on */
     ROW_NUMBERS = 1 << 19,
     ROW_KEYS = 1 << 16, /* keys that one row may read where only bias and slopes are read */
-    TILE = 64,          /* the fewest queries whose common largest number a kernel uses as a bound */
+    TILE = 64, /* kernels bound the scores of a tile of queries by its largest number; no tile has fewer queries */
 };
 
 /* A problem, and bounds on the size of its numbers. */

@@ -2,7 +2,7 @@
  *
  *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ...
  *
- * Their tensors are read as out and lse of the table of tensors; errors then name the part. */
+ * The tensors of a part are read like out and lse of the table of tensors, and errors name the part. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -17,10 +17,10 @@
 
 #define PARTS "parts"
 
-/* The tensors of a part, and their gradients, in the order of their numbers. */
+/* The tensors of a part and the gradients of a part, in the order of their numbers. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* The number of tensor `which` of a part. */
+/* Returns the number of tensor `which` of a part. Numbers below ATTN_TENSOR_COUNT are the problem's own tensors. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -45,7 +45,7 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
     return name;
 }
 
-/* Reads "parts.12." at the start of a name. Returns what follows; NULL: it does not start so. */
+/* Reads "parts.12." at the start of a name. Returns the rest of the name, or NULL if the name starts otherwise. */
 static const char *skip_part(const char *name, int *part)
 {
     static const char begin[] = PARTS ".";
@@ -94,7 +94,7 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part. `where` is the pointer to it; errors point there and name the part. */
+/* Reads a tensor of a part. `where` is the JSON pointer to the tensor. Errors point there and name the part. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
 {
@@ -103,7 +103,7 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* The pointer begins with a step to the tensor, as if it were the problem's own. */
+    /* The pointer of the error begins with the name of the tensor, as if the tensor were the problem's own. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -142,7 +142,7 @@ static attn_status read_part(const struct parse_reader *r, proto_parts *parts, i
     return ATTN_OK;
 }
 
-/* The error for a second way of naming parts. */
+/* Fails because the body names parts both as a list and one by one. */
 static attn_status both_ways(const char *name, attn_error *err)
 {
     tree_member member;
@@ -212,7 +212,7 @@ attn_merge_problem proto_item_merge(const proto_item *item)
                                  .dsinks = p->dsinks };
 }
 
-/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" where the body names its parts so. */
+/* Turns "/parts/3/out/shape/1" into "/parts.3.out/shape/1" if the body has a member for each tensor of a part. */
 static void locate(const proto_parts *parts, attn_error *err)
 {
     static const char list[] = "/" PARTS "/";
@@ -222,7 +222,7 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Fails for element `at` of a tensor, whose name is that of `number`. */
+/* Fails for element `at` of tensor t, which has the number `number`. */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {
@@ -243,7 +243,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Makes lse of each part natural, and -inf where the part is empty. Refuses NaN, and infinities that are not empty. */
+/* Converts the lse of each part to base e, and the lse of empty parts to -inf. Refuses NaN, and +inf where the request
+ * does not say that empty parts have it. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
     const proto_parts *const parts = item->parts;
@@ -251,7 +252,7 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        (void)attn_shape_elements(t->rank, t->shape, &elements); /* it was checked */
+        (void)attn_shape_elements(t->rank, t->shape, &elements); /* the shape was checked before */
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))
                 return refuse_value(parts, number_of(p, 1), t, i,
@@ -276,7 +277,7 @@ static attn_status check_sinks(const proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* The outputs that are wanted, without memory. */
+/* Sets shape and dtype of the wanted outputs. They have no memory yet. */
 static void make_outputs(proto_item *item)
 {
     attn_problem *const p = &item->problem;

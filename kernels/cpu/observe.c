@@ -2,15 +2,15 @@
  *
  * A probability P = exp(z - lse) needs its row's lse, so there are three phases:
  *
- *   FLASH_FORWARD   a row tile against all keys: m, l and e of its rows, and their largest scores in order. It ends
- *                   with row_max, lse, entropy and top_keys, and keeps what turns a score into a probability.
- *   FLASH_KEYS      a chunk of keys against all row tiles: key_mass and weights of these keys.
- *                   A few columns of map against all row tiles: their cells.
- *   FLASH_FINISH    a head: max_logit and mean_entropy
+ *   FLASH_FORWARD   An item goes over all keys for one row tile. It computes m, l, e and the largest scores of the
+ *                   rows, writes row_max, lse, entropy and top_keys, and stores what turns a score into a probability.
+ *   FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
+ *                   keys. Another kind of item does so for a few columns of map, and computes their cells.
+ *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
- * The scores are made anew in each phase, and no array of Sq x Sk exists. A row tile is as in forward.c, and its scores
- * have forward's bits. Sums over the rows of a tile are float32, sums of these are double; the order of all of them is
- * that of rows and keys. Every number is written by one item.
+ * Each phase computes the scores anew, so no array of Sq x Sk exists. A row tile is as in forward.c, and its scores
+ * have forward's bits. Sums over the rows of a tile are float32, and sums of these sums are double. All are in the
+ * order of rows and keys. Every number is written by one item.
  *
  * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l: two terms that are not
  * negative, however large the scores are, where lse - sum P z would cancel.
@@ -25,7 +25,7 @@
 
 enum { MAP_COLUMNS = FLASH_MAP_COLUMNS };
 
-/* Rows of a tile that belong to one head and one row of map. */
+/* Rows of a tile that belong to one head and to one row of map. */
 struct group {
     int64_t h, u;
     int r0, r1;
@@ -35,7 +35,7 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* of the chunk's keys, of one head */
+    double *mass;  /* key_mass of the chunk's keys in one head */
     double *cells; /* [groups of a tile][MAP_COLUMNS] */
     struct group *groups;
     struct flash_top *top; /* [rows] */
@@ -74,7 +74,7 @@ int64_t flash_observe_scratch(const struct flash *f)
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* Packs the tile's rows of q. Returns whether their products may overflow. */
+/* Packs the tile's rows of q. Returns whether their products with keys may overflow. */
 static bool pack_queries(const struct flash *f, const struct flash_tile *t, const struct scratch *s)
 {
     int64_t stride;
@@ -82,7 +82,7 @@ static bool pack_queries(const struct flash *f, const struct flash_tile *t, cons
     return !f->type->pack_a(t->rows, (int)f->g.dims.D, q, f->p->q.dtype, stride, s->Qa, s->q_lda) && f->may_overflow;
 }
 
-/* Packs keys [j, j + n) in scratch. Returns whether their products may overflow. */
+/* Packs keys [j, j + n) in scratch. Returns whether their products with queries may overflow. */
 static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t j, int n, const struct scratch *s)
 {
     const attn_view *k = &f->g.view[ATTN_T_k];
@@ -98,8 +98,8 @@ static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t
     return !tame && f->may_overflow;
 }
 
-/* Scores of a row tile and keys [j0, j1), which lie in one key tile. Writes what the tile sees of them to *block; S
- * times *c is their scores in base 2. Returns false where the tile sees none. */
+/* Computes the scores of a row tile and keys [j0, j1), which lie in one key tile. *block is the part of these keys that
+ * the row tile sees. S times *c has the scores in base 2. Returns false if the row tile sees none of the keys. */
 static bool score_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block, float *c)
 {
@@ -122,7 +122,7 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* score_block(), and S becomes probabilities. */
+/* Runs score_block() and turns S into probabilities. Returns false if the row tile sees none of the keys. */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
 {
@@ -147,8 +147,8 @@ static void begin_top(const struct flash *f, const struct scratch *s, int rows)
     for (int r = 0; s->top && r < rows; r++) s->top[r] = (struct flash_top){ .most = (int)f->g.observe.top };
 }
 
-/* Adds the scores of a block to the rows' largest ones. Keys come in ascending order, so that the lower of two keys
- * with one score is before the other. */
+/* Adds the scores of a block to the largest scores of each row. Keys come in ascending order, so the lower of two keys
+ * with equal scores comes first. */
 static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c, const struct scratch *s)
 {
     for (int r = 0; s->top && r < t->rows; r++) {
@@ -160,13 +160,13 @@ static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c,
     }
 }
 
-/* A row of which m, l and e are known, in natural logarithms: its largest score, and relative to that the sums of its
- * keys. m is -inf where it sees no key, NaN where a score is NaN. */
+/* The sums of a row over its keys, in natural logarithms: the largest score m, l = sum exp(z - m), and e = sum exp(z -
+ * m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. */
 struct row_sums {
     double m, l, e;
 };
 
-/* The row's lse: its own, with the sink, or the given one. */
+/* Returns a row's lse with its sink, or the given lse. */
 static struct flash_lse lse_of(const struct flash *f, double sink, double given, const struct row_sums *row)
 {
     const bool says_nothing = fabs(given) >= ATTN_LSE_MOST && given != -INFINITY;
@@ -182,7 +182,7 @@ static double entropy_of(double sink, struct flash_lse lse, const struct row_sum
 {
     double entropy = 0;
     if (row->m == -INFINITY || lse.top == -INFINITY) return 0;
-    const double from = row->m - lse.top - lse.rest; /* ln P of the largest */
+    const double from = row->m - lse.top - lse.rest; /* ln P of the row's largest score */
     entropy = exp(from) * (-from * row->l - row->e);
     const double z = sink > -INFINITY ? sink - lse.top - lse.rest : -INFINITY;
     return exp(z) > 0 ? entropy - exp(z) * z : entropy;
@@ -207,8 +207,8 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Ends row r of a tile: its outputs, and what weigh_block() needs. `base`: m in base 2; NaN: the row is computed in
- * double. `top`: its largest scores in natural units, or NULL. */
+/* Writes the outputs of row r of a tile, and what weigh_block() needs of the row. `base`: m in base 2; NaN: the row is
+ * computed in double. `top`: the row's largest scores in natural units, or NULL. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
@@ -236,7 +236,7 @@ static void end_row(const struct flash *f, const struct flash_tile *t, int r, fl
     else if (base == base) f->row_inverse[at] = (float)exp(from);
 }
 
-/* Computes row r of a tile in double, and ends it. */
+/* Computes row r of a tile in double, and calls end_row() for it. */
 static void end_strange_row(const struct flash *f, const struct flash_tile *t, int r, struct flash_top *top)
 {
     struct row_sums row;
@@ -245,7 +245,7 @@ static void end_strange_row(const struct flash *f, const struct flash_tile *t, i
     end_row(f, t, r, NAN, &row, top);
 }
 
-/* Given an lse, and asked for nothing that scores decide: probabilities need no sums. */
+/* Is lse given, and is no output wanted that needs sums over the scores? FLASH_FORWARD then computes no scores. */
 static bool is_known(const struct flash *f)
 {
     return f->g.observe.given_lse && !f->p->row_max.rank && !f->p->entropy.rank && !f->p->max_logit.rank &&
@@ -299,7 +299,7 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS: key_mass and weights ---------------------------------------------------------------------------- */
 
-/* The rows [lo, hi) of a tile's head that are queries [first, end). */
+/* Returns the rows [lo, hi) of a tile that belong to its head number `head` and to queries [first, end). */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
 {
     attn_range rows;
@@ -317,7 +317,7 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the part of the region's weights that a tile and a block of probabilities have. */
+/* Writes those probabilities of a row tile and keys [j, j + cols) that lie in the region of weights. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -332,7 +332,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Does the region lie in this sequence? */
+/* Does the region of weights and map lie in sequence b? */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -374,13 +374,13 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS: map --------------------------------------------------------------------------------------------- */
 
-/* The first of `size` rows (or keys) that lies in cell `cell` of `cells` or a later one. */
+/* Returns the first of `size` rows (or keys) that lies in cell number `cell` of `cells`, or in a later cell. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
 }
 
-/* The rows of a tile by head and row of map. Returns how many groups there are. */
+/* Groups the rows of a tile by head and row of map. Returns the number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;
@@ -398,7 +398,7 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds sums of keys [j, j + cols) to the cells of map that they lie in, of cells [v0, ...). */
+/* Adds sums of keys [j, j + cols) to the cells of map in which these keys lie. cells[0] is the cell in column v0. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {
     const int64_t size = o->keys[1] - o->keys[0];
@@ -411,7 +411,7 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* One row of the item's columns of map, of which the rows of several tiles may be parts. */
+/* A part of a row of map: the columns of one item. Rows of several tiles may add to it. */
 struct carry {
     int64_t h, u;
     double cells[MAP_COLUMNS];

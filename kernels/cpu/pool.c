@@ -7,16 +7,17 @@
  *
  * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
  * workers take items from its atomic counter. When another loop is linked, workers leave their loop after the
- * current item. They go to the owner with the fewest threads, and to that owner's loop with the fewest. Invariants,
- * all under `lock`:
+ * current item. They go to the owner (see pool.h) with the fewest threads, and among its loops to the one with the
+ * fewest. Invariants, all under `lock`:
  *   1. a worker touches a loop only between inside++ and inside--;
  *   2. the caller unlinks the loop before it waits for inside == 0, so no thread enters a loop that is about to vanish;
  *   3. `posted` counts the loops that were ever linked: a polling worker reads it without the lock;
  *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop;
  *      a worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
  *      a worker if there is work;
- *   5. a part's `computing` counts the same threads by the part that they compute for. A thread pauses only while its
- *      owner has more than max(1, threads / owners) of them, so every owner that has begun keeps a thread. */
+ *   5. a pool_part is one caller's work from pool_begin() to pool_end(). Its `computing` counts the threads of 4 that
+ *      compute for it. A thread pauses only while the parts of its owner together have more than max(1, threads /
+ *      owners) threads, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>

@@ -1,13 +1,13 @@
 /* compute.c: attention in float64 as a variation says. See compute.h.
  *
- * A row of scores is kept whole, so that what a kernel does tile by tile, and may do wrong, can be said in a line.
+ * Memory has all scores of a row at once. A mistake in a kernel's loop over tiles therefore takes a few lines here.
  *
  * Invariants
- * 1. With variation_of() the results are those of kernels/README.md; tests hold them against the textbook loops of
+ * 1. With variation_of() the results are those of kernels/README.md; tests compare them with the textbook loops of
  *    kernels/cpu/reference.c.
  * 2. A hidden pair has a score of -inf and a weight of 0. Where a number of the tile is not finite, hidden pairs are
  *    left out of all products, because 0 times NaN is NaN.
- * 3. lse is kept in two parts, the maximum and the rest: beside a score of 1e38 a double loses the logarithm. */
+ * 3. lse is stored as two numbers, the maximum and the rest, because a double of 1e38 has no digit for the rest. */
 #include "kernels/judge/compute.h"
 
 #include <float.h>
@@ -27,7 +27,7 @@ static int64_t padded(int64_t n)
     return (n + width - 1) / width * width + (n == 0 ? width : 0);
 }
 
-/* Hands out pieces of one block; without one, it counts. */
+/* Lays out `a` times `b` doubles at *used in `memory` and advances *used. With memory NULL it only counts the bytes. */
 static void take(char *memory, int64_t *used, double **piece, int64_t a, int64_t b)
 {
     *piece = memory ? (double *)(void *)(memory + *used) : NULL;
@@ -62,7 +62,7 @@ static int64_t lay_out(struct compute *c, char *memory)
     return used;
 }
 
-/* The most keys that a row can see under any variation. */
+/* Returns the largest number of keys that a row can see under any variation. */
 static int64_t keys_of_problem(const attn_problem *p, const attn_dims *d)
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -132,7 +132,7 @@ double compute_rounded(attn_dtype dtype, double x)
     }
 }
 
-/* Towards 0, to the next number of the dtype. */
+/* Rounds x towards 0 to a number with as many bits as the dtype has. */
 static double cut(attn_dtype dtype, double x)
 {
     static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 23, [ATTN_F16] = 10, [ATTN_BF16] = 7, [ATTN_F8E4M3] = 3 };
@@ -144,7 +144,7 @@ static double cut(attn_dtype dtype, double x)
     return x;
 }
 
-/* To 10 bits behind the point, as TF32 has. */
+/* Rounds x to 10 bits behind the point, as TF32 has. cuts: rounds towards 0, not to the nearest. */
 static double to_tf32(double x, bool cuts)
 {
     uint64_t word;
@@ -182,7 +182,7 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
     return view->data ? attn_load(view->dtype, view->data, attn_at(view, b, hk, 0)) : 1;
 }
 
-/* The sequence that the rows belong to. */
+/* Returns sequence b, or the one sequence of all packed rows where the variation mixes sequences. */
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {
     attn_sequence s = attn_sequence_of(&v->g, v->one_sequence ? 0 : b);
@@ -236,7 +236,8 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* C += A B, where hidden[row, column] of A is -inf for a pair that is left out. `by_key`: A is transposed. */
+/* Computes C += A B (by_key: C += transposed A B) and skips hidden pairs. A pair is hidden where its score c->z is
+ * -inf. */
 static void product_seen(const struct compute *c, int64_t rows, int64_t n, const double *A, bool by_key,
                          const double *B, int64_t ldb, double *C, int64_t ldc)
 {
@@ -250,7 +251,7 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
         }
 }
 
-/* C[rows, n] += A[rows, Sk] B[Sk, n] */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. */
 static void times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                        double *C)
 {
@@ -258,7 +259,7 @@ static void times_keys(const struct compute *c, int64_t rows, int64_t n, const d
     else c->products->in_double(rows, padded(n), c->s.Sk, A, c->keys, 1, B, ldb, C, ldb);
 }
 
-/* C[Sk, n] += transposed A[rows, Sk] B[rows, n] */
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. */
 static void add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
 {
@@ -266,7 +267,7 @@ static void add_to_keys(const struct compute *c, int64_t rows, int64_t n, const 
     else c->products->in_double(c->s.Sk, padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
 }
 
-/* A product whose sums are rounded after every `tile` terms. */
+/* Computes C += A B, and rounds C to round_dtype after every `tile` terms of a sum. */
 static void rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                             const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
 {
@@ -285,7 +286,7 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* Keys that row i may see by causal and window. */
+/* Returns the keys that causal and window let row i see. */
 static attn_range keys_of(const struct compute *c, const variation *v, int64_t i)
 {
     const attn_sequence *const s = &c->s;
@@ -297,7 +298,8 @@ static attn_range keys_of(const struct compute *c, const variation *v, int64_t i
     return keys;
 }
 
-/* Cuts the tile that a variation drops off the keys of a row. *dropped: keys [lo, hi) that are left out. */
+/* Returns the keys [lo, hi) that row i does not see because the variation drops a tile. `keys`: the keys that causal
+ * and window let the row see. */
 static attn_range dropped_of(const variation *v, const attn_sequence *s, attn_range keys)
 {
     attn_range out = { 0, 0 };
@@ -312,7 +314,7 @@ static attn_range dropped_of(const variation *v, const attn_sequence *s, attn_ra
     return out;
 }
 
-/* Hides the keys of a row that masks hide, one by one. */
+/* Sets z to -inf for each of `keys` that keep_mask, bias or FlashMask hides from row i. */
 static void hide_masked(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, attn_range keys,
                         double *z)
 {
@@ -343,7 +345,7 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* The score of the pair from q.k; *slope: its derivative by scale q.k. */
+/* Returns the score of a pair whose q.k is `dot`. *slope: the derivative of the score by scale q.k. */
 static double score(const variation *v, double dot, double bias, double distance, double *slope)
 {
     const double cap = v->g.softcap, scale = v->g.scale;
@@ -423,7 +425,7 @@ double compute_sink(const variation *v, int64_t h)
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The largest score of keys [lo, hi); NaN where one is. */
+/* Returns the largest of `from` and the scores of keys [lo, hi), or NaN where one of them is NaN. */
 static double largest(const double *z, int64_t lo, int64_t hi, double from)
 {
     double top = from;
@@ -431,7 +433,7 @@ static double largest(const double *z, int64_t lo, int64_t hi, double from)
     return top;
 }
 
-/* exp(z - top) of keys [lo, hi), 0 where hidden. Returns their sum. */
+/* Sets e to exp(z - top) for keys [lo, hi), and to 0 for hidden keys. Returns the sum of e. */
 static double exponentials(const double *z, int64_t lo, int64_t hi, double top, double *e)
 {
     double sum = 0;
@@ -439,8 +441,8 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Weights and sum of a row whose tiles are not rescaled. P has exp(z - top) for the final top. Returns the sum
- * that out is divided by. */
+/* Computes the weights of a row whose tiles are not rescaled, and returns the sum that out is divided by. On entry P
+ * has exp(z - top) for the final top, and `sum` is its sum. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {
@@ -459,7 +461,7 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* Weights of a row whose splits are averaged. */
+/* Computes the weights of a row whose splits are averaged without weights. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));
@@ -475,7 +477,7 @@ static void unweighted(const struct compute *c, const variation *v, const double
     for (int64_t j = 0; j < c->s.Sk && splits > 0; j++) P[j] /= (double)splits;
 }
 
-/* Padding keys of the last tile that count as score 0. */
+/* Returns the number of padding keys of the last tile that count as keys of score 0 for row i. */
 static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
 {
     if (v->tail == 0 || c->s.Sk % v->tail == 0) return 0;
@@ -484,7 +486,7 @@ static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
     return v->tail_is_hidden ? attn_clamp64(reach, 0, padding) : padding;
 }
 
-/* P, top, rest and lse of a row. */
+/* Computes P, top, rest and lse of row i from its scores, which are row r of c->z. */
 static void softmax(struct compute *c, const variation *v, int64_t h, int64_t i, int64_t r)
 {
     const double *const z = c->z + r * c->keys;
@@ -522,13 +524,13 @@ static void softmax(struct compute *c, const variation *v, int64_t h, int64_t i,
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* The row of the sequence that row `n` of a tile is. */
+/* Returns the row of the sequence that is row `n` of a tile. */
 static int64_t row_of(const variation *v, const struct compute_rows *rows, int64_t n)
 {
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);
 }
 
-/* Rows of q or dout; rows that do not exist are 0. */
+/* Loads the tile's rows of q or dout. Rows that do not exist become 0. */
 static void load_existing(struct compute *c, const variation *v, const struct compute_rows *rows, const attn_view *view,
                           int64_t column, double factor, int64_t columns, int64_t ld, double *to)
 {
@@ -582,7 +584,7 @@ void compute_rows(struct compute *c, const variation *v, const struct compute_ro
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* P of the row without dropout, from its lse: 0 where hidden. */
+/* Computes P of row r without dropout from the two parts of its lse. P is 0 for hidden keys. */
 static void probabilities(struct compute *c, int64_t r, double top, double rest)
 {
     const double *const z = c->z + r * c->keys;
@@ -590,7 +592,7 @@ static void probabilities(struct compute *c, int64_t r, double top, double rest)
     for (int64_t j = 0; j < c->s.Sk; j++) P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : exp(z[j] - top - rest);
 }
 
-/* Adds what row r does to the gradients that are sums; dZ: its gradient by the scores. */
+/* Adds row r's part of dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
 static void add_sums(const struct compute *c, const variation *v, const struct compute_sums *sums, int64_t b, int64_t h,
                      int64_t i, int64_t r, const double *dZ)
 {
@@ -609,7 +611,7 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
         sums->dsinks[h] -= v->sink_weight * exp(compute_sink(v, h) - c->top[r] - c->rest[r]) * c->delta[r];
 }
 
-/* P becomes what dV takes (with dropout), dP becomes dS. */
+/* Turns P into the weights that dv takes (with dropout), and dP into dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {
@@ -639,7 +641,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
-/* The one tile of keys whose part of dq is kept, for row i. */
+/* Returns the only tile of keys that counts in dq of row i. */
 static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
 {
     const int64_t tile = v->only_last_tile, rows = v->only_last_rows;
@@ -652,7 +654,7 @@ static attn_range only_tile(const struct compute *c, const variation *v, int64_t
     return keys;
 }
 
-/* dq of the rows, from dS in dP. */
+/* Computes dq of the rows from dS, which is in c->dP. */
 static void gradient_of_queries(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
     const attn_dims *const d = &v->g.dims;

@@ -9,7 +9,7 @@
 
 #define LOG2E 1.44269504088896340736
 
-/* Where things lie in the scratch memory. */
+/* The arrays in the scratch memory of an emulation. */
 struct places {
     float *KT, *V, *K, *VT, *Q, *dO, *z, *P, *acc, *dq, *more;
 };
@@ -61,7 +61,7 @@ void emulate_keys(const struct compute *c, float *scratch)
     narrow(c->VT, c->Dv * c->keys, at.VT);
 }
 
-/* As P and dS are before a product. */
+/* Rounds a number of P or dS as kernels round it before they multiply it. */
 static float as_operand(const struct compute *c, double x)
 {
     const attn_dtype dtype = c->p->q.dtype;
@@ -75,7 +75,7 @@ void emulate_round(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, (float)x[n]);
 }
 
-/* One tile of keys [lo, hi) of the online softmax. */
+/* Runs the online softmax of `count` rows over one tile of keys, [lo, hi). */
 static void softmax_tile(struct compute *c, const struct places *at, int64_t count, int64_t lo, int64_t hi, float *sum)
 {
     for (int64_t r = 0; r < count; r++) {
@@ -109,7 +109,7 @@ static void add_tile(const struct compute *c, const struct places *at, int64_t c
                     at->acc[r * c->Dv + e] += at->P[r * c->keys + j] * at->V[j * c->Dv + e];
 }
 
-/* out and lse in two passes: P is complete before it is rounded. */
+/* Computes out and lse as kernels do that divide P by its sum before P is rounded. */
 static void normalize_first(struct compute *c, const struct places *at, int64_t count, const float *sum)
 {
     for (int64_t r = 0; r < count; r++)
@@ -170,7 +170,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     finish_rows(c, e, &at, count, sum);
 }
 
-/* The same as times_keys() and add_to_keys() of compute.c, with rounded factors and sums in float32. */
+/* Does the work of times_keys() or add_to_keys() of compute.c with rounded factors and with sums in float32. */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {
@@ -198,7 +198,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
-    for (int64_t r = 0; r < count; r++) /* a backward gets lse in float32, and computes powers of 2 */
+    for (int64_t r = 0; r < count; r++) /* a kernel's backward reads lse in float32, and computes powers of 2 */
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);
     narrow(c->dO, count * c->Dv, at.dO);

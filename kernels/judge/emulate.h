@@ -8,22 +8,23 @@
 
 #include "kernels/judge/compute.h"
 
-/* How a kernel goes about it; all are right. */
+/* How a kernel orders and rounds its work. Every emulation is right. */
 struct emulation {
-    int64_t tile;          /* keys of a tile */
-    bool backwards;        /* from the last tile to the first */
+    int64_t tile;          /* number of keys in a tile */
+    bool backwards;        /* the kernel goes from the last tile to the first */
     bool normalized_first; /* P is divided by its sum before it is rounded */
 };
 
-/* Computes as compute_rows() and compute_gradients() do, with roundings: out, lse, dq of the tile, and dK, dV and
- * sums. `scratch` is of emulate_floats() numbers. Call compute_keys() with the right variation before. */
+/* emulate_rows() and emulate_gradients() do the work of compute_rows() and compute_gradients() with roundings.
+ * `scratch` has room for emulate_floats() numbers. Call compute_keys() with the right variation first. */
 int64_t emulate_floats(const struct compute *c);
 void emulate_keys(const struct compute *c, float *scratch);
 void emulate_rows(struct compute *c, const struct emulation *e, const variation *v, const struct compute_rows *rows,
                   float *scratch);
 void emulate_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, float *scratch);
-/* Numbers of dK and dV are rounded to the dtype of the caller's tensor when the head is complete. */
+/* Rounds `count` numbers of x to the dtype. It is called for dK and dV with the dtype of the caller's tensor when a
+ * head is complete. */
 void emulate_round(attn_dtype dtype, double *x, int64_t count);
 
 #endif

@@ -14,7 +14,7 @@ const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   
 
 enum {
     TILE_ROWS = 64,
-    TILE_PAIRS = 1 << 19, /* of queries and keys, at most: five arrays of doubles have as many numbers */
+    TILE_PAIRS = 1 << 19, /* the most pairs of a tile: each of five arrays has as many doubles */
 };
 
 int64_t frame_tile_rows(const attn_problem *p)
@@ -64,7 +64,7 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* A fixed order of chances: of the problem's sizes and the tile's number. */
+/* Returns a number from 0 to 1 that looks random. It depends only on the problem's sizes and on n. */
 static double chance(const attn_dims *d, int64_t n)
 {
     uint64_t x = (uint64_t)n * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)(d->Sq * 31 + d->Sk * 7 + d->H * 3 + d->D);
@@ -72,8 +72,8 @@ static double chance(const attn_dims *d, int64_t n)
     return (double)(x >> 11) * 0x1p-53;
 }
 
-/* Is this tile among the share? In a backward whole key/value heads are. The first and the last tile of a head come
- * before others. */
+/* Is this tile one of those that are checked? In a backward whole key/value heads are chosen. In a forward the first
+ * and the last tile of a head are chosen before others. */
 static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, const struct tile *t, int64_t room,
                       int64_t size)
 {
@@ -83,13 +83,13 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    const double edges = tiles > 2 ? 2.0 / (double)tiles : 1; /* their share of all tiles */
+    const double edges = tiles > 2 ? 2.0 / (double)tiles : 1; /* their share of a head's tiles */
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
 }
 
-/* Calls through all tiles; fills f->tiles where there is memory, else counts. */
+/* Visits all tiles of the problem and counts the chosen ones. Stores them where f->tiles has memory. */
 static void cut(struct frame *f, const attn_problem *p, double share)
 {
     const attn_dims *const d = &f->g.dims;
@@ -120,7 +120,7 @@ static void cut(struct frame *f, const attn_problem *p, double share)
 
 /* ---- Readings ---------------------------------------------------------------------------------------------------- */
 
-/* Strides of a tensor of heads and rows. */
+/* Returns the strides of a contiguous tensor. heads_first: heads come before rows. */
 static struct reading reading_of(const attn_tensor *t, int64_t heads, int64_t rows, int64_t columns, bool heads_first)
 {
     struct reading r = { t->data, t->dtype, heads * rows * columns, 0, 0, 1 };
@@ -194,7 +194,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* for its dtype */
+    f->p.out = results[ATTN_T_out]; /* only its dtype is used */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

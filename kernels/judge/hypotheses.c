@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* A variant function. Unused parameters are common here, and named all the same. */
+/* Declares a function for member `apply` of a hypothesis. Most of these functions do not use all parameters. */
 #define HYPOTHESIS(name) \
     static bool name(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS])
 #define UNUSED (void)f, (void)n, (void)v, (void)words
@@ -30,7 +30,7 @@ static void say_tiles(char words[HYPOTHESIS_WORDS], int64_t tile, const char *mo
 
 /* ---- Layout ------------------------------------------------------------------------------------------------------ */
 
-/* Reads a tensor with heads and rows in the other order. False: both orders are the same. */
+/* Makes v read a tensor with heads and rows in the other order. Returns false if both orders are the same. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
 {
     const attn_dims *const d = &f->g.dims;
@@ -65,7 +65,7 @@ HYPOTHESIS(layout_v)
     return swap_layout(f, v, ATTN_T_v);
 }
 
-/* Sets of results that are in the other layout. */
+/* The sets of results that a caller may have written in the other layout. */
 HYPOTHESIS(layout_out)
 {
     static const uint64_t sets[] = {
@@ -113,7 +113,7 @@ HYPOTHESIS(keys_transposed)
     k->head = rows;
     v->k_column = d->Hk * rows;
     if (k->batch == 0 || f->p->layout == ATTN_BSHD) return true;
-    k->head = d->D * rows; /* [B, Hk, Sk, D] read as [B, Hk, D, Sk] */
+    k->head = d->D * rows; /* k is [B, Hk, Sk, D], and the kernel reads it as [B, Hk, D, Sk] */
     v->k_column = rows;
     return true;
 }
@@ -194,7 +194,7 @@ HYPOTHESIS(bias_in_base2)
 
 /* ---- Masks ------------------------------------------------------------------------------------------------------- */
 
-/* The right bound of the window without causal. */
+/* Returns the right bound that the window has if causal is left out. */
 static int64_t right_of_window(const struct hypothesis_facts *f)
 {
     return f->p->window_right < 0 ? ATTN_UNBOUNDED : attn_min64(f->p->window_right, ATTN_UNBOUNDED);
@@ -280,7 +280,7 @@ HYPOTHESIS(padding_attended)
     UNUSED;
     if (!f->has_gaps || f->g.page_table) return false;
     v->g.seqlens_k = NULL;
-    v->padding_kept = n == 1; /* the places of queries are still those of the shorter row */
+    v->padding_kept = n == 1; /* n = 1: causal and window still count from the shorter row */
     return n == 0 || (f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes));
 }
 
@@ -387,7 +387,8 @@ HYPOTHESIS(not_rescaled)
     return f->most_k > tile && f->given & (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse));
 }
 
-/* A tile of all keys, or of those that the row may see by its place. */
+/* Makes v drop one tile of keys: a tile of all keys (of_all), or one of the keys that causal and window let the row see
+ * (of_seen). */
 static bool drop(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS],
                  enum variation_drop of_all, enum variation_drop of_seen)
 {
@@ -537,7 +538,7 @@ HYPOTHESIS(dlse_missing)
     return f->backward && has(f, ATTN_T_dlse);
 }
 
-/* A factor of dq or dk. False: it is 1. */
+/* Sets *of to the factor of dq or dk. Returns false if that factor is 1. */
 static bool has_factor(const struct hypothesis_facts *f, attn_tensor_id id, double factor, double *of)
 {
     *of = factor;
@@ -595,7 +596,7 @@ HYPOTHESIS(dq_last_tile_only)
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* A row: code, its function and number of variants, what kind it is, sentence, fix. */
+/* ROW() is a row of the table: code and function, number of variants, kind, sentence, fix. */
 #define CONVERTS .converts = true
 #define SCORES   .of_scores = true
 #define PATTERN  .of_pattern = true

@@ -7,7 +7,7 @@
 
 #include "kernels/judge/variation.h"
 
-/* What a hypothesis needs to know of a problem. */
+/* What the functions of hypotheses may know of a problem. */
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
@@ -23,10 +23,10 @@ enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    bool converts;   /* a change of results that are already computed */
-    bool of_scores;  /* may also be in the backward alone */
-    bool of_pattern; /* its error may be within the limit: it is tested even so */
-    bool of_size;    /* its error depends on the order of sums: accepted for its size */
+    bool converts;   /* the mistake changes results that the judge has already computed */
+    bool of_scores;  /* the mistake may also be in the backward alone */
+    bool of_pattern; /* the error may be within the limit; the hypothesis is tested even then */
+    bool of_size;    /* the error depends on the order of sums, so only its size is compared */
     int variants;
     /* Changes *v as variant n says. False: this variant does not apply, or changes nothing. `words` gets what
      * distinguishes the variant ("tiles of 64 keys"), or stays empty. */
@@ -35,7 +35,7 @@ struct hypothesis {
     const char *fix;
 };
 
-enum { HYPOTHESES_MOST = 80, HYPOTHESES_FREQUENT = 26 }; /* most rows; rows that people meet most */
+enum { HYPOTHESES_MOST = 80, HYPOTHESES_FREQUENT = 26 }; /* the most rows; rows that people meet most */
 extern const struct hypothesis hypotheses[];
 extern const int hypotheses_count;
 

@@ -1,21 +1,21 @@
 /* judge.c: the order of a judge's work. See judge.h.
  *
- *   TRUTH      every tile in float64, kept
- *   EMULATE    the same with the roundings of right kernels: how far may a result be from the truth?
- *   COMPARE    the caller's results against the truth: errors, limits, verdict
- *   SAMPLE     a mismatch: tiles for the tests of mistakes, and the errors there
- *   SINGLES    every mistake, on the sample
- *   PAIRS      two mistakes at once, where no single one explains everything
- *   CONFIRM    the best ones on all tiles
+ *   TRUTH      computes every tile in float64 and stores the results
+ *   EMULATE    computes every tile with the roundings of right kernels: how far may a result be from the truth?
+ *   COMPARE    compares the caller's results with the truth: errors, limits, verdict
+ *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the errors there
+ *   SINGLES    tests every mistake on the sample
+ *   PAIRS      tests two mistakes at once, if no single mistake explains everything
+ *   CONFIRM    tests the best explanations on all tiles
  *
- * Each phase is a list of passes, each pass a walk over tiles, each step a tile. A walk keeps nothing but
- * differences.
+ * A phase has one pass or several. A pass goes over tiles, and a step of a judge computes one tile. After PHASE_TRUTH
+ * a pass stores only sums of differences.
  *
  * A mistake explains a tensor that is wrong where the results agree with what a kernel with that mistake gives:
- * the largest and the mean difference fall to a tenth, or the largest is within the limit. It must not make wrong
- * what is right. Which mistake is best is decided by the sum over the wrong tensors of the logarithm of what is
- * left of the error (root of the mean square); what two mistakes leave is compared beside the rounding of a right
- * kernel. */
+ * the largest and the mean difference fall to a tenth, or the largest is within the limit. Tensors that
+ * are right must stay within their limits. The score of a mistake orders explanations. It is the sum over the wrong
+ * tensors of the logarithm of error left / error now, where an error is a root mean square plus the rounding of a
+ * right kernel. */
 #include "kernels/judge/judge.h"
 
 #include <float.h>
@@ -28,11 +28,11 @@
 #include "kernels/judge/hypotheses.h"
 #include "kernels/judge/judge_internal.h"
 
-/* Memory of a judge at most, besides the problem. */
+/* The most memory that a judge may take, besides the problem's. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* Multiply-adds a second in double, and what the exponential of a pair costs in multiply-adds. An emulation takes so
- * many times what the truth takes. */
+/* RATE: multiply-adds per second in double. PAIR: the exponential of a pair costs as much as so many multiply-adds.
+ * EMULATION: an emulation takes so many times as long as the truth. */
 #define JUDGE_RATE          8e9
 #define JUDGE_RATE_PORTABLE 2e9
 #define JUDGE_PAIR          100
@@ -42,13 +42,13 @@
 #define JUDGE_PAIR_GAIN 1.1 /* a second mistake divides what is left of the error by e to this power */
 
 enum {
-    EMULATIONS = 6,                /* of a small problem */
-    EMULATIONS_LARGE = 2,          /* of others */
-    CANDIDATES = 2048,             /* variants of mistakes that are kept */
-    PAIR_FIRSTS = 5,               /* mistakes that others are added to */
-    PAIR_SECONDS = 300,            /* mistakes that are added to each */
-    CONFIRMED = 8,                 /* explanations that are tested on all tiles */
-    SMALL_MULTIPLY_ADDS = 1 << 24, /* a pass of so few is cheap: no sample is taken */
+    EMULATIONS = 6,                /* number of emulations of a small problem */
+    EMULATIONS_LARGE = 2,          /* number of emulations of any other problem */
+    CANDIDATES = 2048,             /* the most candidates that a judge may have */
+    PAIR_FIRSTS = 5,               /* the most mistakes that are the first of a pair */
+    PAIR_SECONDS = 300,            /* the most mistakes that are the second of a pair */
+    CONFIRMED = 8,                 /* the most explanations that are tested on all tiles */
+    SMALL_MULTIPLY_ADDS = 1 << 24, /* a pass with at most so many multiply-adds takes all tiles, not a sample */
 };
 
 static const struct emulation emulations[EMULATIONS] = {
@@ -67,34 +67,34 @@ enum phase {
     PHASE_DONE
 };
 
-/* A mistake, or two: rows of hypotheses[] and their variants. */
+/* A mistake: a row of hypotheses[], and which variant of it. */
 struct mistake {
     int row, variant;
-    bool alone; /* in the backward alone */
+    bool alone; /* only the backward has the mistake */
 };
 
 struct candidate {
-    struct mistake first, second; /* second.row < 0: there is one */
+    struct mistake first, second; /* second.row < 0: the candidate is a single mistake */
     struct difference left[FRAME_TENSORS], size[FRAME_TENSORS];
-    double score;                  /* less is better; 0: as without */
-    unsigned explains;             /* bits of frame_tensors[] */
-    bool breaks, confirmed, whole; /* whole: `left` is of all tiles */
+    double score;                  /* less is better; 0: the mistake leaves the error as it is */
+    unsigned explains;             /* the wrong tensors that the candidate explains, as bits of frame_tensors[] */
+    bool breaks, confirmed, whole; /* whole: `left` was found on all tiles */
 };
 
-/* A walk over tiles. */
+/* A pass computes tiles of a frame with one variation, and sums up their differences. */
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* tiles; NULL: all */
+    const int64_t *list; /* the tiles of the pass; NULL: all tiles */
     int64_t count, at;
-    int64_t hk, b; /* keys that are loaded; -1: none */
-    bool converts; /* from the truth that is kept */
+    int64_t hk, b; /* the head and sequence whose keys are loaded; -1: none */
+    bool converts; /* the pass changes numbers of the truth instead of computing anew */
     bool alone;
-    int emulation;      /* -1: none */
-    bool against_truth; /* differences from the truth, not from the caller's results */
-    bool sizes;         /* `size` is wanted */
-    bool sums;          /* all tiles are in it */
-    struct difference found[FRAME_TENSORS], size[FRAME_TENSORS]; /* size: how far what is computed is from the truth */
+    int emulation;      /* index in emulations[]; -1: the pass computes without roundings */
+    bool against_truth; /* the pass compares with the truth, not with the caller's results */
+    bool sizes;         /* the pass also fills `size` */
+    bool sums;          /* the pass takes all tiles, so dbias, dsinks and dslopes are complete */
+    struct difference found[FRAME_TENSORS], size[FRAME_TENSORS]; /* size: differences of the pass from the truth */
 };
 
 struct judge {
@@ -102,22 +102,22 @@ struct judge {
     attn_problem p;
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given;
-    struct frame frame, other; /* other: with the other layout */
+    struct frame frame, other; /* other: the same problem, read in the other layout */
     bool has_other;
-    struct truth truth, some; /* some: sums of a pass */
+    struct truth truth, some; /* some: dbias, dsinks and dslopes of the present pass */
     int64_t sum_elements[FRAME_TENSORS];
 
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* of the pass in its phase */
+    int index; /* number of the present pass in its phase */
 
     struct difference noise[FRAME_TENSORS], now[FRAME_TENSORS], now_sample[FRAME_TENSORS];
-    double largest[FRAME_TENSORS], once[FRAME_TENSORS]; /* largest |truth|; error of one rounding */
+    double largest[FRAME_TENSORS], once[FRAME_TENSORS]; /* largest |truth|; largest error of rounding the truth once */
     double largest_score;
     judge_tensor tensor[FRAME_TENSORS];
     judge_verdict verdict;
-    unsigned wrong; /* bits of frame_tensors[] */
+    unsigned wrong; /* tensors beyond their limit, as bits of frame_tensors[] */
 
     int64_t *sample;
     int64_t sample_count;
@@ -146,7 +146,7 @@ const char *judge_code(int index)
 
 /* ---- Cost -------------------------------------------------------------------------------------------------------- */
 
-/* Multiply-adds of the truth of all rows. */
+/* Returns the number of multiply-adds that the truth of all rows takes. */
 static double multiply_adds(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -185,7 +185,8 @@ static void begin_pass(struct judge *j, struct frame *frame, const variation *v,
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* The number of the first row of the tile among those kept, when its head is `h`; -1: it is not kept. */
+/* Returns the row of the truth that is the first row of tile t, if head h computes the tile. Returns -1 if the truth
+ * does not have that row. */
 static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
@@ -194,7 +195,8 @@ static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Rows of a tile, in `row_values` with rows of `ld` numbers: keeps them, or finds differences. */
+/* Takes `count` computed rows of a tensor, each of `ld` numbers. In PHASE_TRUTH it stores them in the truth; in other
+ * phases it adds up their differences. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -222,7 +224,7 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Results by key of the head that is complete. */
+/* Takes dk and dv of a key/value head when all tiles of that head have been computed. */
 static void settle_keys(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -242,7 +244,7 @@ static void settle_keys(struct judge *j, const struct tile *t)
     settle_rows(j, 4, t->b, t->hk, first, room, all ? -1 : t->line, c->dV, c->Dv);
 }
 
-/* Of a mistake in the backward alone: out and lse are right. */
+/* Replaces out and lse of a tile by the truth. A pass calls it for a mistake that is in the backward alone. */
 static void take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;
@@ -272,7 +274,7 @@ static void take_keys(struct judge *j, const struct tile *t, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes a tile as the pass says. */
+/* Computes tile t with the pass's variation or emulation, and takes its results. */
 static void compute_tile(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -297,7 +299,7 @@ static void compute_tile(struct judge *j, const struct tile *t)
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* A value that is made from the truth's. */
+/* Returns a number of the truth, changed as the pass's variation changes it. */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;
@@ -313,7 +315,7 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Numbers of a tensor that are kept, converted and compared. */
+/* Compares rows of the caller's tensor with rows of the truth, changed by converted(). */
 static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                          int64_t exist)
 {
@@ -353,7 +355,7 @@ static void convert_tile(struct judge *j, const struct tile *t, bool last_of_hea
     convert_rows(j, 4, t->b, t->hk, frame_first_key(f, t->b), frame_key_room(f, t->b), t->line, 0);
 }
 
-/* Compares the sums of a pass over all tiles. */
+/* Compares dbias, dsinks and dslopes at the end of a pass over all tiles. */
 static void settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;
@@ -374,7 +376,7 @@ static void settle_sums(struct judge *j)
     }
 }
 
-/* A tile of the pass. Returns true when the pass is over. */
+/* Does the work of the pass's next tile. Returns true when the pass is over. */
 static bool pass_step(struct judge *j)
 {
     struct pass *const pass = &j->pass;
@@ -398,7 +400,7 @@ static bool pass_step(struct judge *j)
 
 /* ---- Verdict ----------------------------------------------------------------------------------------------------- */
 
-/* Half the distance between numbers of the dtype at x. */
+/* Returns half the distance from x to the next number of the dtype. */
 static double half_ulp(attn_dtype dtype, double x)
 {
     static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 24, [ATTN_F16] = 11, [ATTN_BF16] = 8, [ATTN_F8E4M3] = 4 };
@@ -461,7 +463,8 @@ static double root_mean_square(const struct judge *j, int which, const struct di
     return sqrt((d->squares + (double)d->bad * bad * bad) / (double)d->count);
 }
 
-/* Does what is left say that the tensor is what the mistake gives? */
+/* Does the mistake explain this tensor? now: the differences from the truth. left: the differences from what a kernel
+ * with the mistake gives. */
 static bool explains(const struct judge *j, int which, const struct difference *now, const struct difference *left)
 {
     if (left->bad > now->bad / 10) return false;
@@ -473,7 +476,7 @@ static bool explains(const struct judge *j, int which, const struct difference *
     return tenth;
 }
 
-/* Scores a candidate whose differences are known. */
+/* Computes score, explains and breaks of a candidate whose differences are known. */
 static void weigh(const struct judge *j, struct candidate *c)
 {
     const struct difference *const now = c->whole ? j->now : j->now_sample;
@@ -498,7 +501,7 @@ static bool change(const struct judge *j, const struct mistake *m, variation *v,
     return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
 }
 
-/* Begins the pass that tests a candidate. False: it does not apply. */
+/* Begins the pass that tests a candidate. Returns false if the candidate does not apply to the problem. */
 static bool begin_candidate(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v = variation_of(&j->frame.p);
@@ -537,8 +540,8 @@ static int emulation_count(const struct judge *j)
     return multiply_adds(&j->p) <= SMALL_MULTIPLY_ADDS ? EMULATIONS : EMULATIONS_LARGE;
 }
 
-/* Tiles for the tests: those of a cheap problem all, else some, spread, among them the first and the last. In a
- * backward they are whole heads. */
+/* Chooses the tiles on which mistakes are tested: all tiles of a cheap problem, otherwise evenly spread ones with the
+ * first and the last. In a backward it chooses whole heads, from the first on. */
 static void choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;
@@ -560,7 +563,7 @@ static void choose_sample(struct judge *j)
     }
 }
 
-/* Does a mistake explain all tensors that are wrong? */
+/* Does one candidate explain all tensors that are wrong? */
 static bool is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++)
@@ -568,22 +571,24 @@ static bool is_complete(const struct judge *j)
     return false;
 }
 
-/* Is this row worth its time? Where results are within the limit, only mistakes of precision are; those that are known
- * by their size alone are beyond it, and need tests that take long. */
+/* Should this hypothesis be tested? Where all results are within their limits, only mistakes of precision are. A
+ * hypothesis with of_size is tested only if results are beyond a limit and nothing explains them, because its test
+ * takes long. */
 static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
 {
     if (h->of_size) return j->verdict == JUDGE_MISMATCH && !is_complete(j);
     return j->verdict == JUDGE_MISMATCH || h->of_pattern;
 }
 
-/* The next variant of the next hypothesis. False: there is none. */
+/* Begins the next single mistake: the next variant of the present hypothesis, or else the first variant of a later
+ * hypothesis that is worth trying. False: none is left. */
 static bool next_single(struct judge *j)
 {
     struct mistake *const m = &j->trying;
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        const int copies = h->of_scores && backward ? 2 : 1; /* in both, and in the backward alone */
+        const int copies = h->of_scores && backward ? 2 : 1; /* 2: also in the backward alone */
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {
             const struct candidate c = { .first = { m->row, m->variant % h->variants, m->variant >= h->variants },
@@ -602,7 +607,7 @@ static int by_score(const struct judge *j, int a, int b)
     return j->candidates[a].score < j->candidates[b].score ? -1 : j->candidates[a].score > j->candidates[b].score;
 }
 
-/* Puts a candidate where its score says, in a list of at most `most`. */
+/* Inserts a candidate in a list of at most `most` candidates, which is sorted by score. */
 static void insert(const struct judge *j, int *list, int *count, int most, int candidate)
 {
     int at = *count;
@@ -612,7 +617,7 @@ static void insert(const struct judge *j, int *list, int *count, int most, int c
     list[at] = candidate;
 }
 
-/* Does the mistake remove over a fifth of an error? */
+/* Does the mistake remove over a fifth of the error of a wrong tensor? */
 static bool removes_some(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -626,8 +631,8 @@ static bool removes_some(const struct judge *j, const struct candidate *c)
     return false;
 }
 
-/* Chooses the mistakes that pairs are made of. The first of a pair removes a part of the error. The second may be any
- * mistake, for what it adds may be small beside the first one's error. */
+/* Chooses the mistakes that pairs are made of. The first of a pair must remove a part of the error. The second may be
+ * any mistake, because its part may be small beside the error of the first. */
 static void choose_pairs(struct judge *j)
 {
     int best[HYPOTHESES_MOST];
@@ -658,7 +663,7 @@ static bool next_pair(struct judge *j)
     return false;
 }
 
-/* What is left after the better of the two alone. */
+/* Returns the better (lower) score of the two mistakes of a pair, each tested alone. */
 static double better_single(const struct judge *j, const struct candidate *pair)
 {
     double best = 0;
@@ -673,7 +678,7 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Do the numbers have about the spread of errors that the mistake makes? */
+/* Do the caller's errors have about the size and the spread of the errors that the mistake makes? */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -682,12 +687,14 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
-/* Is a mistake of precision there? One that is known by its size must have it in all tensors that are wrong. */
+/* Is this candidate's mistake of precision found? With of_size, errors of its size must be in all tensors that are
+ * wrong. */
 static bool is_imprecise(const struct judge *j, const struct candidate *c)
 {
     const bool by_size = hypotheses[c->first.row].of_size;
     bool any = false;
-    /* Sums of P V leave lse right. For float32 a right lse must be there: many mistakes make errors of that size. */
+    /* Rounded sums of P V leave lse right. In float32 lse must be given and right, because many mistakes make errors of
+     * that size. */
     if (by_size ? j->wrong >> 1 & 1 : c->breaks) return false;
     if (by_size && j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -724,7 +731,7 @@ static void enter(struct judge *j, enum phase phase)
     j->in_pass = false;
 }
 
-/* Begins the next pass of this phase. False: the phase is over. */
+/* Begins the next pass of the present phase. Returns false if the phase is over. */
 static bool begin_in_phase(struct judge *j)
 {
     const variation right = variation_of(&j->frame.p);
@@ -754,7 +761,7 @@ static bool begin_in_phase(struct judge *j)
     return false;
 }
 
-/* Goes on to the phase after one whose passes are over. */
+/* Enters the next phase when the present one has no more passes. */
 static void leave_phase(struct judge *j)
 {
     if (j->phase == PHASE_SINGLES) {
@@ -766,7 +773,7 @@ static void leave_phase(struct judge *j)
     if (j->phase == PHASE_CONFIRM) choose_confirmed(j);
 }
 
-/* A pass is over. */
+/* Stores the results of a pass that is over. */
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {
@@ -826,7 +833,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* the first head is not complete */
+    if (count == 0) return; /* not even one key/value head is complete */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;
@@ -872,7 +879,7 @@ static void find_facts(struct judge *j)
     f->has_empty |= j->p.keep_mask.rank || j->p.bias.rank || j->p.mask_startend_rows.rank;
 }
 
-/* The problem in the other layout, where heads and rows change places. */
+/* Opens the frame of the problem read in the other layout, where heads and rows change places. */
 static bool open_other(struct judge *j)
 {
     attn_problem other = j->p;
@@ -881,7 +888,7 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1);
-    j->other.whole = false; /* its sums have other shapes */
+    j->other.whole = false; /* dbias, dsinks and dslopes have other shapes there */
     return j->has_other;
 }
 
@@ -910,7 +917,7 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* The share of the rows that time and memory allow; *bytes: memory that they take. */
+/* Returns the share of the rows for which time and memory suffice. *bytes: the memory that this share takes. */
 static double share_of(const attn_problem *p, double seconds, int64_t *bytes)
 {
     const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;
@@ -982,7 +989,7 @@ void judge_close(judge *j)
 
 /* ---- Report ------------------------------------------------------------------------------------------------------ */
 
-/* What a mistake is called in a sentence. */
+/* Writes the sentence that describes the mistake. */
 static void put_sentence(const struct judge *j, const struct mistake *m, char *text, size_t room)
 {
     variation ignored = variation_of(&j->frame.p);
@@ -1021,7 +1028,7 @@ static judge_explanation explanation_of(const struct judge *j, const struct cand
     return e;
 }
 
-/* Is there already an explanation of these codes, or of less that explains as much? */
+/* Does the list already have an explanation of the same one or two mistakes, in either order and of any variant? */
 static bool is_listed(const struct judge *j, const int *list, int count, const struct candidate *c)
 {
     for (int n = 0; n < count; n++) {
@@ -1032,8 +1039,8 @@ static bool is_listed(const struct judge *j, const int *list, int count, const s
     return false;
 }
 
-/* The best explanation that is not listed: among those whose scores are about equal, the one that stands first in the
- * table. -1: none. */
+/* Returns the best explanation that is not listed. Among explanations of about equal score, it is the one that stands
+ * first in the table. -1: all are listed. */
 static int best_left(const struct judge *j, const int *list, int count)
 {
     enum { NONE = -1 };

@@ -57,61 +57,62 @@ typedef struct judge_place {
     int64_t wrong, of_wrong;
 } judge_place;
 
-/* A mistake that explains the difference. now, if_so: max_abs of the tensor that it explains best, as it is, and
- * against what a kernel with the mistake gives. */
+/* A mistake that explains the difference, in the tensor that it explains best. now: its max_abs. if_so: its max_abs
+ * against the results that a kernel with the mistake gives. */
 typedef struct judge_explanation {
-    const char *code, *and_code; /* and_code: a second mistake at once; NULL: none */
+    const char *code, *and_code; /* and_code: a second mistake at the same time; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
-    uint64_t tensors; /* that it explains: bits of attn_tensor_id */
+    uint64_t tensors; /* the tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;
 } judge_explanation;
 
 typedef struct judge_result {
     judge_verdict verdict;
     attn_op op;
-    uint64_t given; /* bits of attn_tensor_id */
+    uint64_t given; /* the results that the caller gave: bits of attn_tensor_id */
     judge_tensor tensor[ATTN_TENSOR_COUNT];
     int worst_count, place_count, explanation_count, not_tried_count;
     judge_element worst[JUDGE_WORST];
     judge_place place[JUDGE_WHERE];
     judge_explanation explanation[JUDGE_EXPLANATIONS];
     const char *not_tried[JUDGE_CODES];
-    int64_t rows_checked, rows_of; /* query rows of all heads */
+    int64_t rows_checked, rows_of; /* numbers of query rows, all heads together */
 } judge_result;
 
-/* The results that may be judged, bits of attn_tensor_id. */
+/* The results that a judge can compare: bits of attn_tensor_id. */
 #define JUDGE_RESULTS                                                                                                \
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))
 
 /* Has each of the results as many elements as the problem's result? INVALID names the member. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
-/* Bytes of memory that judge_open() takes for this problem and time; INT64_MAX: more than a judge may have. */
+/* Returns the bytes of memory that judge_open() takes for this problem and time. INT64_MAX: a judge may not have so
+ * much. */
 int64_t judge_bytes(const attn_problem *problem, double seconds);
 
-/* `problem` has passed attn_check() without its results; its op says whether gradients are computed. results[id]
- * are the caller's, C-contiguous, rank 0 where not given; at least one is. A result may have the shape of another
- * layout: it needs the right number of elements alone. `seconds` is the time that all of it should take: rows are
- * chosen so that the truth takes a third of it. Errors: INVALID (a result's size; the member is named), TOO_LARGE
- * (not even a part can be computed in memory of JUDGE_BYTES), NO_MEMORY. */
+/* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
+ * results[id] are the caller's tensors, C-contiguous, of rank 0 where not given; at least one must be given. A result
+ * may have the shape of another layout, because only its number of elements is checked. The judge should take `seconds`
+ * in all, and chooses rows whose truth takes a third of that. Errors: INVALID (a result's size; the member is named),
+ * TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], double seconds,
                        judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Half of the time is over: where the truth of all chosen rows is not known yet, the judge makes do with those
- * that are. */
+/* Call this when half of the time is over. If the truth of some chosen rows is not known yet, the judge goes on without
+ * them. */
 void judge_hurry(judge *j);
-/* Are errors and verdict known? Explanations may still be missing. */
+/* Are errors and verdict known? Explanations may still be missing then. */
 bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
-void judge_close(judge *j); /* NULL is fine */
+void judge_close(judge *j); /* `j` may be NULL */
 
-/* Expected seconds of the truth and its roundings for all rows, and of all hypotheses. */
+/* The expected seconds of the truth and the emulations for all rows, and of the tests of all hypotheses. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;
 judge_cost judge_cost_of(const attn_problem *problem);
 
-/* The codes of hypotheses.c; NULL past the last. */
+/* Returns the code of row `index` of hypotheses.c, or NULL past the last row. */
 const char *judge_code(int index);
 
 #endif

@@ -12,7 +12,7 @@
 /* A tile of queries of the n-th query head of key/value head hk. */
 struct tile {
     int64_t b, hk, n, first, count;
-    int64_t row, line; /* number of its first row, and of its first key, among those that are kept */
+    int64_t row, line; /* positions of its first query row and its sequence's first key in arrays of a truth */
 };
 
 /* Where element (b, h, row, column) of a caller's tensor is. */
@@ -22,52 +22,55 @@ struct reading {
     int64_t batch, head, row, column;
 };
 
-/* A problem cut into tiles. Tiles of a key/value head follow each other, then those of the other sequences with
- * the same head. */
+/* A problem cut into tiles. The tiles of a key/value head follow each other, sequence by sequence. */
 struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    int64_t count, rows, lines; /* tiles; query rows of all heads and keys of all heads that are kept */
-    int64_t all_rows;           /* of the whole problem */
-    int64_t *row_of_head;       /* [B, H]: number of the first row of a head that is kept whole; -1: it is not */
-    bool whole;                 /* all tiles of the problem are in it */
-    struct reading reading[ATTN_TENSOR_COUNT][2]; /* as it should be, and in the other layout */
+    int64_t count, rows, lines; /* tiles; query rows and keys that a truth has, of all heads */
+    int64_t all_rows;           /* number of query rows of the whole problem, all heads together */
+    int64_t *row_of_head;       /* [B, H]: the head's first row in a truth; -1: its first tile is not chosen */
+    bool whole;                 /* all tiles of the problem were chosen */
+    struct reading reading[ATTN_TENSOR_COUNT][2]; /* [0]: the problem's layout; [1]: the other */
     struct compute c;
-    float *scratch; /* of emulations */
+    float *scratch; /* memory for emulations */
 };
 
-/* Differences of a tensor. Those between a number and what is not one are counted apart. */
+/* The differences between a tensor's numbers and the wanted ones. A difference where only one of the two is finite
+ * counts in `bad`. */
 struct difference {
-    double most, sum, squares, bad_square; /* bad_square: what stands for the square of one that is counted apart */
+    double most, sum, squares, bad_square; /* bad_square: the square that stands for each difference in `bad` */
     int64_t count, bad;
 };
 
-/* Exact results of the tiles of a frame, by row and line; sums as their tensors. */
+/* The exact results of a frame: out, lse and dq by row, dk and dv by line (a key), the others with their tensors'
+ * shapes. */
 struct truth {
     double *out, *lse, *dq, *dk, *dv;
     double *dbias, *dsinks, *dslopes;
 };
 
 enum { FRAME_ROW_TENSORS = 3, FRAME_TENSORS = 8 };
-/* The results by kind: those by row, those by key, sums. */
+/* The results, as indices of arrays [FRAME_TENSORS]: first those by row, then those by key, then sums. */
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
-/* Cuts the problem into tiles: all, or about `share` of them, edges first. False: no memory. */
+/* Cuts the problem into tiles and chooses all of them, or about `share` of them. False: there is no memory. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share);
 void frame_close(struct frame *f);
 int64_t frame_bytes(const attn_problem *p, double share);
 int64_t frame_tile_rows(const attn_problem *p);
-/* Elements of a result of the problem, by its shape as it should be; 0: the problem has no such result. */
+/* Returns the number of elements that result `id` should have. 0: the problem has no such result. */
 int64_t frame_elements(const attn_problem *p, attn_tensor_id id);
 
 double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
                  int64_t column, int64_t *at);
-/* First row of the sequence in the tensors of queries, and of keys. */
+/* Return the row at which sequence b begins in tensors of queries, the row at which it begins in tensors of keys, and
+ * the number of rows that it has room for in tensors of keys. */
 int64_t frame_first_row(const struct frame *f, int64_t b);
 int64_t frame_first_key(const struct frame *f, int64_t b);
 int64_t frame_key_room(const struct frame *f, int64_t b);
-/* Columns, and the row's or line's numbers of a tensor in a truth. NULL: a sum. */
+/* frame_kept() returns a truth's numbers of a tensor; NULL: the truth has no memory for it. frame_columns() returns the
+ * columns of a row; it is 1 for lse and for sums. */
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 

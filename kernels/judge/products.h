@@ -21,10 +21,10 @@ struct products {
                      int64_t ldb, float *C, int64_t ldc);
 };
 
-/* The fastest of this processor. */
+/* Returns the fastest products that this processor can run. */
 const struct products *products_best(void);
 
-/* One for each set of instructions: products.c, products_avx2.c, products_avx512.c. */
+/* Each file has the products for one instruction set: products.c, products_avx2.c, products_avx512.c. */
 extern const struct products products_portable, products_avx2, products_avx512;
 
 #endif

@@ -16,38 +16,38 @@ enum variation_heads {
     HEADS_REVERSED,    /* Hk - 1 - h / G */
 };
 
-/* Keys that a row does not see though it should: one tile of them. */
+/* The tile of keys that a row wrongly does not see. */
 enum variation_drop {
     DROP_NOTHING,
-    DROP_LAST,      /* the last tile of the sequence */
-    DROP_FIRST,     /* the first one */
-    DROP_LAST_SEEN, /* the last tile of those that the row may see by its place */
+    DROP_LAST,      /* the last tile of the sequence's keys */
+    DROP_FIRST,     /* the first tile of the sequence's keys */
+    DROP_LAST_SEEN, /* the last tile that causal and window let the row see */
     DROP_FIRST_SEEN,
 };
 
-/* What goes wrong in a softmax that is computed tile by tile. */
+/* The mistake of a softmax that is computed tile by tile. */
 enum variation_softmax {
     SOFTMAX_RIGHT,
     SOFTMAX_OUT_NOT_RESCALED,  /* the row of out is not rescaled where the maximum grows */
-    SOFTMAX_SUM_NOT_RESCALED,  /* the sum is not */
-    SOFTMAX_NONE_RESCALED,     /* neither is */
-    SOFTMAX_SPLITS_UNWEIGHTED, /* results of the splits are averaged */
+    SOFTMAX_SUM_NOT_RESCALED,  /* the sum is not rescaled where the maximum grows */
+    SOFTMAX_NONE_RESCALED,     /* neither out nor the sum is rescaled */
+    SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
-    SOFTMAX_RAW,               /* nor by that of exp(z) */
+    SOFTMAX_RAW,               /* out is not divided by the sum of exp(z) */
 };
 
 enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
 
-/* How a number is rounded where exact arithmetic would not. */
+/* The number that is rounded although exact arithmetic would not round it. */
 enum variation_rounding {
     ROUND_NOTHING,
-    ROUND_SCORES,        /* q.k to round_dtype */
-    ROUND_SCALED_SCORES, /* scale q.k to it */
-    ROUND_FINAL_SCORES,  /* the score after bias and ALiBi */
-    ROUND_SUMS,          /* the sums of P V and of q.k to it after every `tile` terms */
-    ROUND_TF32,          /* q and k to 10 bits behind the point */
-    ROUND_TF32_ALL,      /* P and v too */
-    CUT_TF32,            /* as ROUND_TF32, by cutting */
+    ROUND_SCORES,        /* q.k is rounded to round_dtype */
+    ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
+    ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
+    ROUND_SUMS,          /* sums of P V and q.k are rounded to round_dtype after every `tile` terms */
+    ROUND_TF32,          /* q and k are rounded to 10 bits behind the point */
+    ROUND_TF32_ALL,      /* q, k, P and v are rounded to 10 bits behind the point */
+    CUT_TF32,            /* q and k are cut to 10 bits behind the point */
     CUT_TF32_ALL,
     CUT_OUT, /* results are cut to their dtype */
     CUT_P,   /* P is cut to q's dtype */
@@ -56,8 +56,8 @@ enum variation_rounding {
 enum variation_dropout {
     DROPOUT_RIGHT,
     DROPOUT_MISSING,      /* nothing is dropped */
-    DROPOUT_UNSCALED,     /* what is kept is not divided by 1 - p */
-    DROPOUT_SCALED_TWICE, /* or twice */
+    DROPOUT_UNSCALED,     /* kept elements are not divided by 1 - p */
+    DROPOUT_SCALED_TWICE, /* kept elements are divided by 1 - p twice */
     DROPOUT_TRANSPOSED,   /* element (j, i) decides about (i, j) */
 };
 
@@ -65,21 +65,21 @@ typedef struct variation {
     attn_geometry g;                      /* where the tensors are, scale, softcap and what hides pairs */
     int64_t q_column, k_column, v_column; /* strides of the columns */
 
-    bool softcap_first, bias_first; /* before the scale */
+    bool softcap_first, bias_first; /* they are applied before the scale */
     double bias_factor, alibi_factor;
     bool alibi_corner; /* ALiBi counts from the other corner */
 
     int64_t more_right; /* added to the last key that causal lets a row see */
     bool keep_inverted, one_sequence;
-    bool padding_kept; /* keys behind seqlens_k are seen, but places are counted without them */
+    bool padding_kept; /* rows see keys behind seqlens_k, but causal and window do not count them */
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
     int64_t tile;        /* keys of a tile, number of splits, or terms of a sum */
-    bool backwards;      /* tiles from the last to the first */
-    bool over_all;       /* the average is over all splits, also those that the row does not see */
+    bool backwards;      /* the kernel goes from the last tile to the first */
+    bool over_all;       /* the average is over all splits, even those that the row does not see */
     int64_t tail;        /* keys of a tile whose padding counts as score 0; 0: none */
-    bool tail_is_hidden; /* from rows that do not reach that far */
+    bool tail_is_hidden; /* causal and window hide padding keys too */
     double sink_weight;
     enum variation_empty empty_out, empty_lse;
     double lse_factor;
@@ -94,18 +94,19 @@ typedef struct variation {
     bool backward_alone; /* the mistake is in the backward; out and lse are right */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    int64_t only_member;    /* dk and dv of this query head of a group; -1: of all */
-    int64_t only_last_tile; /* dq of the last tile of so many keys; 0: of all */
-    int64_t only_last_rows; /* the last that any row of a tile of so many rows may see; 0: the last of the sequence */
+    int64_t only_member;    /* dk and dv have only this query head of a group; -1: all */
+    int64_t only_last_tile; /* dq has only the last tile of so many keys; 0: all */
+    int64_t only_last_rows; /* that tile is the last one that so many rows see; 0: the sequence's last one */
 
     uint64_t swapped;     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout */
-    bool swapped_problem; /* the whole problem is: attention runs over the heads */
+    bool swapped_problem; /* the problem is read in the other layout: attention runs over the heads */
 } variation;
 
-/* What is right. */
+/* Returns the variation without a mistake. */
 variation variation_of(const attn_problem *p);
 
-/* The key/value head of a query head, and the n-th query head of a key/value head. */
+/* variation_head_of() returns the key/value head that query head h reads. variation_member_of() returns the n-th query
+ * head that reads key/value head hk. */
 static inline int64_t variation_head_of(const variation *v, int64_t h)
 {
     const attn_dims *const d = &v->g.dims;

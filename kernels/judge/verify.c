@@ -14,8 +14,8 @@ struct attn_verifier {
     variation v;
     attn_verification found;
     int64_t total, n, next;  /* rows there are; done; index of row n: n * total / rows, without overflow */
-    int64_t b, h, first;     /* the head of the next row, and the index of its first row */
-    int64_t keys_b, keys_hk; /* keys that are loaded; -1: none */
+    int64_t b, h, first;     /* batch row and head of row `next`; number of that head's first row among all rows */
+    int64_t keys_b, keys_hk; /* head and sequence whose keys are loaded; -1: none */
 };
 
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
@@ -40,7 +40,7 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* To the head of row `next`. B * H is bounded, so this is soon there. */
+/* Moves b, h and first to the head of row `next`. The loop ends soon because B * H is bounded. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;
@@ -49,12 +49,12 @@ static attn_sequence go_to_head(attn_verifier *v)
         v->first += s.Sq;
         if (++v->h < g->dims.H) continue;
         v->h = 0;
-        s = attn_sequence_of(g, ++v->b); /* there is one more, or there would be no row `next` */
+        s = attn_sequence_of(g, ++v->b); /* there is another sequence, or row `next` would not exist */
     }
     return s;
 }
 
-/* How far row r of the tile, which a kernel wrote, is from the truth. A NaN or an infinity agrees with itself. */
+/* Compares row i of the kernel's out with row r of the tile's truth. Two NaN or two equal infinities do not differ. */
 static void compare_row(attn_verifier *v, const attn_sequence *s, int64_t i, int64_t r)
 {
     const attn_view *const out = &v->v.g.view[ATTN_T_out];

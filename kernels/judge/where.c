@@ -12,7 +12,7 @@
 
 enum { AXES = 4 };
 
-/* How many elements along each axis are wrong. */
+/* The number of wrong elements at each index of each axis. */
 struct counts {
     int64_t size[AXES]; /* batch rows, heads, rows, columns */
     int64_t *wrong[AXES];
@@ -50,7 +50,7 @@ static void put(struct words *w, const char *format, ...)
     if (n > 0) w->used += (size_t)n < w->room - w->used ? (size_t)n : w->room - w->used - 1;
 }
 
-/* The step between the numbers that have wrong elements; 0: they have no one step. */
+/* Returns the step if the indices that have wrong elements are evenly spaced, and 0 otherwise. */
 static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64_t *last, int64_t *count)
 {
     int64_t step = 0;
@@ -66,7 +66,8 @@ static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64
     return *count == 1 ? 1 : step < 0 ? 0 : step;
 }
 
-/* "queries 128 to 255": the numbers of an axis. False: all of them. */
+/* Writes the indices of an axis that have wrong elements, such as "queries 128 to 255". Returns false if all indices
+ * have some. */
 static bool put_axis(struct words *w, const char *one, const char *many, const int64_t *wrong, int64_t size)
 {
     enum { LISTED = 4 };
@@ -126,7 +127,7 @@ static double error_of(double got, double want)
     return isfinite(error) ? error : INFINITY;
 }
 
-/* Keeps the element where it is among the worst. */
+/* Adds the element to result->worst if it is one of the JUDGE_WORST elements with the largest errors. */
 static void keep_worst(judge_result *result, double *errors, const attn_tensor *t, attn_tensor_id id, int64_t at,
                        double got, double want, double error)
 {
@@ -148,7 +149,7 @@ struct search {
     const struct truth *t;
     const attn_tensor *results;
     judge_result *result;
-    double errors[JUDGE_WORST]; /* relative to the limit */
+    double errors[JUDGE_WORST]; /* errors of result->worst over the tensor's limit */
     struct counts counts;
 };
 
@@ -163,7 +164,7 @@ static void look(struct search *s, attn_tensor_id id, int64_t at, const int64_t 
     for (int a = 0; a < AXES; a++) s->counts.wrong[a][place[a]]++;
 }
 
-/* Rows of a tile, or keys of a head. */
+/* Counts the wrong elements in `count` rows of a tensor: rows of a tile, or keys of a head. */
 static void look_at_rows(struct search *s, attn_tensor_id id, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t start, int64_t kept)
 {
@@ -189,7 +190,7 @@ static void look_at(struct search *s, attn_tensor_id id, bool of_keys)
     }
 }
 
-/* A sum: its elements have only a number. */
+/* Counts the wrong elements of dbias, dsinks or dslopes. */
 static void look_at_sum(struct search *s, attn_tensor_id id)
 {
     const attn_tensor *const t = &s->results[id];
@@ -215,7 +216,7 @@ static void set_sizes(struct search *s, attn_tensor_id id, bool of_keys, bool of
         s->counts.size[a] = a < AXES - t->rank ? 1 : t->shape[a - (AXES - t->rank)];
 }
 
-/* A sum's place, by the axes that it has. */
+/* Writes where dbias, dsinks or dslopes is wrong, by the axes that the tensor has. */
 static void put_sum(const struct counts *c, char *text, size_t room)
 {
     struct words w = { text, room, 0 };

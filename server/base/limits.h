@@ -123,7 +123,7 @@ enum {
 enum {
     /* Up to this size an answer is encoded at once and sent in one call; a larger one is made block by block. */
     ANSWER_SMALL_BYTES = 256 << 10,
-    /* Inputs of this size are not overwritten by the answer, but released for the next request. */
+    /* Inputs of this size or more are not overwritten by the answer, but released for the next request. */
     ANSWER_LARGE_INPUTS = 2 << 20,
     ANSWER_STREAM_BLOCK = 192 << 10, /* a block fits in the second-level cache beside the tensors it is made from */
     /* A block of numbers as text takes a millisecond, in which the thread serves no other connection. */

@@ -153,9 +153,9 @@ struct cache_step {
     float *scales;    /* the step's own memory */
 };
 
-/* Makes a step: checks that the caches exist and go together. `rows` is at most CACHES_ROWS. Errors name the row:
- * NOT_FOUND, INVALID (different shapes or devices, or a cache twice in a step that appends), TOO_LARGE. Call
- * caches_drop_step() also after an error. */
+/* Fills in *step, a transaction on the caches `ids`: checks that they exist and have one shape and one device. `rows`
+ * is at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID (different shapes or devices, or a cache twice in a
+ * step that appends), TOO_LARGE. Call caches_drop_step() also after an error. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 

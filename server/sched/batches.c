@@ -1,8 +1,8 @@
 /* batches.c: begins cache transactions, sends jobs to devices in batches, and takes batches back.
  *
  *   batches_enqueue()    a job begins to wait
- *   batches_dispatch()   once a turn, after all messages: batches leave for devices that have room
- *   batches_done()       a batch is back: results, answers
+ *   batches_dispatch()   once per iteration of the loop, after all messages: sends batches to devices that have room
+ *   batches_done()       takes a batch back, stores its results and answers its requests
  *
  * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
  * request waits for any of its jobs, the batch is cancelled. */

@@ -113,7 +113,8 @@ static void give_up(struct request *request)
     leave_batches(job);
 }
 
-/* Ends the work on a held request soon. on_checked(), on_finished() or batches_done() then hands the request back. */
+/* Cancels what still runs for a held request (one whose client's memory is in use), so that it ends soon. Then
+ * on_checked(), on_finished() or batches_done() hands the request back. */
 static void end_held(struct request *request)
 {
     if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;

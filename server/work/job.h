@@ -54,7 +54,7 @@ struct job_part {
     int device; /* number of the only device that can compute the part; -1: any device can */
 
     /* Only the loop's thread uses the members below, down to handed_over. */
-    struct batch *batch;             /* the batch of the part, while a request waits for the job; NULL: none */
+    struct batch *batch;             /* the part has been put in a batch, which happens only once */
     bool left;                       /* the part left in a batch, and never leaves again */
     struct inline_slot *handed_over; /* an HTTP thread put the part on a device, where it still runs (INLINE_LATE) */
 

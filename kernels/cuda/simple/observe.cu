@@ -1,15 +1,14 @@
-/* observe.cu: what the queries look at (attention.h, attn_observe), without tensor cores. Every dtype, head dim and
- * option; each number is computed by one warp, in an order that the problem alone decides.
+/* observe.cu: what the queries look at (attention.h, attn_observe), without tensor cores. It computes every dtype, head
+ * dim and option. One warp computes each number, in an order that depends only on the problem.
  *
- *   rows      a query row of one head: m, l, e and the largest scores over its keys, 32 at a time      row_max, lse,
- *                                                                                    entropy, top_keys, top_weights
- *   mass      a key of one query head: sum of its probabilities over the queries                        key_mass
- *   weights   a row of the region                                                                       weights
- *   map       a cell                                                                                    map
- *   heads     a head: over its rows                                                                     max_logit,
- *                                                                                                       mean_entropy
+ *   kernel    a warp computes                                       outputs
+ *   rows      a query row of one head, 32 keys at a time            row_max, lse, entropy, top_keys, top_weights
+ *   mass      the sum of a key's probabilities over the queries     key_mass
+ *   weights   a row of the region                                   weights
+ *   map       a cell                                                map
+ *   heads     a head, from the results of its rows                  max_logit, mean_entropy
  *
- * The first kernel leaves two numbers of each row in the workspace, and the others make scores anew:
+ * The first kernel leaves two numbers of each row in the workspace, and the others compute the scores anew:
  *     P = exp2(z - base) * inverse                    z, base: by in_base_2()
  * base is INFINITY where P is 0, and NaN where all numbers of the row are NaN. Sums of many P are double.
  *
@@ -21,7 +20,7 @@
 
 namespace {
 
-/* By lse_at(). */
+/* What the first kernel leaves of each row for the others. lse_at() gives the index of a row. */
 struct kept {
     float *base, *inverse, *most, *entropy;
 };
@@ -48,8 +47,8 @@ DEVICE int64_t key_at(const cuda_args &a, const head_args &x, int64_t j)
     return attn_key_at(&a.g, &a.g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j);
 }
 
-/* The score of query i, the same in all lanes, and each lane's own key j, where it is `seen`. The whole warp calls it,
- * and some lane sees its key. */
+/* Returns the score of query i, which is the same in all lanes, and of key j, of which each lane has its own. It is
+ * valid where the lane's bit in `set` is 1. The whole warp calls it, and at least one bit of `set` must be 1. */
 DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int64_t j, unsigned set, int64_t first)
 {
     const int64_t mine = set >> (threadIdx.x % 32) & 1 ? j : first + __ffs(set) - 1;
@@ -58,7 +57,7 @@ DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int
                          &derivative);
 }
 
-/* A lane's probability, from its score; 0 where it sees no key. */
+/* Returns the probability of a lane's score, or 0 if the row does not see the lane's key. */
 DEVICE float probability(const kept &rows, int64_t row, bool seen, float z)
 {
     const float base = rows.base[row];
@@ -68,7 +67,7 @@ DEVICE float probability(const kept &rows, int64_t row, bool seen, float z)
 
 /* ---- The largest scores of a row --------------------------------------------------------------------------------- */
 
-/* Up to 64 of them in descending order: number n is in slot n / 32 of lane n % 32. */
+/* Up to 64 scores of a row in descending order. Number n is in slot n / 32 of lane n % 32. */
 struct top_list {
     float z[2];
     int key[2];
@@ -89,7 +88,7 @@ template <typename T> DEVICE void shift(T (&slot)[2], int at, T x)
     slot[1] = lane + 32 < at ? slot[1] : lane + 32 == at ? x : before1;
 }
 
-/* Puts the lanes' scores, of keys from `first` on, into the list. The lower of two keys with one score comes first. */
+/* Adds the lanes' scores to the list. Lane n has key first + n. The lower of two keys with equal scores comes first. */
 DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t first)
 {
     for (;;) {
@@ -108,7 +107,8 @@ DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t 
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* What a row ends with. from: log2 of the probability of its largest score. */
+/* The results of a row, and what other kernels need of it. In end_of_row(), `from` is log2 of the probability of the
+ * row's largest score. */
 struct row_end {
     float lse, base, inverse, entropy;
 };
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         nan |= __any_sync(ALL_LANES, seen && z != z);
         most = fmaxf(most, warp_max(seen ? z : -CUDART_INF_F));
         const float m_new = fmaxf(m, warp_max(y));
-        if (m_new > m) { /* the same in all lanes */
+        if (m_new > m) { /* the same branch in all lanes */
             const float by = m - m_new, scale = exp2f(by);
             e = scale == 0 ? 0 : scale * (e + by * l);
             l *= scale;
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
 
-/* Key n of all query heads, keys fastest: the lanes take its queries. */
+/* Computes key_mass. A warp has key n of all query heads, keys fastest; its lanes share the queries. */
 __global__ void __launch_bounds__(32 * WARPS)
     observe_mass(const __grid_constant__ cuda_args a, int64_t first_key, const __grid_constant__ kept rows)
 {
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) ((float *)view.data)[attn_at(&view, b, h, 0) + line] = (float)sum;
 }
 
-/* Calls visit(j, probability) in each lane for its keys of [lo, hi), those that query i sees. */
+/* Calls visit(j, probability) in each lane for those of the lane's keys in [lo, hi) that query i sees. */
 template <class VISIT>
 DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const kept &rows, int64_t i, int64_t lo,
                               int64_t hi, VISIT visit)
@@ -259,7 +259,7 @@ DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const kept
     }
 }
 
-/* Row n of the region, of all heads. */
+/* Computes weights. A warp has row n of the region's rows in all heads. */
 __global__ void __launch_bounds__(32 * WARPS)
     observe_weights(const __grid_constant__ cuda_args a, int64_t first_row, const __grid_constant__ kept rows)
 {
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     for_probabilities(a, x, rows, i, o.keys[0], o.keys[1], [&](int64_t j, float P) { to[j - o.keys[0]] = P; });
 }
 
-/* Cell n of the maps of all heads. */
+/* Computes map. A warp has cell n of all heads' maps. */
 __global__ void __launch_bounds__(32 * WARPS)
     observe_map(const __grid_constant__ cuda_args a, int64_t first_cell, const __grid_constant__ kept rows)
 {
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) ((float *)view.data)[attn_at(&view, x.b, h, u) + v] = (float)sum;
 }
 
-/* max_logit and mean_entropy, a head a warp: a lane has every 32nd row. */
+/* Computes max_logit and mean_entropy. A warp has one head; each lane has every 32nd row. */
 __global__ void __launch_bounds__(32)
     observe_heads(const __grid_constant__ cuda_args a, const __grid_constant__ kept rows)
 {

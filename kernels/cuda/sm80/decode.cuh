@@ -756,7 +756,7 @@ again:
     /* Write the sums to the workspace, or divided to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* of a stack: one bit for each sequence */
+    uint32_t not_finite_of = 0; /* X::STACKED: bit n: this thread found a row of the stack's sequence n not sound */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);

@@ -47,7 +47,8 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Channels 2 w and 2 w + 1 of 16 are in word permuted_word(w) of Q's eight words. */
+/* Of every 16 channels of a row of Q, channels 2 w and 2 w + 1 are word permuted_word(w) of eight. This is the order in
+ * which a lane has K's channels when it converts a word of four float8. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;

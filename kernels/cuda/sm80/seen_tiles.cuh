@@ -3,8 +3,8 @@
  *   list_seen_keys(), list_seen_rounds()    make the list: a bit per tile, set where one of its pairs is visible
  *   seen_tile_below(), seen_tile_above()    return the next tile of the list
  *
- * Causal, window and lengths give a range of tiles, which needs no list. A hidden tile would add P
- * = 0 times V, so the list changes no bit of a result except the sign of a 0. */
+ * Causal, window and lengths give a range of tiles, which needs no list. A hidden tile would add P = 0 times V, so the
+ * list changes no bit of a result except the sign of a 0. */
 #ifndef ATTN_SM80_SEEN_TILES_CUH
 #define ATTN_SM80_SEEN_TILES_CUH
 

@@ -246,9 +246,9 @@ DEVICE uint32_t kept(uint32_t x)
     return x;
 }
 
-/* The query rows of a block, as tile_place_of() finds them. They are computed in 32 bits where all sequences have one
- * length (not packed), because the block's first copies wait for them. `whole` is limits_of() of such a problem,
- * computed by the host. */
+/* The query rows of a block, found by row_place_of(). Where all sequences have one length, it uses only 32-bit
+ * arithmetic, because the block's first copies wait for the result; otherwise it calls tile_place_of(). `whole`:
+ * limits_of_whole(), for that one length, computed by the host. */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;

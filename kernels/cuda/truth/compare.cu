@@ -1,4 +1,4 @@
-/* compare.cu: how far results are from the truth that truth.cu computes (attn_truth_compare()). */
+/* compare.cu: measures how far results are from the truth that truth.cu computes (attn_truth_compare()). */
 #include "kernels/cuda/truth/rows.cuh"
 #include "kernels/cuda/truth/truth.h"
 
@@ -8,7 +8,7 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* of the result */
+    attn_view view; /* where the result is */
     const double *truth;
     int64_t rows, columns;
     bool keys;
@@ -24,13 +24,13 @@ DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
     return row.line - (!packed ? 0 : keys ? s.k_start : s.q_start) < (keys ? s.Sk : s.Sq);
 }
 
-/* Doubles from 0 on have the order of their bits. */
+/* Sets *to to the larger of *to and x, which are not negative: such doubles have the order of their bits. */
 DEVICE void raise(double *to, double x)
 {
     atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(x));
 }
 
-/* A warp compares a row. */
+/* Compares the result with the truth. A warp compares one row at a time. */
 __global__ void __launch_bounds__(COMPARE_THREADS) compare(const __grid_constant__ compared c)
 {
     const int lane = threadIdx.x % 32, warps = COMPARE_THREADS / 32;

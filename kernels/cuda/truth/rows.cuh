@@ -13,7 +13,7 @@ enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 
 enum pass { FORWARD, DQ, DK, DV };
 
-/* Of a row of queries. `only`: the score of the one key that the row sees; NaN: it sees none or several. */
+/* The softmax of a row of queries. `only`: the score of the key if the row sees one key, and NaN otherwise. */
 struct row_sum {
     double top, rest, delta, only;
 };
@@ -21,7 +21,7 @@ struct row_sum {
 /* A tensor as widen() leaves it: rows of `width` floats, a multiple of CHUNK, zeros behind the tensor's channels. */
 struct dense {
     float *data;
-    uint8_t *strange; /* per row */
+    uint8_t *strange; /* one per row: the row has a NaN or an infinity */
     int width;
 };
 
@@ -29,7 +29,7 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    attn_truth to; /* NULL: not wanted. out is also set where only delta needs it */
+    attn_truth to; /* NULL: not wanted. out is never NULL in a backward, because delta needs it */
     attn_score_options_as<double> scores;
     double drop_scale;
     bool options; /* scores take more than a scale, causal, window and lengths */
@@ -47,14 +47,15 @@ static inline int64_t dense_rows(const attn_dims &d, bool keys)
     return (keys ? d.Sk * d.Hk : d.Sq * d.H) * (packed_rows(d, keys) ? 1 : d.B);
 }
 
-/* Index of the first row of sequence b, head h, among the rows of all heads. */
+/* Returns the index of the first row of sequence b and head h among the rows of all heads. */
 DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, int64_t b, int64_t h)
 {
     const int64_t rows = keys ? d.Sk : d.Sq, heads = keys ? d.Hk : d.H;
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* The row of that index: `line` is its place in the tensor, the start of its sequence included. */
+/* Where the row of an index of first_row() is. `line` is its row in the tensor: where sequences are packed, it is
+ * counted from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

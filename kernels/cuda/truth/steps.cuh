@@ -9,14 +9,14 @@ namespace {
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* Scores of a warp's 16 rows on their way through the options. */
+/* Memory through which the scores of a warp's 16 rows pass to the options and back. */
 struct exchange {
-    double z[16][COLUMNS + 2], slope[16][COLUMNS + 2]; /* slope: the derivative, negative where dropout drops */
+    double z[16][COLUMNS + 2], slope[16][COLUMNS + 2]; /* slope: the score's derivative, negative where dropout drops */
 };
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* only of problems with options */
+    exchange warp[WARPS]; /* used only by problems with options */
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
@@ -34,7 +34,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each of a lane's numbers. */
+/* Calls visit(n, e) for each number of a lane's fragment. */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll
@@ -45,7 +45,7 @@ template <typename F> DEVICE void for_each(F visit)
 
 DEVICE double saturated_double(double z)
 {
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* a NaN stays NaN */
 }
 
 DEVICE bool is_hidden(double p)
@@ -53,7 +53,7 @@ DEVICE bool is_hidden(double p)
     return p == 0 && signbit(p);
 }
 
-/* Replaces the products in `ex` by scores, -inf where hidden, by every option. A lane has a column. */
+/* Turns the products in `ex` into scores with every option, -inf where hidden. A lane works on one column. */
 template <bool BY_KEYS>
 DEVICE void apply_options(const truth_args &t, const head_args &x, double scale, exchange &ex, int row0, int column0)
 {
@@ -102,8 +102,8 @@ DEVICE void add_scores(fragment &c, const float *x, const float *y)
 
 typedef double result_fragment[N_WIDTH][4];
 
-/* result += P Z. As operand A, a lane's p[n][2 r + e] is row g + 8 r of column 8 n + 2 q + e. The rows of Z are taken
- * in the same order. */
+/* Adds P Z to result. As operand A, a lane's p[n][2 r + e] is row g + 8 r of column 8 n + 2 q + e, where g = lane / 4
+ * and q = lane % 4. The rows of Z are taken in the same order. */
 DEVICE void add_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -126,7 +126,7 @@ DEVICE void add_product(result_fragment &result, const fragment &p, const float 
     }
 }
 
-/* The same where Z has a NaN or an infinity: hidden pairs are skipped. */
+/* Adds P Z to result where Z has a NaN or an infinity: hidden pairs are skipped. */
 DEVICE void add_strange_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, q = lane % 4;
@@ -152,7 +152,7 @@ DEVICE void add_strange_product(result_fragment &result, const fragment &p, cons
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The larger; a NaN stays. */
+/* Returns the larger number, or NaN if one is NaN. */
 DEVICE double larger(double m, double z)
 {
     return z > m || z != z ? z : m;
@@ -168,19 +168,19 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The softmax of a row while its tiles come. A lane's sums are of its own columns. */
+/* The running softmax of a row. A lane's sums are of the lane's own columns. */
 struct online_row {
-    double m, l, seen_z; /* seen_z: sum of scores, for a row with one */
+    double m, l, seen_z; /* seen_z: the sum of the scores, which is the score if the row sees one key */
     int seen;
 };
 
-/* Before the first tile: the row's sink, if it has one, counts in one lane. */
+/* Returns the state before the first tile. The row's sink, if it has one, counts in one lane. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };
 }
 
-/* z becomes exp(z - m). Returns the factor of what was summed before. */
+/* Turns scores z into exp(z - m), where m may grow. Returns the factor by which earlier sums must be multiplied. */
 template <int R> DEVICE double softmax_step(online_row &row, fragment &z)
 {
     double m = -INFINITY;

@@ -33,7 +33,7 @@ namespace {
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 
-/* A warp copies a row. */
+/* Widens a tensor. A warp copies one row at a time. */
 __global__ void __launch_bounds__(SMALL_BLOCK)
     widen(const __grid_constant__ truth_args t, attn_tensor_id id, bool keys, int64_t rows, int64_t D, dense to)
 {
@@ -74,7 +74,7 @@ constexpr bool has_two_products(pass p)
     return p == DQ || p == DK;
 }
 
-/* What a pass multiplies: X Y^T, X2 Y2^T, and the result of the second factor Z. */
+/* The operands of a pass: X Y^T, X2 Y2^T and result += P Z. */
 struct operands {
     dense x, y, x2, y2, z;
 };
@@ -88,7 +88,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Blocks of a pass: for each head (and row of the batch) tiles of rows, for each of them WIDTH columns at a time. */
+/* Counts the blocks of a pass. Each head of each batch row has tiles of rows, and each tile has a block for every WIDTH
+ * columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -98,7 +99,7 @@ struct block_shape {
 };
 
 struct block_place {
-    int64_t b, h; /* h: query head, or key/value head */
+    int64_t b, h; /* h: the query head, or the key/value head in DK and DV */
     int row, part;
     attn_sequence s;
 };
@@ -124,7 +125,7 @@ DEVICE block_place place_of_block(const truth_args &t, const block_shape &shape,
     return place;
 }
 
-/* Columns that a row sees: keys of a query, or queries of a key. */
+/* Returns the columns that a row sees: keys of a query, or queries of a key. */
 template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, const attn_sequence &s, int64_t row)
 {
     return BY_KEYS ? attn_rows_of(&g, &s, row) : attn_keys_of(&g, &s, row);
@@ -132,22 +133,22 @@ template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, con
 
 /* ---- A block ----------------------------------------------------------------------------------------------------- */
 
-/* What a block computes. Rows are queries or keys of one head, columns are keys or queries. */
+/* The work of one block. Its rows are queries or keys of one head, its columns keys or queries. */
 struct block_work {
     operands o;
     attn_sequence s;
-    int64_t b, h, hk;       /* h: of the rows */
-    int64_t first_row;      /* index of the tile's first row in the operands and results */
+    int64_t b, h, hk;       /* h: the head of the rows */
+    int64_t first_row;      /* index of the tile's first row among the rows of all heads */
     int row, rows, columns; /* first row of the tile; rows and columns of the sequence */
-    int begin, end;         /* columns that a row of the tile may see */
-    int chunks, chunks2;    /* of X Y^T, of X2 Y2^T */
-    int members, part;      /* query heads whose columns are gone over; which WIDTH columns of the result */
-    int from_z, width;      /* those columns, of Z too */
-    int lo[2], hi[2];       /* columns that the lane's rows see by their place */
+    int begin, end;         /* first and last column (exclusive) that some row of the tile may see */
+    int chunks, chunks2;    /* chunks of channels of X Y^T, and of X2 Y2^T */
+    int members, part;      /* number of query heads to visit; index of the block's WIDTH columns of the result */
+    int from_z, width;      /* the block's first column of Z and of the result, and how many */
+    int lo[2], hi[2];       /* columns that causal, window and lengths let the lane's rows see */
     double scale;
 };
 
-/* A chunk of a tile of columns. */
+/* A place in the loop of a block: chunk `part` of the tile of columns from `column` on, in query head `member`. */
 struct cursor {
     int part, column, member;
 };
@@ -160,13 +161,13 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* The head whose queries are the rows or the columns. */
+/* Returns the query head of the pairs of rows and columns. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Index of column 0 of the sequence in the operands. */
+/* Returns the index of the sequence's column 0 among the rows of all heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -185,7 +186,7 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* Both ends of what a row sees grow with the row. */
+    /* The first and the last column that a row sees both grow with the row. */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -203,10 +204,10 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies `wide` channels of `count` rows; rows from `valid` on are zeros. */
+/* Copies `wide` channels of `count` rows to shared memory. Rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
-    const int pieces = wide / 4; /* of 16 bytes */
+    const int pieces = wide / 4; /* number of 16-byte pieces of a row */
     for (int n = threadIdx.x; n < count * pieces; n += THREADS) {
         const int row = n / pieces, piece = n % pieces;
         cp_async_16(smem_addr(to + row * line + piece * 4),
@@ -214,7 +215,7 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins to load a stage, as a group of copies of its own. Past the last tile the group is empty. */
+/* Begins to load the stage for `at`, as one group of copies. Past the last tile the group is empty. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {
@@ -230,7 +231,8 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Products become scores, -inf where hidden. With options, ex.slope has what they leave for later. */
+/* Turns products into scores, -inf where hidden. With options, ex.slope then has the derivatives that score_gradients()
+ * needs. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)
 {
@@ -250,14 +252,14 @@ DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor
     });
 }
 
-/* The row of queries of a pair: a row of DQ, a column of DK and DV. */
+/* Returns the softmax of the query of a pair. The query is a row in DQ, and a column in DK and DV. */
 template <pass PASS>
 DEVICE const row_sum &sum_of(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, int n, int e)
 {
     return is_by_keys(PASS) ? of_columns[at.column + column_of(n, e)] : of_rows[e / 2];
 }
 
-/* Scores become probabilities, in a backward. */
+/* Turns scores into probabilities, -0 where hidden, in a backward. */
 template <pass PASS>
 DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, fragment &S)
 {
@@ -271,13 +273,13 @@ DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns
     });
 }
 
-/* What dropout multiplies the lane's number by. */
+/* Returns dropout's factor for the lane's number n, e. */
 DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
 {
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* dS takes the place of P, and dP becomes 0. */
+/* Replaces P by dS, and dP by 0. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
@@ -292,7 +294,7 @@ DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], co
     });
 }
 
-/* Ends the softmax of a lane's row r: what divides its result. */
+/* Ends the softmax of a lane's row r and stores lse. Returns the factor for the row's result. */
 DEVICE double close_softmax(const truth_args &t, const block_work &w, const online_row &online, int r)
 {
     const double l = sum_of_quad(online.l), z = sum_of_quad(online.seen_z);
@@ -346,7 +348,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        __syncthreads(); /* all have this stage's numbers, and nobody reads the stage that is loaded now */
+        __syncthreads(); /* the stage's data are visible, and no warp reads the stage that is loaded next */
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
         const float *const from = sm.stage[stage];
@@ -400,7 +402,7 @@ DEVICE void take_given_lse(row_sum &sum, double lse)
     sum.rest = 0;
 }
 
-/* A warp has a row. */
+/* Prepares the rows for a backward: delta, and the given lse. A warp has one row. */
 __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant__ truth_args t, int64_t rows)
 {
     const attn_geometry &g = t.a.g;
@@ -427,9 +429,9 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 
 /* ---- The host's part --------------------------------------------------------------------------------------------- */
 
-/* Operations per second. An H100 makes 2.1e13 in a forward and 1.8e13 in a backward of head size 128; with all options
- * together a forward takes 3.8 times as long (attn-bench --truth, 2026-11-27). The tensor cores of an A100 have 0.3 of
- * that rate for doubles. Chips of 8.6, 8.7 and 8.9 have a 64th of their rate for float32. */
+/* Operations per second. An H100 makes 2.1e13 in a forward and 1.8e13 in a backward of head size 128. With all options
+ * together a forward takes 3.8 times as long (attn-bench --truth, 2026-11-27). The tensor cores of an A100 compute
+ * doubles at 0.3 of the H100's rate. Chips of 8.6, 8.7 and 8.9 compute doubles at a 64th of their rate for float32. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
@@ -445,7 +447,7 @@ int padded(int64_t channels)
     return (int)(attn_tiles(channels, CHUNK) * CHUNK);
 }
 
-/* Operations that a pass makes for a pair. */
+/* Returns the operations that a pass makes for a pair of a query and a key. */
 double flops_of_pair(const attn_dims &d, pass p)
 {
     const int D = padded(d.D), Dv = padded(d.Dv), width = p == FORWARD || p == DV ? Dv : D;
@@ -458,7 +460,8 @@ struct layout {
     bool overflows;
 };
 
-/* `count` elements; addresses are relative to `base`, which is NULL where only sizes are asked for. */
+/* Places `count` elements in the workspace. Addresses are relative to `base`, which is NULL where only sizes are asked
+ * for. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
@@ -486,7 +489,8 @@ layout lay_out(const attn_problem *p, const attn_truth *to, char *base)
     if (backward) {
         take_dense(l.t.dout, queries, g.dims.Dv);
         take(l, base, l.t.sums, queries, 1);
-        /* Room for `out` is taken even if the caller wants it: the need does not depend on the wishes. */
+        /* The workspace has room for `out` even if the caller provides memory for it, so that its size does not depend
+         * on which results are wanted. */
         double *out;
         take(l, base, out, queries, g.dims.Dv);
         if (!l.t.to.out) l.t.to.out = out;
@@ -519,7 +523,7 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* The inputs as dense rows; what no pass writes becomes zero, or -inf. */
+/* Makes dense rows of the inputs, and sets what no pass writes to zero or -inf. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
     const attn_dims &d = t.a.g.dims;

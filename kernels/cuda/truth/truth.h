@@ -4,10 +4,10 @@
 
 #include "kernels/cuda/common/kernels.h"
 
-/* False: the problem's sizes overflow. */
+/* Implements attn_truth_need(). Returns false if the problem's sizes overflow. */
 bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_truth_cost *cost);
 
-/* Queues the steps that chip->steps takes. */
+/* Implements attn_truth_some(): queues the steps that chip->steps selects. */
 cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
                        const attn_truth *results, void *workspace);
 

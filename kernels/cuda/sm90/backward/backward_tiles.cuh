@@ -1,10 +1,10 @@
 /* backward_tiles.cuh: flash attention backward for Hopper: TMA, wgmma, warp specialisation. backward.cu and
  * backward_pairs.cu have the tables that say which problem takes which shape.
  *
- * A block is at BN = 128 keys of one key/value head; K and V stay in shared memory, and the queries that see them pass
- * by in tiles of BM, for every head of the group. One warpgroup produces, two consume: each owns 64 of the keys and
- * holds their dK and dV in registers (FlashAttention-2, arXiv:2307.08691, Algorithm 2, the loops exchanged and the
- * scores transposed, as in FlashAttention-3):
+ * A block works on BN = 128 keys of one key/value head. K and V stay in shared memory, and the block goes over the
+ * queries that see these keys, in tiles of BM, for every head of the group. One warpgroup is the producer, two are
+ * consumers. A consumer owns 64 of the keys and has their dK and dV in registers (FlashAttention-2, arXiv:2307.08691,
+ * Algorithm 2, the loops exchanged and the scores transposed, as in FlashAttention-3):
  *
  *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
@@ -23,60 +23,61 @@
  *                                        dQ of the last;  dK = scale dK, dV
  *                                        no more keys: dQ = scale sums
  *
- * dQ of a tile needs dS of both consumers and is made a round later, so that neither waits for the other: one may be a
- * round ahead, and dS has three stages. What decides the rate is which arithmetic runs beside a warpgroup's own
- * products, and that no wait stands in line that need not. ptxas takes C = A B in flight from one turn of a loop to the
- * next only where nobody reads C, so a round begins where nothing is on its way. It also moves a wait above arithmetic
- * that stands before it, wherever products are issued fast enough: see round(). At D = 64 registers are short: dV is
- * made in two halves, dK before S, and the consumers take turns with their exponentials, so that one's are computed
- * under the other's products.
+ * dQ of a tile of queries needs dS of both consumers and is computed a round later, so that neither consumer waits for
+ * the other: one may be a round ahead, and dS has three stages. The rate depends on which arithmetic runs beside a
+ * warpgroup's own products, and on waits that come no earlier than they must. ptxas lets C = A B run on from one
+ * iteration of a loop to the next only where no code reads C; therefore no product is in flight when a round begins.
+ * ptxas also moves a wait above arithmetic that stands before it, wherever products are issued fast enough: see
+ * round(). At D = 64 registers are short. dV is then computed in two halves and dK before S, and the consumers take
+ * turns with their exponentials, so that those of one consumer run beside the products of the other.
  *
- * The grid is a block per multiprocessor; each works through tiles of keys, which are claimed in order (scheduler.cuh).
- * The next tile's K comes where V was, whose last product is a round earlier than K's, and V where K was. dV is written
- * under the product of the last dQ, dK while V is on its way.
+ * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
+ * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
+ * The next V is loaded to where K was. dV is written while the product of the last dQ runs, dK while the next V is
+ * loaded.
  *
- * At D = 128 a tile of 64 queries may be hidden from one consumer's keys and not from the other's, at both ends of what
- * a block sees: a consumer passes such a round, and leaves the tensor cores to the other.
+ * At D = 128 one consumer's keys may be hidden from a tile of 64 queries while the other's are not, at both ends of
+ * the queries that a block visits. A consumer passes such a round, and leaves the tensor cores to the other consumer.
  *
  * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
  * sm80/backward_steps.h. The sums need no zeros: whichever block comes first to a part stores it, the others add (see
  * sender), so blocks that see the same queries begin with different ones. Where waiting for the first costs more than
- * zeros, the kernel that prepares the rows' values beside this one (backward_prepare.cuh) writes zeros (wants_zeros()).
- * Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
+ * zeros, the kernel that prepares the rows' values beside this one (backward_prepare.cuh) writes zeros
+ * (wants_zeros()). Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
  *
- * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a
- * sequence are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
+ * What lies past the end of a tensor arrives as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end
+ * of a sequence are another sequence's or padding. They are set to zero in shared memory, because 0 times NaN is NaN.
  *
- * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile
- * it is, and leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is
- * known only while the scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A
- * softcap alone has a form without the other options, since a round is as long as what is done to a score: P and P
- * times the derivative wait in the registers of S, as 16-bit numbers; where all of a warp's scores are near 0, a tanh
- * is a short series.
+ * Options (softcap, ALiBi, FlashMask) have instantiations of their own. The loader writes a record for each round,
+ * which names the tile of queries, and leaves out tiles that the mask hides from all of the block's keys. A softcap's
+ * derivative, 1 - tanh^2, is known only while the scores are. P times the derivative therefore waits in shared memory,
+ * as 16-bit numbers, until dS is computed. A softcap without other options has a variant of its own, because the work
+ * on each score decides how long a round takes. In this variant P, and P times the derivative, wait in the registers
+ * of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
  *
- * Deterministic: the tiles of keys of a head add to dQ of a tile of queries in a fixed order, that in which they are
- * claimed; who is early waits for its turn, a counter per tile of queries, while the consumers make the part, and ends
- * it, when the addition is done, while they make the next. So a block waits only for tiles that running blocks have
- * claimed before. Under a causal mask the last keys come first: the first addition is then by the tile that begins with
- * it, and hardly anybody waits.
+ * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
+ * claimed. Each tile of queries has a counter of turns. A sender waits for its block's turn while the consumers
+ * compute the part, and ends the turn when the addition is done, while they compute the next part. A block therefore
+ * waits only for tiles that running blocks have claimed before. Under a causal mask the last keys come first. The
+ * first addition is then by the tile of keys that begins with these queries, and blocks hardly wait.
  *
- * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is
- * not finite leaves a mark, and computes these rows one by one when its block has no more tiles of keys
- * (repair_own_keys); of dQ, at once.
+ * A NaN or infinity in Q, K, V or dO of a hidden pair meets P = 0 inside a product. A warp whose dK or dV is not
+ * finite leaves a mark, and computes these keys one by one when its block has no more tiles of keys (repair_own_keys).
+ * Rows of dQ that are not finite are computed again at once.
  *
- * What the warps of a block agree on, and the producer's warps, are in backward_rounds.cuh; the consumers are here. */
+ * backward_rounds.cuh has the shared memory of a block and the producer's warps. This file has the consumers. */
 #ifndef ATTN_SM90_BACKWARD_TILES_CUH
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
 
-/* sm80/forward.cu: lse and rest of rows whose scores are huge. */
+/* Computes lse, in two parts, of rows whose scores are huge. The function is in sm80/forward.cu. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* R: the type of dK and dV in memory, T or float. A branch in store() instead would have ptxas serialise products. */
+/* R: the type of dK and dV in memory, T or float. With a branch in store() instead, ptxas would serialise products. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -84,19 +85,20 @@ template <typename T, class X, typename R> struct gradients {
     shared<X> &sm;
     const block_place &x;
     consumer<2> me;
-    ring<X::STAGES_Q> q; /* the next round's */
+    ring<X::STAGES_Q> q; /* stages of Q (q) and dO (o) of the next round */
     ring<X::STAGES_DO> o;
-    ring<X::STAGES_DS> mine, whole; /* of dS: written next by this warpgroup; next for dQ */
-    uint32_t phase = 0;             /* of K and V */
-    int tile;                       /* the next round's queries */
-    int free_first, free_last;      /* tiles of queries all of which see all keys of this warpgroup */
-    /* Operands: K and V of this warpgroup's keys, the first stages, dS and K as dQ's part takes them. */
+    ring<X::STAGES_DS> mine, whole; /* of dS: written next by this warpgroup; read next for dQ */
+    uint32_t phase = 0;             /* phase of the barriers of K and V */
+    int tile;                       /* tile of queries of the next round */
+    int free_first, free_last;      /* tiles of queries that all see all keys of this warpgroup */
+    /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage. K_down: K as this
+     * warpgroup's part of dQ takes it. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
-    const uint32_t dS_to; /* where this thread stores its part of dS: an address in the first stage */
-    const uint32_t dQ_at; /* and of dQ: sums before it; lane and leader follow from it */
+    const uint32_t dS_to; /* address in the first stage of dS where this thread stores its part */
+    const uint32_t dQ_at; /* index in sm.dQ where this thread stores its part; lane and leader follow from it */
 
     DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
         : a(a_), p(p_), sm(sm_), x(sm_.place), me(w), own_K(smem_addr(sm_.keys[0]) + w * 64 * 128),
@@ -110,27 +112,29 @@ template <typename T, class X, typename R> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
-    /* An operand whose steps are additions where they are used: ptxas would keep those that do not change in
-     * registers. */
+    /* Returns the operand as a value that ptxas does not know. The addresses of its steps are then added where they are
+     * used. Otherwise ptxas keeps those that do not change in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
         return x;
     }
 
-    /* Q or dO of a stage: the products along the channels, and those down the rows. */
+    /* Operands of a stage of Q or dO. ..._along() is for products along the channels, ..._down() for products along the
+     * rows. */
     DEVICE auto Q_along(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q, stage); }
     DEVICE auto dO_along(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO, stage); }
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
     DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
 
-    /* Zeros the rows past the end, which are another sequence's, or padding. */
+    /* Sets rows past the end of the sequence to zero, because they belong to another sequence or to padding. */
     DEVICE void zero_past_end(uint16_t *queries) const
     {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
-    /* The next round's; behind a head's last comes the next head's first. */
+    /* Moves `tile` to the next round's tile of queries. The last tile of a head is followed by the first of the next
+     * head. */
     DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
 
     DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
@@ -150,7 +154,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* Turns S into P. */
+    /* Turns S into P, for a round without options. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -158,8 +162,8 @@ template <typename T, class X, typename R> struct gradients {
         exponents_of<BM>(S, values, p.c, me.lane);
     }
 
-    /* A bit per score, in the order of S: is it hidden by the band or FlashMask? Rolled loops, for the registers are
-     * others'. */
+    /* Sets a bit of `hidden` for each score, in the order of S, that causal, window, lengths or FlashMask hide. The
+     * loops are not unrolled, because other values need the registers. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;
@@ -185,7 +189,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* exponents() with options. */
+    /* Turns S into P with ALiBi, FlashMask, keep_mask and softcap. */
     DEVICE void exponents_of_options(float (&S)[BM / 2], const row_values *values) const
     {
         const round_record &round = record();
@@ -194,7 +198,7 @@ template <typename T, class X, typename R> struct gradients {
         hidden_scores(hidden, round);
         add_kept(hidden, round);
         const float slope = round.slope;
-        const float behind = (float)(column + (int)x.s.Sk - x.Sq - key); /* the distance of the first pair */
+        const float behind = (float)(column + (int)x.s.Sk - x.Sq - key); /* distance of the first pair in ALiBi */
 #pragma unroll
         for (int n = 0; n < BM / 8; n++) {
             const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
@@ -218,13 +222,13 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* The thread's first key. */
+    /* Returns the thread's first key. */
     DEVICE int first_key() const
     {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
     }
 
-    /* Where the bias of the next round's first query of this thread and its first key is. */
+    /* Returns the address of the bias of the thread's first query and first key in the next round. */
     DEVICE const char *first_bias() const
     {
         const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);
@@ -232,7 +236,7 @@ template <typename T, class X, typename R> struct gradients {
                (record().tile * BM + me.lane % 4 * 2) * p.bias.row + column;
     }
 
-    /* Loads the bias of the next round, as it lies in memory: 32 or 16 bits. */
+    /* Loads the bias of the next round into S, as 32 or 16 bits from memory. */
     template <typename WORD> DEVICE void load_bias(float (&S)[BM / 2]) const
     {
         const int i = record().tile * BM + me.lane % 4 * 2, rows = x.Sq - i, columns = p.bias.columns - first_key();
@@ -259,15 +263,15 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* A loaded bias in float32. */
+    /* Turns a loaded bias into float32. */
     DEVICE static float widened(float word, attn_dtype dtype)
     {
         const uint32_t bits = __float_as_uint(word);
         return dtype == ATTN_F32 ? word : dtype == ATTN_BF16 ? __uint_as_float(bits << 16) : unpack<__half>(bits).x;
     }
 
-    /* Turns a loaded bias into what scores begin with: q.k of the same size. A bias beyond float32 then hides, as it
-     * should where a row's lse is ordinary; other rows see exponents_in_parts(). */
+    /* Divides a loaded bias in S by the scale, so that q.k can be added to it. Where the quotient is -inf, the pair
+     * is hidden, which is right if the row's lse is ordinary. Other rows go through exponents_in_parts(). */
     DEVICE void scale_bias(float (&S)[BM / 2]) const
     {
         if (p.bias.dtype == ATTN_F32)
@@ -281,7 +285,7 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Asks for what pairs.cuh needs of the next round, whose record is there. */
+    /* Begins to load what pairs.cuh needs for the next round. The round's record must have arrived. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
         if constexpr (X::PAIRS) {
@@ -301,7 +305,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Adds to `hidden` what keep_mask hides. */
+    /* Sets the bits of `hidden` for pairs that keep_mask hides. */
     DEVICE void add_kept(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         if constexpr (X::PAIRS) {
@@ -322,7 +326,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Does a row of the tile have so huge a score that its lse is in two parts? */
+    /* Does a row of the tile have so huge a score that its lse is stored in two parts? */
     DEVICE bool has_parts(const row_values *values) const
     {
         bool any = false;
@@ -334,7 +338,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* exponents() of a tile that has such rows. Beside a huge bias the rest of a score is nothing. */
+    /* Turns S into P in a tile some rows of which have lse in two parts. If a bias is huge, the rest of its score does
+     * not count. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -343,7 +348,7 @@ template <typename T, class X, typename R> struct gradients {
             const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
             const bool wide = p.bias.dtype == ATTN_F32;
             const char *at = first_bias();
-            head_args head; /* what exponent_of() reads */
+            head_args head; /* only the members that exponent_of() reads */
             head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
 #pragma unroll
             for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)
@@ -365,7 +370,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* exponents() with the options of pairs.cuh, ALiBi and FlashMask. */
+    /* Turns S into P with the options of pairs.cuh, ALiBi and FlashMask. */
     DEVICE void exponents_of_pairs(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::PAIRS) {
@@ -394,8 +399,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Draws for the next round: byte n * 2 + half of word k is for query 64 k + 32 n + this lane, and half of the
-     * warp's keys. */
+    /* Makes the draws of the next round. Byte n * 2 + half of word k is for query 64 k + 32 n + lane and for one half
+     * of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
         if constexpr (X::PAIRS) {
@@ -414,7 +419,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* P of a pair that is dropped becomes -P: dV is without it, dK and dQ are not. */
+    /* Turns P of a dropped pair into -P: dV takes 0 for it, dS takes P. */
     DEVICE void drop_pairs(float (&P)[BM / 2], const uint32_t (&drawn)[BM / 64]) const
     {
 #pragma unroll
@@ -432,7 +437,7 @@ template <typename T, class X, typename R> struct gradients {
                 }
     }
 
-    /* P times the softcap's derivative, of four scores. */
+    /* Stores P times the softcap's derivative of four scores in shared memory, as 16-bit numbers. */
     DEVICE void put_aside(int n, const float *P, const float (&derivative)[4]) const
     {
 #pragma unroll
@@ -441,11 +446,11 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* The same with a softcap alone: of each pair of scores P, and P times the derivative, both as 16-bit numbers,
-     * which take the pair's place. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
+    /* Turns S into P where softcap is the only option. Each pair of scores is replaced by two P and by two P times the
+     * derivative, all 16-bit numbers. EDGE: some pairs of the tile are hidden. NEAR: all scores are near 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
-        int first[2] = {}, last[2] = {}; /* queries that see this thread's two keys, from its first pair on */
+        int first[2] = {}, last[2] = {}; /* range of queries, counted from the thread's first, that see its two keys */
         if (EDGE)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -485,7 +490,7 @@ template <typename T, class X, typename R> struct gradients {
         else capped_exponents<false, true>(S, values);
     }
 
-    /* Turns dP into dS. */
+    /* Turns dP of queries FIRST to LAST into dS. */
     template <int FIRST, int LAST>
     DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
     {
@@ -500,13 +505,13 @@ template <typename T, class X, typename R> struct gradients {
         });
     }
 
-    /* P of a pair, 0 if it is dropped. */
+    /* Returns P of a pair for dV: 0 if the pair is dropped. */
     static DEVICE float kept_P(float P)
     {
         return X::PAIRS && P < 0 ? 0 : P;
     }
 
-    /* dV += P^T dO of the PART-th part of the queries, and under it their dS. */
+    /* Issues dV += P^T dO for part PART of the queries, and computes dS of these queries while the product runs. */
     template <int PART>
     DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
                        const row_values *values) const
@@ -524,8 +529,8 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* In bytes. Of dS: a matrix of 8 queries by 8 keys from each 8 lanes; 16 bytes of a row lie by the row's
-     * swizzle. */
+    /* dS_place() and dQ_place() return where a thread stores its part of dS, in bytes, and of dQ, in floats. For dS,
+     * each 8 lanes have a matrix of 8 queries by 8 keys, and the row's swizzle decides where 16 bytes of a row lie. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -548,14 +553,14 @@ template <typename T, class X, typename R> struct gradients {
         mine.next();
     }
 
-    /* Waits until both consumers have shared dS of the previous round. Neither then reads the stage
-     * that share_dS() writes next. */
+    /* Waits until both consumers have shared dS of the previous round. After that neither reads the stage that
+     * share_dS() writes next. */
     DEVICE void await_dS() const
     {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
     }
 
-    /* This warpgroup's part of dQ = dS K, of the dS awaited. */
+    /* Issues this warpgroup's part of dQ = dS K, for the dS that await_dS() waited for. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
         multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
@@ -563,7 +568,7 @@ template <typename T, class X, typename R> struct gradients {
         whole.next();
     }
 
-    /* Writes dQ to the memory that the sender reads. */
+    /* Writes dQ to the shared memory that the sender reads. */
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
@@ -575,11 +580,11 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* Turns S into P, with the options of the variant (X::VARIANT). */
+    /* Turns S into P with the options of the shape's variant. */
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* A round without options is a plain one. */
+        /* A round in which no option has an effect is computed like one of the plain variant. */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -592,22 +597,22 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* P and dP of the next round, whose S and dP are issued. */
+    /* Completes P and dP of the next round, whose products S and dP have been issued. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
         if constexpr (X::PAIRS)
             if (p.dropout.drops) draw_pairs(drawn);
-        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* dP, and dK, are still on their way */
+        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* dP and dK may still be in flight */
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
-        retire<0>(dP); /* and dK */
+        retire<0>(dP); /* this also waits for dK */
     }
 
-    /* From P and dP of a round, of which nothing is on its way, to those of the next, if there are MORE; dQ of the
-     * round before (the first makes one of nothing, which nobody gets: a branch round the product costs registers that
-     * are not there). */
+    /* Goes from P and dP of a round to P and dP of the next one, if there are MORE. At the begin no product is in
+     * flight. It also computes dQ of the previous round. In the first round that dQ is meaningless and is not handed
+     * over, because a branch around the product would cost registers that are not free. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -616,17 +621,17 @@ template <typename T, class X, typename R> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* Its place matters: the products of the last part are issued slowly enough for dS to be computed beside them,
-         * not behind the wait for them (10 % of all the time at D = 128). */
+        /* The call must stand here. The products of the last part are then issued so slowly that dS is computed while
+         * they run, and not after the wait for them, which would cost 10 % of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
-        wgmma_wait<0>(); /* dV */
+        wgmma_wait<0>(); /* waits for dV */
         me.release(sm.bars_dO, o);
         o.next();
         opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (X::PAIRS && MORE) {
-            await_full(sm.bars_Q, q); /* and the round's record */
+            await_full(sm.bars_Q, q); /* the round's record has then arrived too */
             ask_for_pairs(S);
         }
         if (!first) await_dS();
@@ -637,7 +642,7 @@ template <typename T, class X, typename R> struct gradients {
         if (MORE && !X::S_BEFORE_DK) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
         if (X::STAGES_DS == 2)
-            named_barrier_sync(DS_FREE, CONSUMERS); /* nobody reads dS of the round before any more */
+            named_barrier_sync(DS_FREE, CONSUMERS); /* no consumer reads dS of the previous round any more */
         if (!first) hand_over(dQ);
         if (!X::S_BEFORE_DK) {
             wgmma_wait<MORE ? 1 : 0>();
@@ -650,7 +655,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Passes a round in which no query sees a key of this warpgroup: its dS is 0. */
+    /* Passes a round in which no query sees a key of this warpgroup. Its dS is 0. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -667,7 +672,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* dQ of the last round, and under it what is to be done meanwhile. */
+    /* Computes dQ of the last round. meanwhile() runs while the product does. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -678,7 +683,8 @@ template <typename T, class X, typename R> struct gradients {
         hand_over(dQ);
     }
 
-    /* To memory, 64 channels at a time, by way of the warp's part of the stage of dS that nobody reads. */
+    /* Stores dK or dV, 64 channels at a time. 16-bit numbers pass through the warp's part of the stage of dS that no
+     * consumer reads. */
     template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
     {
         const int row = me.w * 64 + me.warp * 16;
@@ -686,7 +692,7 @@ template <typename T, class X, typename R> struct gradients {
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
-        /* Straight from registers, but where ptxas then spills 360 bytes. */
+        /* float32 is stored straight from registers, except where ptxas would then spill 360 bytes. */
         if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
         else if constexpr (std::is_same<R, float>::value)
@@ -700,7 +706,7 @@ template <typename T, class X, typename R> struct gradients {
             }
     }
 
-    /* Stores dK or dV, times `factor`. Returns whether all of it is finite. */
+    /* Multiplies dK or dV by `factor` and stores it. Returns whether all numbers are finite. */
     DEVICE bool finish(float (&sums)[D / 2], float factor, attn_tensor_id tensor, int64_t width)
     {
         const float factors[2] = { factor, factor };
@@ -718,15 +724,15 @@ template <typename T, class X, typename R> struct gradients {
         return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
     }
 
-    /* Leaves a mark for repair_own_keys(). */
+    /* Marks this warp's keys for repair_own_keys() if dK or dV is not finite. */
     DEVICE void leave_mark(bool finite) const
     {
         const bool any = __any_sync(0xffffffff, !finite);
         if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any ? (uint16_t)(blockIdx.x + 1) : 0;
-        if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
+        if (any) *(volatile int *)&sm.any_nonfinite = 1; /* other warps may write it too, but the same value */
     }
 
-    /* Is the first, or last, of more than one round hidden from all keys of this warpgroup? */
+    /* Do no queries of the first (or last) of several rounds see a key of this warpgroup? */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -734,13 +740,14 @@ template <typename T, class X, typename R> struct gradients {
         return first ? (x.first + 1) * BM <= key - x.band.hi + 1 : (x.last - 1) * BM > key + 63 - x.band.lo;
     }
 
-    /* The shuffle tells ptxas so: descriptors stay in uniform registers. */
+    /* Returns x, which is the same in all lanes. The shuffle tells ptxas that it is, so descriptors stay in uniform
+     * registers. */
     static DEVICE uint32_t same_in_warp(uint32_t x)
     {
         return __shfl_sync(0xffffffff, x, 0);
     }
 
-    /* The next tile's K is where V was. */
+    /* Swaps K and V: the next tile's K lies where V was, and its V where K was. */
     DEVICE void swap_keys()
     {
         const k_major_low<BN> K = own_K;
@@ -750,13 +757,14 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* The rounds of a tile of keys, and its dK and dV. */
+    /* Computes the rounds of a tile of keys, and stores its dK and dV. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* Not ends_of_keys: a second flag would be kept, and spilled. Zeros may be written over zeros. */
+        /* The condition does not use ends_of_keys, because ptxas would keep a second flag in a register and spill it.
+         * Writing zeros over zeros does no harm. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -777,7 +785,7 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* in place of a dK */
+        wgmma_commit(); /* counts as a dK for the waits */
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
@@ -793,7 +801,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.end_turns();
         bool finite = true;
         last_dQ([&] {
-            if (!X::OPTIONS) finite = finish_dV(dV); /* options leave no registers for both */
+            if (!X::OPTIONS) finite = finish_dV(dV); /* with options no registers are free for both */
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);
@@ -802,18 +810,18 @@ template <typename T, class X, typename R> struct gradients {
         swap_keys();
     }
 
-    /* Fetches the next tile of keys for the consumers, once all have left the previous one; false:
-     * there is none. */
+    /* Fetches the next tile of keys for the consumers, once all of them have left the previous one. False: there is
+     * none. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        named_barrier_sync(END_BARRIER, CONSUMERS); /* and nobody's dK or dV are in dS */
-        /* All wait, and lanes are told apart by conditions: after a branch that a part of a warp takes ptxas keeps
-         * addresses that are the same for all in registers of each thread, in the rounds too. */
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* also, no warp's dK or dV lies in dS any more */
+        /* All lanes wait, and conditions tell lanes apart. After a branch that only some lanes take, ptxas would keep
+         * addresses that are the same for all lanes in registers of each thread, even in the rounds. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
         if (dQ_at < words * 4) ((int *)&sm.place)[me.lane] = ((const int *)&sm.work[at.stage])[me.lane];
-        named_barrier_sync(END_BARRIER, CONSUMERS); /* all have seen that it is full */
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* all consumers have seen that the slot is full */
         if (me.leader && me.w == 0) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         at.next();
         return x.rows != NO_ROWS;
@@ -836,13 +844,13 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            fence_proxy_async_shared(); /* the first dQ of the next tile is made of what lies there, for nobody */
+            fence_proxy_async_shared(); /* the next tile's first dQ reads these bytes, though its result is not used */
         }
     }
 };
 
-/* Repairs, one by one, the keys of the block's tiles for which this warp found dK or dV not finite.
- * A function of its own, so that the rounds keep their registers. */
+/* Computes, one by one, the keys of the block's tiles for which this warp found dK or dV not finite. It is a function
+ * of its own, so that the rounds keep their registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -875,7 +883,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        init_pairs(sm.bars_work, 4); /* the loader, two senders, the consumers */
+        init_pairs(sm.bars_work, 4); /* the loader, the two senders and the consumers release it */
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
         mbarrier_init(smem_addr(&sm.K_empty), 2);
@@ -895,7 +903,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* prepare_ahead, which has long ended; but the kernel after this one waits for this one's end alone. */
+        /* This waits for prepare_ahead, which has long ended. The next kernel waits only for the end of this one. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -905,21 +913,21 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-const int KEYS = 128; /* of a block, in all shapes */
+const int KEYS = 128; /* keys of a block, in all shapes */
 
 int64_t per_head_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS);
 }
 
-/* Number of query tiles of all heads. */
+/* Returns the number of tiles of queries, all heads together. */
 int64_t query_tiles_of(const attn_dims &d)
 {
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* The account: a word per key/value head; where dQ is wanted two per tile of queries, another per key/value head, the
- * units that are claimed. All are 0 at first. */
+/* Returns the number of words of the account, which are 0 at first. There is one word per key/value head. If dQ is
+ * wanted, there are also two words per tile of queries, a second word per key/value head, and one for claimed units. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -928,7 +936,7 @@ int64_t words_of(const attn_plan *plan)
 }
 
 /* Should prepare_ahead write zeros to the sums? In a long causal sequence one slow block comes first to the last
- * queries, and all others wait for its store: that costs more than zeros, at D = 128 with one head per group. */
+ * queries, and all other blocks wait for its store. At D = 128 with one head per group that costs more than zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -938,10 +946,10 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* This kernel's part of the workspace, behind that of backward_steps.h. */
+/* The kernel's part of the workspace, which follows the part of backward_steps.h. */
 struct layout {
-    int64_t account, nonfinite, extremes, kept, bytes; /* where they begin */
-    int64_t cleared;                                   /* bytes from account on, to the end of nonfinite */
+    int64_t account, nonfinite, extremes, kept, bytes; /* offsets in the workspace; `bytes`: its size */
+    int64_t cleared;                                   /* number of bytes from `account` to the end of `nonfinite` */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -967,7 +975,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    const cuda_chip *whole_chip; /* all of the problem, where `chip` has a share of its tiles */
+    const cuda_chip *whole_chip; /* computes the whole problem; `chip` has a share of its tiles */
     const attn_plan *whole;
     backward_run run;
     char *memory;
@@ -1008,7 +1016,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
 }
 
-/* What a pair_plan has more than a plan. */
+/* Fills in the members that a pair_plan has beyond those of a plan. */
 cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
 {
     const attn_geometry &g = job.run.args.g;
@@ -1039,7 +1047,7 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    if (!is_first_share(job.chip)) { /* the queries are prepared, and this launch waits for all of the one before */
+    if (!is_first_share(job.chip)) { /* queries are prepared; the launch waits for the previous one's end */
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
     }
@@ -1057,7 +1065,7 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    cudaError_t (*launch[2][2])(const backward_job &); /* bfloat16, float16; dK and dV in the same, or in float32 */
+    cudaError_t (*launch[2][2])(const backward_job &); /* [bfloat16, float16][dK and dV in that dtype, in float32] */
 };
 template <class X> constexpr shape_row row()
 {
@@ -1067,7 +1075,7 @@ template <class X> constexpr shape_row row()
                { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
 
-/* Does the kernel compute the problem, but for its options? */
+/* Can the kernel compute the problem, apart from its options? */
 bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -1076,7 +1084,7 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    if (query_tiles_of(d) * 4 >= INT32_MAX) return false; /* units, and words of the account */
+    if (query_tiles_of(d) * 4 >= INT32_MAX) return false; /* units and words of the account are int */
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
     if (backward_bytes(chip, plan, true) == 0) return false;
@@ -1084,7 +1092,7 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* Launches the shape of the table whose variant is `takes`, and what comes before and after it. */
+/* Launches the shape of variant `takes` in the table, and the kernels that run before and after it. */
 template <int ROWS>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
                          const shape_row (&rows)[ROWS], variant takes)
@@ -1114,7 +1122,7 @@ cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
-/* What the plain variant computes, and options that need little of a pair. */
+/* FEATURES: what the plain variant computes. OPTIONS: what variants with options compute besides. */
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
                           ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
                           ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |

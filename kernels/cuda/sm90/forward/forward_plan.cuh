@@ -57,8 +57,9 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, Sq, Sk, align;
-    int q_start, k_start, index, nonfinite_to_zero; /* the last: the second time, V without infinities and NaN */
-    int list, unused[3];                            /* FlashMask: which of the two lists of tiles */
+    /* nonfinite_to_zero: 1: the tile is computed again, with 0 in place of infinities and NaN in V */
+    int q_start, k_start, index, nonfinite_to_zero;
+    int list, unused[3]; /* FlashMask: which of the two lists of tiles */
 };
 
 /* In i0: say when all before is written; the end; not a tile of this launch. */

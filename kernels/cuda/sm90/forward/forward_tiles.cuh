@@ -1,10 +1,10 @@
 /* forward_tiles.cuh: flash attention forward for Hopper: TMA, wgmma, warp specialisation. forward.cu and
  * forward_pairs.cu have the tables that say which problem takes which shape.
  *
- * The grid is one block per multiprocessor; each works through tiles of BM queries of one head. One warpgroup
- * produces: a warp hands out tiles of work, a thread of another lets the copy engine fill a ring of K and V tiles,
- * which runs on from one tile of work to the next. The others consume: each owns 64 of the rows and holds their O
- * in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
+ * The grid is one block per multiprocessor. A block works through tiles of work: BM queries of one head. One warpgroup
+ * is the producer: a warp hands out tiles of work, and a thread of another warp lets the copy engine fill a ring of K
+ * and V tiles, which runs on from one tile of work to the next. The other warpgroups are consumers. A consumer owns 64
+ * of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
  *
  *     producer                                   consumer
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
@@ -14,42 +14,43 @@
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
- * Where it is faster, the first S of the next tile of work is issued behind the last O += P V, so that it is computed
- * under the output of this one.
+ * Where it is faster, the first S of the next tile of work is issued behind the last O += P V. It is then computed
+ * while the output of the present tile is written.
  *
- * The warpgroups take turns with their products, from one tile of work to the next too; one that has no product for
- * a tile of keys passes its turn and the stage (pipeline.cuh). A warpgroup whose rows are all past the end (the last
- * of three, at most lengths) multiplies nothing.
+ * The warpgroups take turns with their products, also across tiles of work. A warpgroup that has no product for a tile
+ * of keys passes its turn and the stage (pipeline.cuh). A warpgroup whose rows are all past the end multiplies
+ * nothing; at most lengths that is the last of three.
  *
- * Rescaling: a row's reference m moves only when its maximum grows by more than 2^8 over it, which is seldom
- * (softmax.cuh); a warp skips the products with 1 if all its rows keep their m.
+ * Rescaling: a row's reference m moves only when the row's maximum grows by more than 2^8 over m, which is seldom
+ * (softmax.cuh). A warp skips the products with 1 if m moves in none of its rows.
  *
  * What lies past the end of a tensor arrives as zeros (tma.cuh), which makes head dims of any multiple of 8 and
  * lengths of any size the same case.
  *
- * Order of work (scheduler.cuh): tiles are claimed from a counter; a block claims when its last keys are being
- * loaded, for an earlier claim would keep work from blocks that are free sooner. O leaves through shared memory of
- * its own, a warp's rows at a time, by the copy engine (where that is slower, by the warp), so that Q's memory is free
- * for the next tile; where there is no room, straight from registers. The kernel is made ready while the one before it
- * in the stream ends (programmatic dependent launch).
+ * Order of work (scheduler.cuh): tiles are claimed from a counter. A block claims while its last keys are loaded,
+ * because an earlier claim would take work from blocks that are free sooner. The copy engine stores O from shared
+ * memory of its own, a warp's rows at a time, so that Q's memory is free for the next tile; where that is slower, the
+ * warp stores O. Where shared memory has no room for O, it is stored straight from registers. The kernel starts while
+ * the previous kernel of the stream ends (programmatic dependent launch).
  *
- * Short sequences: a tile of work has few tiles of keys, and its first scores, first softmax and output are in line
- * with nothing else of their warpgroup. More warpgroups with narrower tiles (BN = 64) fill that time and waste less
- * of a causal diagonal; longer sequences do better with fewer, wider ones.
+ * Short sequences: a tile of work has few tiles of keys, and nothing else of a warpgroup runs beside its first scores,
+ * first softmax and output. More warpgroups with narrower tiles (BN = 64) fill that time and waste less of a causal
+ * diagonal. Longer sequences are faster with fewer warpgroups and wider tiles.
  *
- * Options (softcap, ALiBi, FlashMask, float8's scales) are instantiations of their own (score_mods.cuh, masks.cuh).
- * float8: widen makes bfloat16 of q, k and v first; their scales join the scores' scale and the last division.
+ * Options (softcap, ALiBi, FlashMask, float8's scales) have instantiations of their own (score_mods.cuh, masks.cuh).
+ * For float8, the kernel widen first makes bfloat16 of q, k and v. The scales of q and k multiply the scores' scale,
+ * and the scale of v multiplies the factor that divides O by l.
  *
- * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp
- * whose result is not finite leaves a mark, and its block goes over the tile once more at its end, with zeros for
- * such values, which gives rows that do not see them the very bits that they would have had. Those that do are then
- * computed one by one, by the block that had them (repair_own_rows), which saves the time between two kernels.
+ * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. Therefore a
+ * warp whose result is not finite leaves a mark. At its end the block computes the marked tiles again, with zeros in
+ * place of such values. Rows that do not see these values then have the bits that they should have. The same block
+ * computes rows that see them one by one (repair_own_rows), because a kernel of its own would begin later.
  *
- * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V
- * made zero in shared memory.
+ * In packed tensors, K and V past the end of a sequence belong to the next sequence. The scores of these keys are
+ * masked, and their rows of V are set to zero in shared memory.
  *
- * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the options, the masks
- * and the sequence's own Sk. */
+ * A row's bits depend on BN and the order of the tiles. Both are fixed by the head dim, the options, the masks and the
+ * sequence's own Sk. */
 #ifndef ATTN_SM90_FORWARD_TILES_CUH
 #define ATTN_SM90_FORWARD_TILES_CUH
 
@@ -62,8 +63,8 @@ namespace {
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* WINDOWED: for masks that hide first keys. WITH_PAIRS: options, those of pairs.cuh too. WITHOUT_BIAS: the same but for
- * a bias, which takes registers. */
+/* WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of score_mods.cuh. WITH_PAIRS:
+ * for these and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS but without a bias, which takes registers. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
 
 /* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys per
@@ -76,21 +77,22 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* With a window, one consumer may see the first tiles of keys while another does not and skips
      * them. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
-    static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
+    static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* chunks of 64 columns in shared memory */
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
-    /* O has room in shared memory, beside Q, K and V. */
+    /* Does O have room in shared memory, beside Q, K and V? */
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                    220 << 10;
     static const bool LOW_WORDS =
-        D == 128 || D == 192; /* operands by the low words of their descriptors: elsewhere it costs 1 to 4 % */
-    static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
+        D == 128 || D == 192; /* operands are the low words of descriptors; at other D this costs 1 to 4 % */
+    static const bool LATE_WAIT = D == 128 || D == 192; /* the wait for O is late: see release_K_late */
     /* A warpgroup that sees at most this many keys of its last tile computes only this many. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
-    /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
+    /* An argument of softmax_step(): see there. 2 is slower where a tile has few keys, and with options no register is
+     * free for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
-    /* Where it is faster, the first product of the next tile of work is issued behind the last one of this tile, and
-     * runs under the output. */
+    static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; in other shapes no register is free for it */
+    /* The first product of the next tile of work is issued behind the last product of the present one, and runs while
+     * the output is written. It is set where this was faster. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     static const int MOST_PASSED = (BM - 64 + BN - 1) /
                                    BN; /* last tiles, and first ones, that one consumer sees and another does not */
@@ -106,17 +108,17 @@ template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* The number of work tiles kept: a consumer may fetch the next tile while it still reads the
- * current one, and the scheduler may publish another meanwhile. The newest is also kept at a fixed
- * address, shared::work: ptxas then treats it as warp-uniform, which it does not for an indexed
- * one. See attention::warp_uniform. */
+/* The number of tiles of work that shared memory has: a consumer may fetch the next tile while it still reads the
+ * present one, and the scheduler may publish another one meanwhile. The newest is also at a fixed address,
+ * shared::work. ptxas treats a tile read from there as warp-uniform, but not one read by an index. See
+ * attention::warp_uniform. */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
     warpgroup_tile parts[C];
 };
 
-/* Extra shared memory of instantiations with options: lists of the tiles seen, one in use and one
+/* Shared memory that only instantiations with options have: the lists of visible tiles of keys, one in use and one
  * ahead. */
 template <bool SCORE_MODS> struct tile_lists {
     DEVICE tile_bits *list(int) { return nullptr; }
@@ -131,17 +133,17 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
     alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* 16 rows per warp */
-    work_tile work; /* the one that is handed out, and what each consumer makes of it */
+    work_tile work; /* the tile of work that is handed out; `parts`: what each consumer makes of it */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
-    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* what options make of a warp's head */
+    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* the options' values for the head of a warp */
     int any_nonfinite;
-    int newest;    /* of the block's tiles, see plan::before; -1: it has none */
-    int raw_stage; /* the stage of V whose infinities and NaN are to become zeros; negative: there are no more */
+    int newest;    /* the block's newest tile, see plan::before; -1: the block has none */
+    int raw_stage; /* the stage of V in which zeros must replace infinities and NaN; negative: there are no more */
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
 
-    /* By one thread, before the block begins. */
+    /* Initialises the members. One thread calls it before the block begins. */
     DEVICE void init()
     {
         any_nonfinite = 0;
@@ -152,7 +154,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Consumer w's view of a tile of work. A FlashMask or keep_mask has its own list of tiles. */
+/* Returns what consumer w computes of a tile of work. With FlashMask or keep_mask the visible tiles of keys come from a
+ * list. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
@@ -160,8 +163,8 @@ template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work
     return y;
 }
 
-/* The next tile of keys below j to process, or first - 1 if there is none; tile `first` is always
- * processed. */
+/* Returns the next tile of keys below j that is computed, or first - 1 if there is none. Tile `first` is always
+ * computed. */
 template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *seen, int j, int first)
 {
     return !lists_tiles<X>(p) || j <= first ? j - 1 : listed_tile_below(seen, j);
@@ -169,14 +172,14 @@ template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *s
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* The block's tile before its tile t, or -1. */
+/* Returns the tile of work that the block computed before tile t, or -1. */
 DEVICE int tile_before(const plan &p, int t)
 {
     return *(volatile int *)(p.before + t);
 }
 
-/* A warp hands out work; its first lane publishes it. After its tiles the block repeats those whose
- * result was not finite. */
+/* The warp that hands out work. Its first lane publishes tiles of work. When there are no more, the block computes
+ * those tiles again whose result was not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -211,7 +214,7 @@ template <class X> struct work_scheduler {
         give(x);
     }
 
-    /* Was the block's tile t not finite? */
+    /* Was the result of the block's tile of work t not finite? */
     DEVICE bool was_nonfinite(int t) const
     {
         bool any = false;
@@ -245,7 +248,7 @@ template <class X> struct work_scheduler {
     }
 };
 
-/* A thread keeps the rings full, from one tile of work to the next. */
+/* The thread that keeps the rings of K and V full, from one tile of work to the next. */
 template <class X> struct tile_loader {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -260,7 +263,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* nonfinite_to_zero: the tile passes through zero_nonfinite_tiles() first. */
+    /* Loads a tile of V. nonfinite_to_zero: the tile passes through zero_nonfinite_tiles() before consumers read it. */
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
@@ -280,7 +283,7 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The next work is claimed after the loads of all but the last tiles are issued. */
+            /* The next tile of work is claimed when only the loads of the last tile of keys are left to issue. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -301,10 +304,10 @@ template <class X> struct tile_loader {
     }
 };
 
-/* Replaces numbers of a tile of V that are not finite by zeros. The whole warp calls it. */
+/* Replaces each infinity and NaN in a tile of V by zero. The whole warp calls it. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
-    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* of float16 or bfloat16 */
+    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* bits of the exponent */
 #pragma unroll 4
     for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
         const uint32_t pair = ((const uint32_t *)tile)[n];
@@ -331,23 +334,23 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* A thread's state of a tile of work. */
+/* A consumer thread's view of a tile of work. */
 struct thread_tile {
-    int slot; /* its work is sm.recent[slot] too */
+    int slot; /* index of the tile of work in sm.recent */
     work_tile x;
     warpgroup_tile y;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     key_band band;
 };
 
-/* The end of a tile: factors of the thread's rows of O, and whether their scores and sums are
- * finite. */
+/* What is known of a tile's rows after the softmax: the factors of the thread's rows of O, and whether scores and sums
+ * are finite. */
 struct tile_end {
     float factor[2];
     bool finite;
 };
 
-/* Where the products find Q, K and V: by address, or by the low words of descriptors that are made once. */
+/* The operands Q, K and V of the products. They are addresses, or the low words of descriptors that are made once. */
 template <class X, bool LOW_WORDS = X::LOW_WORDS> struct operands {
     shared<X> &sm;
     const k_major<64> Q;
@@ -367,7 +370,8 @@ template <class X> struct operands<X, true> {
     DEVICE auto V(int stage) const { return stage_of<sizeof(shared<X>::V[0])>(first_V, stage); }
 };
 
-/* What options of pairs.cuh say of a tile of keys: the bias and the keep_mask, a tile ahead; what dropout drew. */
+/* What the options of pairs.cuh give for a tile of keys: bias and keep_mask, loaded one tile ahead, and the draws of
+ * dropout. */
 template <class X, bool PAIRS = X::PAIRS> struct pair_values {
 };
 template <class X> struct pair_values<X, true> {
@@ -375,7 +379,7 @@ template <class X> struct pair_values<X, true> {
     uint2 kept[2];
     uint32_t drawn[2];
     int next = -1; /* the tile of keys after this one; -1: there is none */
-    bool partly;   /* some of this one's pairs are hidden by FlashMask or keep_mask */
+    bool partly;   /* FlashMask or keep_mask hides some pairs of the present tile */
 };
 
 template <typename T, class X> struct attention {
@@ -393,11 +397,11 @@ template <typename T, class X> struct attention {
     {
     }
 
-    /* The stages that are next. */
+    /* The operands K and V of the stages that the consumer reads next. */
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
-    /* The warp among the consumers'; the lane. */
+    /* warp_index() is the number of the warp among the warps of all consumers. */
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 
@@ -406,13 +410,13 @@ template <typename T, class X> struct attention {
      * follows the loop over work. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next tile of work, or an order, known before the current tile is done. */
+    /* The next tile of work, or an order in its place. A consumer takes it before the present tile is done. */
     struct next_work {
-        int slot;   /* it is sm.recent[slot] */
-        int order;  /* its i0 */
-        int passed; /* last tiles of keys that the warpgroup's rows do not see */
-        bool loads; /* keys are loaded for it */
-        bool sees;  /* the warpgroup's rows see some */
+        int slot;   /* index of the tile of work in sm.recent */
+        int order;  /* i0 of the tile of work: a row, or an order */
+        int passed; /* number of last tiles of keys that the warpgroup's rows do not see */
+        bool loads; /* some keys are loaded for the tile of work */
+        bool sees;  /* the warpgroup's rows see some of these keys */
     };
     DEVICE next_work take()
     {
@@ -434,15 +438,15 @@ template <typename T, class X> struct attention {
         return t;
     }
 
-    /* Its work; read anew where registers are short. */
+    /* Returns the tile of work of `t`. Where registers are short, it is read from shared memory at each use. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
-    /* Zeros V past the end of a sequence that is packed or has a given length: those rows are not
-     * its own. */
+    /* Sets rows of V past the end of a sequence to zero. It is called where these rows belong to another sequence or to
+     * padding. */
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
-        const int rows = BN - x.Sk % BN, per_chunk = rows * 8; /* 16-byte pieces */
+        const int rows = BN - x.Sk % BN, per_chunk = rows * 8; /* number of 16-byte pieces in a chunk */
         for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
             const int chunk = n / per_chunk, piece = n % per_chunk;
             ((uint4 *)(sm.V[me.v.stage] + chunk * BN * 64 + x.Sk % BN * 64))[piece] = make_uint4(0, 0, 0, 0);
@@ -451,7 +455,7 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Asks for the keep_mask of tile j, if there is one. */
+    /* Begins to load the keep_mask's bits of tile j, if there is a keep_mask. */
     DEVICE void ask_for_kept(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -462,7 +466,7 @@ template <typename T, class X> struct attention {
                 values.kept[half] = kept_words(p.kept, x.b, x.h, min(t.i0 + half * 8, x.Sq - 1), j, lane());
         }
     }
-    /* Asks for its bias. */
+    /* Begins to load the bias of tile j, if there is a bias. */
     DEVICE void ask_for_bias(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::BIAS) {
@@ -475,8 +479,8 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* What can be found out about tile j and its pairs while its scores are made: which tile comes next, whether some
-     * are hidden, and which ones dropout keeps. */
+    /* Finds out, while the scores of tile j are computed, which tile comes next, whether some pairs of tile j are
+     * hidden, and which pairs dropout keeps. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -489,7 +493,7 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Turns raw scores of N keys of tile j into P. MASKED: some may be hidden. BY_BITS, midway: see
+    /* Turns raw scores of N keys of tile j into P. MASKED: some of the keys may be hidden. BY_BITS, midway: see
      * softmax_step. */
     template <int N, bool MASKED, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
@@ -522,10 +526,10 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* K goes back in the middle of the softmax where LATE_WAIT: ptxas moves the wait for O up to the arrival before it,
-     * above all of the softmax, which would then run under no product of this warpgroup's. The arrival stays below what
-     * its condition is made of; the condition always holds, for a sum is never below -slack, but ptxas cannot know
-     * it (of sum < 0 it can). */
+    /* Releases the stage of K in the middle of the softmax where LATE_WAIT is set. ptxas moves the wait for O up to the
+     * arrival before it. With an arrival before the softmax, no product of this warpgroup would run under the softmax.
+     * The arrival's condition depends on the sum, which keeps the arrival in its place. The condition always holds,
+     * because a sum is never below -slack. ptxas cannot know that; for sum < 0 it would. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -540,7 +544,8 @@ template <typename T, class X> struct attention {
         me.await_K();
     }
 
-    /* Issues the scores of N keys of that tile; retire() completes them. */
+    /* Issues the scores of the first N keys of the tile of keys that the warpgroup begins with. retire() completes
+     * them. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -548,9 +553,11 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* The same of the next work, where it begins early. The product is issued even if these rows see no keys, for ptxas
-     * lets none that is issued in a branch run on behind it. It is of what lies there then, which must not change
-     * meanwhile: Q and K if some are loaded; if not, nothing is before this work is given back. */
+    /* Issues the scores of the first tile of keys of `work`, the next tile of work. It runs only where X::BEGINS_EARLY.
+     * The product is issued even if the warpgroup's rows see no keys, because ptxas lets no product that is issued in a
+     * branch run on behind the branch. Such a product multiplies what lies in shared memory, which must not change
+     * meanwhile. If keys are loaded for `work`, that is Q and K. If none are, nothing is loaded there before `work` is
+     * given back. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -565,8 +572,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of that tile, or of its first N keys. all: the tile's scores, if they were begun
-     * early. */
+    /* Computes P of the tile of keys that the warpgroup begins with (the last one that its rows see), or of that tile's
+     * first N keys. all: the tile's scores, if they were begun early. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -592,8 +599,8 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* The first tile of keys that some row of the block sees (t.x.first), and the first that some
-     * row of this warpgroup sees. Recomputed at each use, because registers are short. */
+    /* first_of_block() returns the first tile of keys that some row of the block sees (t.x.first), first_visible() the
+     * first that some row of this warpgroup sees. They are computed at each use, because registers are short. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -603,14 +610,15 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Number of the block's tiles that this warpgroup skips first. */
+    /* Returns the number of the block's first tiles of keys that this warpgroup skips. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last, whose scores are `begun` where it begins
-     * early, to the first, whose P V is left to be issued; its V is there. */
+    /* Adds P V to O for the tiles of keys that the warpgroup's rows see, from the last to the first. The last product,
+     * P V of the first tile, is left to the caller; that V has arrived. With BEGINS_EARLY the scores of the last tile
+     * are in `begun`. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -639,9 +647,9 @@ template <typename T, class X> struct attention {
         const auto step = [&](int j, auto masked, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* of tile j */
+            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* scores of tile j */
             me.await_V();
-            multiply_add<T, DV, BN / 16>(O, P, V()); /* of the tile above */
+            multiply_add<T, DV, BN / 16>(O, P, V()); /* P V of the tile before (above) j */
             me.next_turn();
             look_at_pairs(values, t, seen, j);
             retire<1>(S);
@@ -660,7 +668,7 @@ template <typename T, class X> struct attention {
         me.await_V();
     }
 
-    /* Sets up the options of the tile's head. */
+    /* Computes the options' values for the head of the tile of work. */
     DEVICE void begin_head(const work_tile &x)
     {
         if constexpr (X::PAIRS) {
@@ -679,7 +687,7 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Does row i see a key although it has no largest score? Then its products have left float32. */
+    /* Does row i see a key although its largest score is -inf? Then its products are beyond the range of float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -689,7 +697,7 @@ template <typename T, class X> struct attention {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* end_softmax() where rows of huge scores are right: see exact_reference. */
+    /* Does the work of end_softmax() where a bias may make scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -704,7 +712,7 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores lse = m scale + ln l, which does not depend on O. */
+    /* Stores lse = m scale + ln l, and returns the end of the tile. It does not need O. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -721,7 +729,7 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores out = O / l, and sets the flag if it is not finite. */
+    /* Stores out = O / l. Sets the flag `any_nonfinite` if out, a score or a sum is not finite. */
     DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -729,18 +737,18 @@ template <typename T, class X> struct attention {
         const bool any = __any_sync(0xffffffff, !finite);
         if (lane() == 0 && !x.nonfinite_to_zero) {
             p.nonfinite[x.index * (4 * X::C) + warp_index()] = any;
-            if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
+            if (any) *(volatile int *)&sm.any_nonfinite = 1; /* other warps may write it too, but the same value */
         }
         if (!p.to.out) return;
-        const int row = t.i0 - lane() / 4, count = x.Sq - row; /* the warp's first row */
+        const int row = t.i0 - lane() / 4, count = x.Sq - row; /* row: the warp's first row */
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
         if (!X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* The copy engine writes the 16 rows of a warp, without those past the end of the tensor. Where rows past the end
-     * of the sequence are another sequence's, or padding, the warp writes its own rows itself. */
+    /* Stores the 16 rows of a warp. The copy engine writes them, except rows past the end of the tensor. Where rows
+     * past the end of the sequence belong to another sequence or to padding, the warp writes its own rows itself. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
@@ -757,7 +765,7 @@ template <typename T, class X> struct attention {
                                                 { 0, x.q_start + row, x.h, p.cu_q ? 0 : x.b });
         }
     }
-    /* Waits until this warp's copies are in memory. */
+    /* Waits until this warp's copies to global memory are complete. */
     DEVICE void await_copies()
     {
         if (!X::STAGES_OUT) return;
@@ -765,8 +773,7 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* Advances `work` to the first tile of which the warpgroup's rows see keys; false: there is
-     * none. */
+    /* Advances `work` to the first tile of work in which the warpgroup's rows see keys. False: there is none. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
@@ -790,10 +797,10 @@ template <typename T, class X> struct attention {
         return true;
     }
 
-    /* Computes all tiles of work, one after the other. */
+    /* Computes all tiles of work of this warpgroup, one after the other. */
     DEVICE void compute_all()
     {
-        float S[BN / 2]; /* first scores, where they are begun early */
+        float S[BN / 2]; /* the first scores of the next tile of work, with BEGINS_EARLY */
         next_work work = take();
         if (!pass_unseen(work)) return;
         if (X::BEGINS_EARLY) begin(S, work);
@@ -809,7 +816,7 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            const tile_end end = end_softmax(state, tile_of(now)); /* under the last product */
+            const tile_end end = end_softmax(state, tile_of(now)); /* runs while P V is computed */
             if (X::BEGINS_EARLY) {
                 work = take();
                 begin(S, work);
@@ -835,13 +842,14 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Repairs, row by row, rows that see a value that is not finite, in the tiles that this warp
- * flagged. A function of its own: inlined, it would cost the loop over keys its uniform registers,
- * see attention::warp_uniform. Flags and tiles were written before the work scheduler announced the end,
- * which every lane has waited for. */
+/* Computes, one by one, the rows that see a value that is not finite, in the tiles of work that this warp marked. It is
+ * a function of its own, because inlined it would cost the loop over keys its uniform registers (see
+ * attention::warp_uniform). The marks and tiles were written before the work scheduler announced the end, which every
+ * lane has waited for. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* With a row as wide as the widest form's, ptxas spills in the loop over keys of narrow forms. */
+    /* `channels` depends on the shape: with rows as wide as the widest shape's, ptxas spills in the loop over keys of
+     * narrow shapes. */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();

@@ -56,8 +56,8 @@ struct unit {
     int keys, channels;
 };
 
-/* What the warps have in shared memory: V of a step of a unit, a unit and the next, for there are few registers.
- * STEPS: in which a unit is made. */
+/* Shared memory of the warps that transpose. Each warp has room for V of one step, and the descriptions of its present
+ * and its next unit, for which it has too few registers. STEPS: the number of steps in which a unit is made. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];

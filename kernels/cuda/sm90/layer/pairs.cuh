@@ -1,12 +1,12 @@
 /* pairs.cuh: options that say something about each pair of a query and a key: bias, keep_mask and dropout.
  *
- *   keep_mask   a kernel of its own (keep_bits) turns its bytes into bits first, one row and tile of keys after the
- *               other, and finds which tiles are hidden; those are neither loaded nor multiplied
- *   bias        is read straight from its tensor into registers, a tile ahead
- *   dropout     is drawn in registers (philox.h). A draw decides for eight keys of a row. The four lanes that share
- *               two rows draw for every fourth eight of both, and then tell each other
+ *   keep_mask   The kernel keep_bits first turns the mask's bytes into bits, by row and tile of keys, and finds hidden
+ *               tiles. Hidden tiles are neither loaded nor multiplied.
+ *   bias        A warp reads the bias from its tensor into registers, one tile ahead.
+ *   dropout     A lane draws in registers (philox.h). A draw decides for eight keys of a row. The four lanes that share
+ *               two rows make a fourth of the draws each, and then exchange them.
  *
- * A thread's scores of a tile of N keys are those of ptx.cuh: register n * 4 + half * 2 + e is row i0 + half * 8,
+ * A thread's scores of a tile of N keys lie as in ptx.cuh: register n * 4 + half * 2 + e is row i0 + half * 8,
  * column n * 8 + lane % 4 * 2 + e. */
 #ifndef ATTN_SM90_PAIRS_CUH
 #define ATTN_SM90_PAIRS_CUH
@@ -17,9 +17,9 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* lazy_reference for scores that a bias may make huge, as where -3.4e38 stands for a mask. Where a row's reference is
- * huge, its scores are not multiplied by c: differences are exact, and so large that P is 1 for the largest and 0 for
- * all others, in any base. */
+/* A reference for the softmax (see lazy_reference) where a bias may make scores huge, such as -3.4e38 for a mask. If a
+ * row's reference is huge, its scores are not multiplied by c. Differences of such scores are exact, and so large that
+ * P is 1 for the largest and 0 for all others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -29,7 +29,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* The largest score of a row, in base 2, from that of exact_reference: in_base_2(). unit: of scores. */
+/* Turns the largest score of a row, as exact_reference has it, into base 2 as in_base_2() does. unit: the unit of the
+ * scores. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -40,13 +41,13 @@ struct largest_in_base_2 {
 
 /* ---- keep_mask --------------------------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch. Of a row and a tile of keys: four words; bit n of word e is key 4 n + e of the
- * tile. Keys that do not exist have bits of 1. Of 64 rows and a tile of keys: a byte, see tile_kind. */
+/* A keep_mask as bits, in scratch. Each row has four words per tile of keys: bit n of word e is key 4 n + e of the
+ * tile, and is 1 for keys that do not exist. Each 64 rows have one byte per tile of keys: see tile_kind. */
 struct kept_bits {
     const uint4 *words; /* NULL: there is no keep_mask */
     const uint8_t *kinds;
-    int64_t batch, head, row; /* rows from one batch row, head or query to the next; 0 of broadcast axes */
-    int rows, tiles;          /* rows of a head (1: all alike); tiles of keys */
+    int64_t batch, head, row; /* rows of words to the next batch row, head or query; 0: the axis is broadcast */
+    int rows, tiles;          /* rows of a head (1: all rows are alike); tiles of keys */
 };
 enum tile_kind { SOME_SEEN = 1, SOME_HIDDEN = 2 };
 const int KIND_ROWS = 64;
@@ -56,8 +57,8 @@ static inline int64_t kept_rows_of(const attn_geometry &g, bool batch, bool head
     return (batch ? g.dims.B : 1) * (head ? g.dims.H : 1) * (row ? g.dims.Sq : 1);
 }
 
-/* Plans the bits of a problem's keep_mask for tiles of BN keys. Returns the bytes of scratch that they take, 0 without
- * one; memory may be NULL if only that is wanted. */
+/* Lays out the bits of a problem's keep_mask for tiles of BN keys. Returns the bytes of scratch that they take; 0:
+ * there is no keep_mask. `memory` may be NULL where only the bytes are wanted. */
 static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN, void *memory, kept_bits &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -74,15 +75,15 @@ static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN,
     return (words + kinds + 127) / 128 * 128;
 }
 
-/* The kind of rows [i, i + KIND_ROWS) and a tile; i is a multiple of KIND_ROWS. */
+/* Returns the tile_kind of rows [i, i + KIND_ROWS) and a tile of keys. i is a multiple of KIND_ROWS. */
 DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
 {
     const int64_t head = (b * kept.batch + h * kept.head) / kept.rows, blocks = attn_tiles(kept.rows, KIND_ROWS);
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* The words of row i and a tile that this lane's columns are in: bit n * 2 + lane % 4 / 2 of word e is its column
- * n * 8 + e. */
+/* Returns the two words with the bits of this lane's columns, for row i and a tile of keys. Bit n * 2 + lane % 4 / 2 of
+ * word e is column n * 8 + e of the lane. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -107,7 +108,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets scores to -inf where the words of the thread's two rows have no bit. */
+/* Sets the scores to -inf whose bits are 0 in the words of the thread's two rows. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;
@@ -120,7 +121,8 @@ template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&word
     }
 }
 
-/* Makes the bits. A block has KIND_ROWS rows, and goes through tiles of keys; a lane reads four keys of a row. */
+/* Makes the bits of a keep_mask. A block has KIND_ROWS rows and goes through tiles of keys. A lane reads four keys of a
+ * row at a time. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     keep_bits(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_bits kept, int heads)
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(128)
     for (int tile = blockIdx.x; tile < kept.tiles; tile += gridDim.x) {
         const int j = tile * BN + lane * 4;
         const bool mine = lane * 4 < BN && j < Sk;
-        uint32_t bytes[ROWS]; /* all are asked for before the first is used */
+        uint32_t bytes[ROWS]; /* all loads are issued before the first result is used */
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             bytes[r] = 0x01010101;
@@ -179,18 +181,18 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
 
 /* ---- keep_mask, key by key --------------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits of each key and COLUMN_QUERIES queries: two words, of even and of odd queries; bit n is query
- * 2 n or 2 n + 1. Queries and keys that do not exist have bits of 1. Of KIND_KEYS keys and as many queries: a byte, see
- * tile_kind. */
+/* A keep_mask as bits, in scratch, by key. Each key has two words per COLUMN_QUERIES queries: bit n of the first is
+ * query 2 n, bit n of the second is query 2 n + 1. Bits are 1 for queries and keys that do not exist. KIND_KEYS keys
+ * have one byte per COLUMN_QUERIES queries: see tile_kind. */
 const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: there is no keep_mask */
     const uint8_t *kinds;
-    int64_t batch, head; /* heads from one batch row or head to the next; 0 of broadcast axes */
-    int keys, tiles;     /* keys of a head; tiles of queries (1: all queries are alike) */
+    int64_t batch, head; /* heads from one batch row or head to the next; 0: the axis is broadcast */
+    int keys, tiles;     /* keys of a head; tiles of queries of a head (1: all queries are alike) */
 };
 
-/* Plans them, as plan_kept_bits(). */
+/* Lays out the bits by key. Arguments and result are those of plan_kept_bits(). */
 static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void *memory, kept_columns &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -208,13 +210,14 @@ static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void
     return (words + kinds + 127) / 128 * 128;
 }
 
-/* The words of a key and a tile of queries. */
+/* Returns where the two words of key j and a tile of queries are. */
 DEVICE const uint2 *column_words(const kept_columns &kept, int b, int h, int j, int tile)
 {
     return kept.words + ((b * kept.batch + h * kept.head) * kept.keys + j) * kept.tiles + (kept.tiles > 1 ? tile : 0);
 }
 
-/* The kinds of keys from j0 on, a multiple of KIND_KEYS, and `count` tiles of queries from `tile` on. */
+/* Returns the tile_kind of KIND_KEYS keys from j0 on and of `count` tiles of queries from `tile` on. j0 is a multiple
+ * of KIND_KEYS. */
 DEVICE int kinds_of(const kept_columns &kept, int b, int h, int j0, int tile, int count)
 {
     const int64_t head = b * kept.batch + h * kept.head, blocks = attn_tiles(kept.keys, KIND_KEYS);
@@ -224,7 +227,7 @@ DEVICE int kinds_of(const kept_columns &kept, int b, int h, int j0, int tile, in
     return some;
 }
 
-/* Byte k of each of four words, as one word. */
+/* Returns byte k of each of four words, as one word. */
 DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 {
     const uint32_t low = __byte_perm(rows[0], rows[1], k | (4 + k) << 4),
@@ -234,8 +237,8 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Makes the words. A warp has KIND_KEYS keys, a lane four of them, and a tile of queries. Eight rows of 0 and 1 in
- * bytes add up to a byte of bits for each key. */
+/* Makes the words of kept_columns. A warp has KIND_KEYS keys and a tile of queries, and each lane has four of the keys.
+ * Eight rows of bytes that are 0 or 1 add up to one byte of bits for each key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -252,7 +255,7 @@ __global__ void __launch_bounds__(128)
     uint32_t even[4], odd[4], some = 0, every = ALL;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t bytes[16]; /* all are asked for before the first is used */
+        uint32_t bytes[16]; /* all loads are issued before the first result is used */
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             bytes[n] = ALL;
@@ -274,7 +277,7 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         uint2 words = { column_of(even, e), column_of(odd, e) };
-        if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0; /* one row for all */
+        if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0; /* one row of the mask serves all queries */
         if (j + e < kept.keys)
             ((uint2 *)kept.words)[((int64_t)blockIdx.z * kept.keys + j + e) * kept.tiles + tile] = words;
     }
@@ -299,11 +302,11 @@ static inline cudaError_t make_kept_columns(const attn_geometry &g, const kept_c
 /* ---- bias -------------------------------------------------------------------------------------------------------- */
 
 struct pair_bias {
-    const char *data;         /* NULL: there is none */
-    int64_t batch, head, row; /* bytes; 0 of broadcast axes */
+    const char *data;         /* NULL: there is no bias */
+    int64_t batch, head, row; /* strides in bytes; 0: the axis is broadcast */
     int columns;
     attn_dtype dtype;
-    bool in_pairs; /* two neighbours, the first of an even column, lie in one word of twice their size */
+    bool in_pairs; /* a column of even number and the next can be loaded as one word */
 };
 
 static inline pair_bias pair_bias_of(const attn_geometry &g)
@@ -319,8 +322,8 @@ static inline pair_bias pair_bias_of(const attn_geometry &g)
     return x;
 }
 
-/* Loads the bias of N keys from j0 on, of the thread's rows, into `raw`: of float32 as the scores lie; of 16-bit
- * numbers two to a register. rows: where column lane % 4 * 2 of each of the two rows is. */
+/* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. A float32
+ * number takes a register; two 16-bit numbers share one. rows: the addresses of column lane % 4 * 2 of the two rows. */
 template <int N>
 DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char *const (&rows)[2], int j0, int lane)
 {
@@ -336,7 +339,7 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
 #pragma unroll
             for (int n = 0; n < N / 4; n++) raw[n] = __ldg((const uint32_t *)(rows[n % 2] + j0 * 2ll) + n / 2 * 4);
     } else {
-        const int left = bias.columns - j0 - lane % 4 * 2; /* columns from this lane's first on */
+        const int left = bias.columns - j0 - lane % 4 * 2; /* columns of the bias from this lane's first column on */
 #pragma unroll
         for (int n = 0; n < N / 4; n++) {
             const int c = n / 2 * 8;
@@ -352,7 +355,7 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
     }
 }
 
-/* S = unit S + bias. */
+/* Computes S = unit S + bias. */
 template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N / 2], attn_dtype dtype, float unit)
 {
     if (dtype == ATTN_F32) {
@@ -371,11 +374,11 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    uint32_t most; /* a half of a word in the upper 16 bits is kept if the word is above it */
+    uint32_t most; /* a score is kept if its 16 bits of the draw, in the upper half of a word, are above this */
     float scale;   /* 1 / (1 - dropout_p) */
     bool drops;
-    uint32_t keys[20];    /* two of each round of Philox4x32-10 */
-    int64_t first, batch; /* head h of row b is counted as first + b batch + h */
+    uint32_t keys[20];    /* two keys for each round of Philox4x32-10 */
+    int64_t first, batch; /* the number of head h of row b in a draw is first + b batch + h */
 };
 
 static inline pair_dropout pair_dropout_of(const cuda_args &a)
@@ -392,7 +395,8 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
     return x;
 }
 
-/* One bit for each of keys 8 eighth .. 8 eighth + 7 of row i: kept_of() of scores.cuh, with the rounds' keys known. */
+/* Returns 8 bits, one for each of keys 8 eighth to 8 eighth + 7 of row i. A bit is 1 if kept_of() of scores.cuh keeps
+ * the pair. The keys of Philox's rounds come from x. */
 DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, uint32_t eighth)
 {
     uint32_t c[4] = { eighth, i, head, 0 };
@@ -410,8 +414,8 @@ DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, 
     return bits;
 }
 
-/* This lane's draws for rows i0 and i0 + 8 and N keys from j0 on: byte n of a row's word is for eight n * 4 + lane % 4
- * of the tile. */
+/* Makes this lane's draws for rows i0 and i0 + 8 and N keys from j0 on. Byte n of a row's word is for keys 8 x to 8 x +
+ * 7 of the tile, where x = n * 4 + lane % 4. */
 template <int N> DEVICE void draw(uint32_t (&mine)[2], const pair_dropout &x, uint32_t head, int i0, int j0, int lane)
 {
 #pragma unroll
@@ -423,7 +427,7 @@ template <int N> DEVICE void draw(uint32_t (&mine)[2], const pair_dropout &x, ui
     }
 }
 
-/* Sets P to 0 where the draws say so. The whole warp calls it. */
+/* Sets P to 0 where the draws of the lanes drop the pair. The whole warp calls it. */
 template <int N> DEVICE void drop(float (&P)[N / 2], const uint32_t (&mine)[2], int lane)
 {
 #pragma unroll
