@@ -76,7 +76,9 @@ void test_the_truth_rounds_to_the_results_of_the_reference(void **state)
 
 void test_random_truths_round_to_the_results_of_the_reference(void **state)
 {
-    const long first = env_number("ATTN_RANDOM_SEED", 1), count = env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT);
+    enum { BRIEF_COUNT = 60 };
+    const long first = env_number("ATTN_RANDOM_SEED", 1),
+               count = env_number("ATTN_RANDOM_COUNT", is_brief() ? BRIEF_COUNT : RANDOM_COUNT);
     int failed = 0;
     (void)state;
     if (!has_truth()) return;
