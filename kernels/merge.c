@@ -181,7 +181,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    char rule[160], rest[16], list[ATTN_DTYPE_LIST_BYTES], axes[64]; /* the names of four axes take 32 bytes */
+    char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64]; /* the names of four axes take 32 bytes */
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {
         snprintf(rule, sizeof rule, "dtype is %s, must be %s%s",
