@@ -523,7 +523,7 @@ void test_lengths_agree_with_the_reference(void **state)
 /* The last kernel of an operation takes every problem, and is slow. `paper` has one kernel alone. */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
-    const attn_kernel *slow[2] = { NULL, NULL };
+    const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
     const attn_capabilities *const can = attn_device_capabilities(bench.device);
     (void)state;
     if (strcmp(backend, "paper") == 0) skip();
