@@ -1,8 +1,8 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
- * forward.cu's shape: one block per multiprocessor, tiles of work handed out by a warp, a warp that lets the copy
- * engine fill a ring of K and V tiles, C consumers of 64 rows that take turns with their products, each with its
- * softmax under its own and the others' products. What is different is what e4m3 products want (FlashAttention-3,
+ * The kernel is built as that of forward_tiles.cuh: one block per multiprocessor, tiles of work handed out by a warp, a
+ * warp that lets the copy engine fill a ring of K and V tiles, C consumers of 64 rows that take turns with their
+ * products, each with its softmax under its own and the others' products. What is different is what e4m3 products want (FlashAttention-3,
  * arXiv:2407.08608, 3.3):
  *
  *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have
@@ -10,8 +10,8 @@
  *   P        a thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand wants 4 neighbours. P stays
  *            where it is and V^T's keys are in the order that makes it right.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
- *            the key that weighs most is not rounded. (With forward.cu's m, which stays behind by up to a limit, it
- *            would be, and errors of out reach 4.3e-2 where 4e-2 is allowed.) The factor leaves with the division by l,
+ *            the key that weighs most is not rounded. (The m of forward_tiles.cuh stays behind by up to a limit. With
+ *            it that key would be rounded, and errors of out reach 4.3e-2 where 4e-2 is allowed.) The factor leaves with the division by l,
  *            the sum of P (not yet rounded, but where products count it).
  *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal
  *            keys would stop counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the
@@ -427,8 +427,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* As in forward.cu: the wait for O is where K is given back, in the softmax. The condition always holds, but ptxas
-     * cannot know it. */
+    /* As in forward_tiles.cuh, K is released in the softmax, where the wait for O then stands. The condition always
+     * holds, but ptxas cannot know it. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));

@@ -1,5 +1,5 @@
-/* forward_plan.cuh: a problem as forward.cu has it: its plan in 32 bits, its tiles of work, its scratch, and which
- * problems it takes. */
+/* forward_plan.cuh: a problem in the form that forward_tiles.cuh reads: the plan in 32 bits, the tiles of work and the
+ * scratch memory. The file also says which problems these kernels take. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
