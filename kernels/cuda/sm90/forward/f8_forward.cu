@@ -2,8 +2,8 @@
  *
  * The kernel is built as that of forward_tiles.cuh: one block per multiprocessor, tiles of work handed out by a warp, a
  * warp that lets the copy engine fill a ring of K and V tiles, C consumers of 64 rows that take turns with their
- * products, each with its softmax under its own and the others' products. What is different is what e4m3 products want (FlashAttention-3,
- * arXiv:2407.08608, 3.3):
+ * products, each with its softmax under its own and the others' products.
+ * Products of e4m3 need five things more (FlashAttention-3, arXiv:2407.08608, 3.3):
  *
  *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have
  *            nothing else to do write it to scratch, once a run, ahead of those that read it (transpose_v.cuh).
@@ -11,8 +11,8 @@
  *            where it is and V^T's keys are in the order that makes it right.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
  *            the key that weighs most is not rounded. (The m of forward_tiles.cuh stays behind by up to a limit. With
- *            it that key would be rounded, and errors of out reach 4.3e-2 where 4e-2 is allowed.) The factor leaves with the division by l,
- *            the sum of P (not yet rounded, but where products count it).
+ *            it that key would be rounded, and errors of out reach 4.3e-2 where 4e-2 is allowed.)
+ *            The factor leaves with the division by l, the sum of P (not yet rounded, but where products count it).
  *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal
  *            keys would stop counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the
  *            next product begins anew. At D = 128 l is a product's too, and loses what O loses: see counted().
