@@ -354,6 +354,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
 {
     proto_item *const item = &call->items[0];
     struct text *const t = encode_text(e);
+    const int end = proto_item_results_end(item);
     bool first = true;
     (void)request_id; /* only problem documents within an envelope contain the id */
     text_put_char(t, '{');
@@ -367,7 +368,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_string(t, "\",\"model_version\":\"1\",");
     put_parameters(t, item, results);
     text_put_string(t, ",\"outputs\":[");
-    for (int n = 0; n < PROTO_TENSORS; n++) {
+    for (int n = 0; n < end; n++) {
         const attn_tensor *const tensor = proto_item_result(item, n);
         if (!tensor) continue;
         if (!first) text_put_char(t, ',');
@@ -376,7 +377,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     }
     if (results->report) put_report(t, results->report);
     text_put_string(t, "]}");
-    for (int n = 0; n < PROTO_TENSORS; n++)
+    for (int n = 0; n < end; n++)
         if (proto_item_result(item, n) && is_binary(call, n))
             encode_tensor(e, proto_item_result(item, n), ENCODE_BYTES);
 }

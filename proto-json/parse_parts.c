@@ -197,6 +197,11 @@ attn_tensor *proto_item_result(proto_item *item, int number)
     return (number - ATTN_TENSOR_COUNT) % 2 == 0 ? &gradient->out : &gradient->lse;
 }
 
+int proto_item_results_end(const proto_item *item)
+{
+    return ATTN_TENSOR_COUNT + (item->parts && item->parts->has_back ? 2 * item->parts->count : 0);
+}
+
 attn_merge_problem proto_item_merge(const proto_item *item)
 {
     const attn_problem *const p = &item->problem;

@@ -354,6 +354,9 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item);
  * provides memory for the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
+/* proto_item_result() is NULL for this number and for all above it. */
+int proto_item_results_end(const proto_item *item);
+
 /* The merge that an item with parts asks for. It points into the item. */
 attn_merge_problem proto_item_merge(const proto_item *item);
 

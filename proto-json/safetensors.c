@@ -536,9 +536,10 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
  * elements. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
+    const int end = proto_item_results_end(item);
     int count = 0;
     for (size_t bytes = 8; bytes > 0; bytes /= 2)
-        for (int n = 0; n < PROTO_TENSORS; n++) {
+        for (int n = 0; n < end; n++) {
             const attn_tensor *const t = proto_item_result(item, n);
             if (t && attn_dtype_bytes(t->dtype) == bytes) order[count++] = n;
         }

@@ -177,7 +177,7 @@ static uint64_t elsewhere_of(const struct job *job)
 /* Adds the bytes of an item's outputs, except `elsewhere`, each rounded up to the alignment. */
 static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
-    for (int n = 0; n < PROTO_TENSORS; n++) {
+    for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
         const attn_tensor *t = output_of(item, elsewhere, n);
         char name[PROTO_NAME_BYTES];
         int64_t size;
@@ -196,7 +196,7 @@ static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *b
 static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
-    for (int n = 0; n < PROTO_TENSORS; n++) {
+    for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
         const attn_tensor *const t = proto_item_result(item, n);
         int64_t elements;
         if (t && attn_shape_elements(t->rank, t->shape, &elements)) sum += elements;
@@ -206,7 +206,7 @@ static int64_t count_numbers(proto_item *item)
 
 static void place_outputs(proto_item *item, uint64_t elsewhere, char **at)
 {
-    for (int n = 0; n < PROTO_TENSORS; n++) {
+    for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
         attn_tensor *const t = output_of(item, elsewhere, n);
         int64_t size;
         if (t == NULL) continue;
