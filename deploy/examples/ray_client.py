@@ -1,0 +1,51 @@
+"""One sequence's keys over several servers, on Ray: forward and backward, with every step repeated that fails.
+
+    python3 ray_client.py [http://127.0.0.1:8080 http://10.0.0.2:8080 ...]
+
+`attention` and `step` are what to copy, with shards.py. Ray starts on this machine, unless the variable RAY_ADDRESS
+names a cluster.
+
+Ray repeats a step that ended with shards.Unavailable, and a step whose worker died, up to `max_retries` times. The step
+then takes the next server that is ready. A request that is refused is not repeated. Ray also computes again what a lost
+machine held for later steps, but what ray.put() has stored there is lost."""
+import functools
+import os
+import sys
+
+import ray
+
+import shards
+
+
+@ray.remote(max_retries=shards.RETRIES, retry_exceptions=[shards.Unavailable])
+def step(function, servers, n, *inputs):
+    return function(functools.partial(shards.post, servers, n % len(servers)), *inputs)
+
+
+@ray.remote
+def join(*gradients):
+    return shards.join(*gradients)
+
+
+def attention(servers, parts, dout):
+    """({'out', 'lse'}, {'dq', 'dk', 'dv'}) of shards.cut()'s parts; part n goes to server n, while it is ready."""
+    forwards = [step.remote(shards.forward, servers, n, part) for n, part in enumerate(parts)]
+    whole = step.remote(shards.merge, servers, 0, *forwards)
+    gradients = [step.remote(shards.backward, servers, n, part, whole, dout) for n, part in enumerate(parts)]
+    return ray.get([whole, join.remote(*gradients)])
+
+
+def main(*servers):
+    servers = servers or ('http://127.0.0.1:8080',)
+    if 'RAY_ADDRESS' in os.environ:
+        ray.init(runtime_env={'py_modules': [shards.__file__]})  # the workers of a cluster have no shards.py
+    else:
+        ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100_000_000)
+    try:
+        shards.show(attention, servers)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
