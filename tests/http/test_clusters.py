@@ -262,7 +262,7 @@ def surroundings():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(180)
 @pytest.mark.parametrize('calls', ((1, 2), (2, 1)))
 @pytest.mark.parametrize('engine', ('dask', 'ray'))
 def test_a_server_and_a_worker_are_killed_and_the_result_is_right(fronts, clone, engine, calls):
@@ -278,7 +278,7 @@ def test_a_server_and_a_worker_are_killed_and_the_result_is_right(fronts, clone,
     three = fronts({}, {calls[0]: 'server'}, {calls[1]: 'worker'})
     with surroundings() as env:
         done = subprocess.run(command + [front.url for front in three], env=env, cwd=clone / 'deploy/examples',
-                              capture_output=True, text=True, timeout=110 * service.SLOWER)
+                              capture_output=True, text=True, timeout=170 * service.SLOWER)
     said = [re.search(f'^{line}$', done.stdout, re.M) for line in SAYS]
     assert done.returncode == 0 and all(said), done.stdout + done.stderr
     assert float(said[0].group(1)) < 1e-6
