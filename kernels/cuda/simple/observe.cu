@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         nan |= __any_sync(ALL_LANES, seen && z != z);
         most = fmaxf(most, warp_max(seen ? z : -CUDART_INF_F));
         const float m_new = fmaxf(m, warp_max(y));
-        if (m_new > m) { /* the same branch in all lanes */
+        if (m_new > m) { /* all lanes take the same branch */
             const float by = m - m_new, scale = exp2f(by);
             e = scale == 0 ? 0 : scale * (e + by * l);
             l *= scale;

@@ -147,7 +147,7 @@ template <typename T, class X> struct copies_by_engine {
         queries();
         cp_async_commit();
         cp_async_wait<0>();
-        __syncthreads(); /* Q is loaded, and all warps see the barriers and the starts of the boxes */
+        __syncthreads(); /* all warps now see Q, the barriers and the starts of the boxes */
     }
 
     template <bool VALUES> DEVICE uint16_t *next() const

@@ -60,7 +60,7 @@ namespace {
 
 /* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
-enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers of a thread of the producer, and of a consumer */
+enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers per thread of the producer and of a consumer */
 enum { PIECES = 5 }; /* a tile arrives in PIECES pieces of two boxes; the last piece is one box */
 enum { KEPT = 3 };   /* the last KEPT boxes of Q, which consumers keep in registers */
 
@@ -85,8 +85,8 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* The first lane of one warp issues the loads of the tiles of keys. The lanes together look up the pages and rows of
- * 32 tiles, well before these are loaded, so that no load waits for the page table. */
+/* The first lane of one warp issues the loads of the tiles of keys. All lanes together look up the pages and rows of 32
+ * tiles, well before these are loaded, so that no load waits for the page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
@@ -149,7 +149,7 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
-    /* The address that a descriptor of `tile` needs. */
+    /* Returns the address that a descriptor of `tile` needs. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
