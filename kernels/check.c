@@ -466,7 +466,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* The region of weights and map on one axis. `size`: queries or keys that there are. */
+/* Checks the region of weights and map on one axis, which has `size` queries or keys. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -481,7 +481,7 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* What an observe adds. Reads the lengths of a sequence, which have been checked. */
+/* Checks the members that only an observe has. Reads the lengths of a sequence, which have been checked. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;

@@ -217,7 +217,8 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* An observe makes its scores as the forward of the same name does, and has that one's rates: see scores_made(). */
+/* The operation whose measured rates estimate `op`. An observe makes its scores as a forward does, and uses that one's
+ * rates: see scores_made(). */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;

@@ -239,7 +239,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q)); /* one unit up or down, or the grid point */
+    /* the grid point itself, or the next number above or below it */
+    return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
 /* Rounds a double from 0 to HUGE_NUMBER to the nearest code, ties to even. False: the result is beyond the largest
@@ -248,7 +249,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* a subnormal number has so many places fewer */
+    /* a subnormal number has this many binary places fewer */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* less than half of the smallest number */

@@ -82,7 +82,7 @@ struct scan {
     int depth; /* number of frames in use */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
-    const char *literal; /* the rest of true, false or null that must follow */
+    const char *literal; /* the letters of true, false or null that must still follow */
     bool is_name;        /* the string is a member's name */
     enum name name;      /* meaning of the name before the next value */
     int hex_left;        /* digits of \u that must still follow */

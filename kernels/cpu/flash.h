@@ -402,18 +402,18 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
 
 /* The largest scores of a row, in descending order. */
 struct flash_top {
-    int most, count; /* how many are wanted, and there */
+    int most, count; /* number of scores that are wanted; number that is kept now */
     int32_t key[ATTN_MAX_TOP];
     double z[ATTN_MAX_TOP];
 };
 
-/* A score must be above this to be among them. */
+/* The bound that a score must exceed to be among the largest. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds one that is. */
+/* Adds a score that exceeds flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;

@@ -156,14 +156,14 @@ enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAN
 /* A command on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* of COPY and MOVE */
+    void *to; /* target of a COPY or MOVE */
     const void *from;
     size_t bytes;
     attn_direction direction;
     attn_problem *problems; /* of RUN and LSE: copies of the problems, which the command owns, and their plans */
     attn_plan *plans;
-    attn_lse_look *look;    /* of LSE: a copy that the command owns; the sums go to `to` */
-    attn_merge_plan *merge; /* of MERGE: a copy that the command owns */
+    attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
+    attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
     int count;
     void *workspace;
     bool nan, left;
@@ -925,9 +925,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id))
-                    memset(c->problems[n].tensor[id].data, 0xff, /* all of it: outputs have no gaps */
-                           span(&c->problems[n].tensor[id]));
+                if (is_output(&c->problems[n], id)) /* fills the tensor in one go, because outputs have no gaps */
+                    memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;
 }

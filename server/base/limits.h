@@ -71,11 +71,12 @@ enum {
 /* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */
 
 enum {
-    /* Memory of one connection in libmicrohttpd: it holds the head, and one recv() reads half of it. All of it is
-     * zeroed between two requests, and a larger buffer leaves less of the body in the CPU's cache. 80 KiB is just
-     * enough for three recv() calls per body of 131 KB. In versions before 1.0 (measured: 0.9.75) a step larger than
-     * the buffer makes each further recv() read an eighth of the remaining space more; from 1.0 on it would keep the
-     * buffer from growing. */
+    /* libmicrohttpd gives each connection this much memory. It holds the head of a request, and one recv() of the body
+     * fills half of it. With 80 KiB a body of 131 KB needs three calls of recv(). More memory would be slower: all of
+     * it is set to zero between two requests, and it drives the body out of the CPU's cache.
+     * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. In versions before 1.0
+     * (measured: 0.9.75) a step larger than the memory makes each later recv() read another eighth of what is still
+     * free; from 1.0 on such a step would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections that attnd_connection_bytes counts; tensors are staging memory instead. An open connection
@@ -136,8 +137,8 @@ enum {
     LOOP_TICK_MS = 10, /* interval between two searches for requests that have waited long enough to be watched */
     LOOP_WATCH_AFTER_MS = 20, /* a request that waits this long is watched for a client that leaves */
     LOOP_SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two sweeps */
-    LOOP_CROWD = 512,         /* after so many were open and most are closed, memory is returned to the system */
-    LOOP_STOP_MS = 2000,      /* time after a drain for the last answers to be sent */
+    LOOP_CROWD = 512, /* if this many connections were open and most are closed now, memory is returned to the system */
+    LOOP_STOP_MS = 2000, /* time after a drain for the last answers to be sent */
 
     /* A body whose text without tensor data is longer than this is checked on another thread: 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
@@ -209,7 +210,7 @@ enum {
  * them. The search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the
  * slow-down is smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S 0.05
-/* A check is counted with so many seconds at most: with less time it looks at fewer rows. */
+/* A check adds at most this many seconds to the estimate: with less time than it wants, it looks at fewer rows. */
 #define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
@@ -260,7 +261,7 @@ enum {
     INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few numbers it has */
 };
 
-/* How a thread polls while it waits for a device (base/polling_sleep.h). */
+/* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are their lengths. */
 enum {
     NAP_NS = 50000,    /* one sleep (a nap), which the kernel doubles; in that time a core does not sleep deeply */
     NAPS_NS = 2000000, /* a thread polls for this long; after a longer wait a late end does not matter */

@@ -47,7 +47,7 @@ static proto_error refusal_of(const struct request *request, int status)
 enum {
     /* A run of more hexadecimal digits than this is taken for a secret id. */
     SECRET_DIGITS = 16,
-    /* The log shows so many digits of a secret id. They tell ids apart, and 112 random bits of a cache's id stay
+    /* The log shows only this many digits of a secret id. They tell ids apart, and 112 random bits of a cache's id stay
      * secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,

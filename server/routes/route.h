@@ -61,8 +61,8 @@ struct route_parameter {
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
-        /* Of the 200 answer: its description, its content type, its schema (JSON with ' for "). NULL: the answer is
-         * empty. */
+        /* Texts about the successful answer: its description, its content type, and its schema (JSON with ' for "). All
+         * are NULL if that answer is empty. */
         *schema;
     int status;       /* status of a successful answer; 0: 200 */
     const char *body; /* name of the body's schema in components/schemas: "ForwardRequest" */

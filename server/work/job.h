@@ -96,7 +96,7 @@ struct job {
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
     bool wants_verify, wants_save, wants_count;
-    bool wants_judge; /* a check: no device computes it, a judge does (sched/finish.h) */
+    bool wants_judge; /* the request is a check, which a judge computes and not a device (sched/finish.h) */
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
     bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */

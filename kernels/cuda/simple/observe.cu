@@ -20,7 +20,7 @@
 
 namespace {
 
-/* What the first kernel leaves of each row for the others. lse_at() gives the index of a row. */
+/* Results for each row that the first kernel writes and the later kernels read. lse_at() gives the index of a row. */
 struct kept {
     float *base, *inverse, *most, *entropy;
 };

@@ -48,7 +48,7 @@ const int PREPARER_SHARE = 4;     /* one in this many multiprocessors runs this 
 const int PREPARER_THREADS = 512; /* registers of these threads leave no room for a second block in a multiprocessor */
 
 template <typename T, class X> struct preparer {
-    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* of a row */,
+    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* for a row */,
                      STEP = 32 / LANES /* rows that a warp processes at a time */;
     static const int TOGETHER = 8; /* rows that a lane loads before it uses the first */
     const cuda_args &a;

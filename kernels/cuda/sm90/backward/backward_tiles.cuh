@@ -87,10 +87,11 @@ template <typename T, class X, typename R> struct gradients {
     consumer<2> me;
     ring<X::STAGES_Q> q; /* stages of Q (q) and dO (o) of the next round */
     ring<X::STAGES_DO> o;
-    ring<X::STAGES_DS> mine, whole; /* of dS: written next by this warpgroup; read next for dQ */
-    uint32_t phase = 0;             /* phase of the barriers of K and V */
-    int tile;                       /* tile of queries of the next round */
-    int free_first, free_last;      /* tiles of queries that all see all keys of this warpgroup */
+    /* stages of dS: the one this warpgroup writes next, and the one it reads next for dQ */
+    ring<X::STAGES_DS> mine, whole;
+    uint32_t phase = 0;        /* phase of the barriers of K and V */
+    int tile;                  /* tile of queries of the next round */
+    int free_first, free_last; /* tiles of queries that all see all keys of this warpgroup */
     /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage. K_down: K as this
      * warpgroup's part of dQ takes it. */
     k_major_low<BN> own_K, own_V;

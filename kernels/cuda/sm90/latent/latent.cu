@@ -73,7 +73,7 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
     alignas(1024) uint16_t K[2][BOXES][BOX]; /* the last box of a tile: its keys, then P */
-    float reference[2][BM], rescale[2][BM];  /* of each row, from the warpgroup that computed the scores */
+    float reference[2][BM], rescale[2][BM];  /* two numbers for each row, from the warpgroup that computed its scores */
     float l[2][2][BM];                       /* indices: split (even or odd), warpgroup, row */
     float2 before[2][BM];                    /* for each warpgroup: m in base 2 and l of the splits that have ended */
     int2 sees[BM];                           /* each row sees keys [x, y) */
@@ -136,7 +136,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* in shared memory, like all that does not fit in registers */
+    const block_place &place; /* lies in shared memory, because registers have no room for it */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int row = warp * 16 + lane / 4; /* the thread's first row in the block; its second is 8 rows below */
