@@ -69,7 +69,7 @@ static struct {
     bool repeats_left_out; /* some entry has left_out > 0 */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* This one is read without the mutex. */
+/* min_level is read without the mutex. */
 static atomic_int min_level = LOG_INFO;
 static atomic_bool as_json;
 static atomic_uint_fast64_t dropped;

@@ -22,7 +22,7 @@ def nothing(B, S=0, H=1, D=1, **options):
 
 
 def leave_behind(server, body, count):
-    """As many clients send the body and leave without waiting for an answer."""
+    """Opens `count` connections that send the body and do not wait for an answer."""
     sockets = []
     for _ in range(count):
         s = server.raw()

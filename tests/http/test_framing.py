@@ -460,7 +460,8 @@ def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, nam
 
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
-    """The same, but the bytes come late: the answer waits in the server's kernel for a slow reader."""
+    """Here the bytes behind the last request come late, while the end of its answer waits in the server's kernel for a
+    slow reader."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:

@@ -49,7 +49,7 @@ WORDS = {
 
 
 def bodies():
-    """{name: body} of every row of test_json.py."""
+    """Returns {name: body} for every row of test_json.py."""
     for name, body, *_ in SYNTAX + MEMBERS:
         yield name, body.encode('utf-8', 'surrogateescape')
     for name, text, _ in BASE64:

@@ -179,7 +179,7 @@ void bench_open(struct bench *b, const char *backend, int threads);
 void bench_close(struct bench *b);
 /* Runs problems together in one attn_run(). Without unified memory every block is copied to the device and back. */
 attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err);
-/* The same, but exits if the run fails. */
+/* Like fixtures_run(), but exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
 /* Writes the true results to the outputs of a problem in the host's memory. */

@@ -83,7 +83,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* The same for decoding, where the next call begins to read before the last one has ended. */
+/* Decoding has the same bits alone and together with other decoding. Here the next call begins to read before the last
+ * one has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -366,8 +367,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* The same for sizes that a latent kernel may compute: row counts and lengths on both sides of its tiles and splits,
- * one split and several, with pages and without. */
+/* Latent attention agrees with the reference for row counts and lengths on both sides of its tiles and splits, with one
+ * split and several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)

@@ -460,8 +460,8 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* The same backward: what a query may not see cannot change its gradient, and the query cannot change the key's
- * gradient. */
+/* NaN in a backward: a key that a query may not see cannot change the query's gradient, and the query cannot change the
+ * key's gradient. */
 void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 {
     static const struct spec cases[] = {

@@ -274,7 +274,7 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* The same for batch rows. */
+/* Each row of a batch has the bits that it has as a problem of its own. */
 void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec batches[] = {

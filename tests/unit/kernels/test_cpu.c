@@ -117,7 +117,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Like the chunks of keys of a backward: each item waits for the one before it. */
+/* Each item waits for the one before it, as the chunks of keys of a backward do. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -318,7 +318,8 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    memset(workspace, 0xff, bytes); /* NaN shows that a strip does not read what it leaves out */
+    /* the workspace begins with NaN, so a strip that read what it leaves out would give NaN */
+    memset(workspace, 0xff, bytes);
     flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);
     pool_close(pool);

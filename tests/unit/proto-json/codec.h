@@ -127,7 +127,8 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
                    context);
 }
 
-/* The same for a KServe body, with its model and the length of its JSON (-1: the request does not say). */
+/* Decodes a KServe body in pieces for a model. json_bytes: the length of the body's JSON, or -1 if the request does not
+ * say it. */
 static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
                                  const proto_limits *limits, const void *body, size_t bytes,
                                  size_t (*piece_of)(void *context, size_t left), void *context)

@@ -50,7 +50,7 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
     fail_msg("no body for '%s'", place);
 }
 
-/* The same for the JSON of a KServe request. */
+/* Decodes a KServe request that must be refused, and fills in the error. */
 static void refuse_kserve(const char *body, attn_error *err)
 {
     static const proto_model model = { .name = "attention_forward", .op = (proto_op)ATTN_OP_FORWARD };

@@ -49,8 +49,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* The same, with a ready context for each item, whose ids go to id[i].
- * The forward was answered, so its reference is gone. */
+/* A finished job that holds a ready context for each item. The ids of the contexts go to id[i]. The forward was
+ * answered, so its reference is gone. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
