@@ -356,10 +356,11 @@ typedef struct attn_problem {
         };
         attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the same tensors as an array, by attn_tensor_id */
     };
-    attn_layout layout;       /* order of the axes of q k v out and their gradients */
-    attn_alignment alignment; /* for causal and window: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
-    bool has_scale;           /* false: scale is 1/sqrt(D) */
-    double scale;             /* any number that float32 can hold, also 0 or a negative one */
+    attn_layout layout; /* order of the axes of q k v out and their gradients */
+    /* tells where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
+    attn_alignment alignment;
+    bool has_scale; /* false: scale is 1/sqrt(D) */
+    double scale;   /* any number that float32 can hold, also 0 or a negative one */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
@@ -594,7 +595,7 @@ typedef struct attn_lse_row {
 typedef struct attn_lse_look {
     int count; /* number of rows */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* for each row: the lse by each variant of the scores, then the mean size of the products */
+    /* each row has the lse by each variant of the scores, then the mean size of the products */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -606,9 +607,9 @@ typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
 
 typedef struct attn_device_options {
-    int threads;          /* for "cpu": number of worker threads; 0: one for each core that the process may run on */
+    int threads; /* backend "cpu": number of worker threads; 0: one for each core that the process may run on */
     int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a share of the memory that the device has */
-    const char *script;   /* for the fake backend: its scripted faults */
+    const char *script;   /* fake backend: the faults that its script requests */
 } attn_device_options;
 
 typedef struct attn_device_info {

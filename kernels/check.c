@@ -69,7 +69,7 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
 }
 
 /* Writes an index or a shape as text: "[0, 3, 17]". */
-/* for each number: the digits and sign of an int64_t, a comma and a space */
+/* room for the numbers of an index, each with the digits and sign of an int64_t, a comma and a space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {

@@ -257,7 +257,7 @@ struct work {
     /* triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     double key_blocks;   /* keys of all blocks that copy odd head dims, summed; see ODD_FORWARD */
-    double by[ROWS + 1]; /* for each value of enum by: how many units of the device have work */
+    double by[ROWS + 1]; /* the number of units of the device that have work, for each value of enum by */
 };
 
 static double at_most(double x, double most)

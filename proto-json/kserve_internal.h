@@ -45,7 +45,7 @@ struct kserve_reader {
     int input_count;
     /* The scanner's values, and behind them the binary inputs. Their .bytes counts the bytes that have arrived. */
     scan_extract *extracts;
-    int64_t *sizes; /* for each binary input, the bytes that must arrive */
+    int64_t *sizes; /* the bytes that must arrive for each binary input */
     int first_binary, extract_count;
     int now;             /* index of the first extracted value that is not complete */
     uint64_t body_bytes; /* length that the body must have */

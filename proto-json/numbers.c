@@ -313,7 +313,7 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* for these the processor rounds as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds these numbers as narrow() does */
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);

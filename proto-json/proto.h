@@ -288,7 +288,7 @@ typedef struct proto_shared {
     char region[PROTO_REGION_BYTES]; /* the name under which the region was registered */
     int64_t offset, bytes; /* the range in the region, each up to 2^53; `bytes` of an output is the room for it */
     bool kernels_only;     /* only kernels read or write the tensor */
-    void *to;              /* for an input: the destination of its bytes, set by proto_parser_shared_room() */
+    void *to;              /* destination of an input's bytes, set by proto_parser_shared_room() */
     /* The tensor in a GPU's memory. The caller sets this before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
@@ -306,9 +306,9 @@ typedef struct proto_sequence {
 
 /* KServe: the place of a tensor in the body. */
 typedef struct proto_input {
-    int place;   /* its number among the inputs, counted from 1; 0: the body does not have it */
-    bool binary; /* its bytes are behind the JSON */
-    bool shared; /* its bytes are in shared memory */
+    int place;   /* number of the tensor among the inputs, counted from 1; 0: the body does not have it */
+    bool binary; /* true: the bytes of the tensor are behind the JSON */
+    bool shared; /* true: the bytes of the tensor are in shared memory */
 } proto_input;
 
 /* A decoded body. The caller owns it and frees it with proto_call_free(). */

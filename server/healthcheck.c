@@ -258,7 +258,8 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         *why = strerror(errno);
         return false;
     }
-    for (size_t used = 0; used < sizeof record;) { /* not read_line(): a record may contain a line feed */
+    /* does not use read_line(), because a record may contain a line feed */
+    for (size_t used = 0; used < sizeof record;) {
         const ssize_t n = recv(fd, record + used, sizeof record - used, 0);
         if (n > 0) used += (size_t)n;
         else if (n == 0) {

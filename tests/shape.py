@@ -14,7 +14,7 @@ import sys
 MOST_LINES = {"C": 100, "CUDA": 200, "kernels": 200}
 MEDIAN = 10                 # the median of the lines of C functions
 LONG_FILE = 700             # longer files are counted, not refused
-MOST_COLUMNS = 120          # of a line that ends in a comment; clang-format checks the others
+MOST_COLUMNS = 120          # the longest line that ends in a comment; clang-format checks the others
 MOST_ECHO = 5.0             # percentage of the code of either sibling
 SIBLINGS = [
     ("sm80/forward.cu", "sm80/f32_forward.cu"),

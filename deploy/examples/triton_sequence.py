@@ -38,7 +38,7 @@ def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 305, heads, 64)).astype(np.float32) for heads in (8, 2, 2))
     at, worst = 0, 0.0
-    for count in (300, 1, 1, 1, 1, 1):  # the prompt, then one token at a time
+    for count in (300, 1, 1, 1, 1, 1):  # first the prompt of 300 tokens, then one token at a time
         part = slice(at, at + count)
         out = step(client, 7, q[:, part], k[:, part], v[:, part], start=at == 0, end=at == 304)
         at += count

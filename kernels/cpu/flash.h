@@ -179,7 +179,8 @@ struct flash {
     char *Qat, *dOat;              /* Q and dO as transposed A operands, one row tile after the other */
     float *lse2, *delta, *dQ;      /* lse2 is NaN where `strange` holds the row's lse */
     struct flash_strange *strange; /* lse of rows that lse2 cannot hold, see exact.c; written only for these rows */
-    uint8_t *row_values; /* for each row tile, at row0 / FLASH_UNIT: enum flash_values of Q (WILD) and of dO (UNREAL) */
+    /* values of Q (WILD) and of dO (UNREAL) in each row tile, at row0 / FLASH_UNIT: enum flash_values */
+    uint8_t *row_values;
     /* the unit sizes are bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
@@ -198,8 +199,8 @@ struct flash {
     /* number of slices in which FLASH_ROWS zeroes dbias, and slices of each [Sq, Sk] matrix */
     int64_t dbias_slices, dbias_blocks;
 
-    int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* for each phase: items of this problem, and items of all
-                                                       * problems before it */
+    /* number of items of this problem in each phase, and of all problems before it */
+    int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
 /* How far a chunk of keys has come: it has finished all row tiles before `tile`. The struct fills a cache line, so

@@ -160,7 +160,7 @@ struct command {
     const void *from;
     size_t bytes;
     attn_direction direction;
-    attn_problem *problems; /* of RUN and LSE: copies of the problems, which the command owns, and their plans */
+    attn_problem *problems; /* for RUN and LSE: copies of the problems and of their plans, which the command owns */
     attn_plan *plans;
     attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
     attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
@@ -734,7 +734,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        return attn_given_up(err); /* as on a GPU, a cancelled run stops only before it has started */
+        return attn_given_up(err); /* a run that has started is not stopped, as on a GPU */
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);

@@ -53,7 +53,7 @@ struct slot {
     /* The arrays below are indexed by the batch's jobs. */
     /* The number of the job whose problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    int16_t members[CONFIG_MAX_BATCH]; /* for a leader: the number of jobs in its problem, itself included */
+    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, itself included */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members */
     /* Moves copy the job's tensors to the leader's problem and back, and the job has no mirrors. */
     bool moved[CONFIG_MAX_BATCH];

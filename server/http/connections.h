@@ -145,7 +145,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* Shorter limits that apply while the server drains. */
 struct connection_drain_limits {
-    int64_t silent_ms;      /* OPENED, IDLE: neither this nor any other connection sent anything for this time */
+    int64_t silent_ms;      /* OPENED, IDLE: neither this connection nor any other has sent anything for this time */
     int64_t stalled_ms;     /* HEAD, BODY, SEND: no byte moved for this time */
     int64_t quiet_since_ms; /* time since which no connection has sent anything */
 };

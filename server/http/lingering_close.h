@@ -24,8 +24,8 @@
 
 enum lingering_close_why {
     LINGER_DELIVER, /* deliver the end of the answer */
-    LINGER_DROP,    /* as DELIVER, and also drop what the client still sends */
-    LINGER_CUT,     /* as DELIVER, but the socket was shut down for reading too: see reset_on_close() */
+    LINGER_DROP,    /* like DELIVER, and also drops what the client still sends */
+    LINGER_CUT,     /* like DELIVER, but the socket was shut down for reading too: see reset_on_close() */
 };
 
 struct lingering {

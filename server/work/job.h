@@ -113,7 +113,7 @@ struct job {
     int parts_out;                      /* parts that are in batches and not yet back */
     struct job_links in_queue, in_flow; /* links in the list of all waiting jobs, and in that of its flow */
     int64_t queued_ns;
-    bool blocked;  /* its cache transaction cannot begin yet: the job must not leave the queue */
+    bool blocked;  /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
     bool scanned;  /* the loop has tried to begin its transaction */
     bool given_up; /* the job's request is held only until its batch ends */
 

@@ -202,7 +202,7 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     int32_t *order = malloc((size_t)pages * sizeof *order);
     int32_t *values = malloc((size_t)(o->B * entries) * sizeof *values);
     if (!order || !values) die("out of memory", NULL);
-    for (int64_t n = 0; n < pages; n++) { /* a shuffle (Fisher and Yates) */
+    for (int64_t n = 0; n < pages; n++) { /* shuffles the pages (Fisher and Yates) */
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         const int64_t other = (int64_t)(state % (uint64_t)(n + 1));
         order[n] = order[other];
@@ -750,7 +750,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* times a whole body: scanner, base64, the JSON without tensors, and the checks */
+    /* measures a whole body: scanner, base64, the JSON without tensors, and the checks */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);

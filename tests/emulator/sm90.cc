@@ -99,7 +99,7 @@ struct copy {
     int at[5];
     barrier *bar; /* barrier of a load */
     int thread;
-    int64_t group; /* of a store: its group among the thread's bulk groups */
+    int64_t group; /* of a store: the bulk group of its thread to which it belongs */
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
@@ -152,7 +152,7 @@ struct warpgroup {
     int64_t base = 0;          /* number of the log's first entry */
     int64_t done = 0;          /* entries before this number are carried out */
     int64_t groups = 0;        /* commits among these entries */
-    int64_t rows_done[4] = {}; /* the same for eager products, by warp */
+    int64_t rows_done[4] = {}; /* for eager products: like `done`, for each warp */
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }
@@ -983,7 +983,7 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        for (int n = 0; n < 32; n++) /* row n % 8 of block n / 8: four lanes hold two elements each */
+        for (int n = 0; n < 32; n++) /* row n % 8 of block n / 8 is in four lanes, two elements each */
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
     });
 }

@@ -304,7 +304,7 @@ void check_wgmma()
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
-    alignas(1024) uint16_t dS[64 * 64]; /* its rows are queries */
+    alignas(1024) uint16_t dS[64 * 64]; /* each row of dS is a query */
     alignas(128) float sums[64 * D];
     alignas(16) float more[64];
     alignas(8) uint64_t full;
@@ -870,7 +870,7 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* ties of rounding, and zeros */
+    /* some numbers are ties of rounding, and some are zeros */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
     /* NaN has several bit patterns, so it is left out */

@@ -38,7 +38,7 @@ OPTIONS = {
 }
 # Pairs of options that attn-bench, or a problem, cannot have together, or that are the same option twice.
 NOT_TOGETHER = [{'causal', 'documents'}, {'window', 'documents'}, {'causal', 'window'}]
-READ_BYTES_PER_MS = 3.0e9  # of an H100: a copy reads half of its bytes and writes the other half
+READ_BYTES_PER_MS = 3.0e9  # on an H100; a copy reads half of its bytes and writes the other half
 SLACK = 1.15
 
 

@@ -296,8 +296,8 @@ def ends_what_is_finished(server, body):
     time, so other load of the machine does not matter."""
     def finishing():
         return server.metric('attnd_inflight_requests', state='finishing') == 1
-    # The time from sending to that point. The second measurement counts, because the first request also waits for
-    # memory to be allocated.
+    # Measures the time from sending to that point. The second measurement counts, because the first request also waits
+    # for memory to be allocated.
     for _ in range(2):
         start = time.monotonic()
         left = leave_behind(server, body, 1)[0]
@@ -305,7 +305,7 @@ def ends_what_is_finished(server, body):
         ms = 100 + 1000 * (time.monotonic() - start)
         left.close()
         assert eventually(lambda: server.inflight() == 0)
-    for _ in range(12):  # repeated until a deadline passes at the right moment, neither before nor after that work
+    for _ in range(12):  # is repeated until a deadline passes at the right moment, neither before nor after that work
         before = processor_seconds(server)
         asking = Asking(server, body, {'X-Request-Timeout-Ms': f'{ms:.0f}'})
         assert eventually(lambda: finishing() or not asking.is_alive())

@@ -602,7 +602,8 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
         with concurrent.futures.ThreadPoolExecutor(10 + GUESTS) as pool:
             try:
                 held = []
-                # one batch each: all four streams and the guests' streams are busy, so that what comes now has to wait
+                # each request is one batch: all four streams and the guests' streams are then busy, so later requests
+                # have to wait
                 for n in range(len(before)):
                     held.append(pool.submit(step, before[n], n % 6, turn))
                     assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n + 1)

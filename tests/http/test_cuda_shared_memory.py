@@ -450,7 +450,7 @@ def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, S
     for id_ in ids:
         assert server.post(f'/v1/caches/{id_}/append', {'k': keys, 'v': keys}).status == 200
     first = []
-    for n in range(4 + GUESTS):  # as many as the device takes at the same time
+    for n in range(4 + GUESTS):  # the number of requests that the device takes at the same time
         first.append(Asking(server, body(problem()[0], shared=())))
         running(server, n + 1)
     before = server.metric('attnd_batch_size_count')
@@ -610,7 +610,7 @@ def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
     server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
     arrays, data = problem()
     assert register(server, 'in', shm(0, data)).status == 200
-    # so long that another thread than an HTTP thread checks it
+    # the body is so long that another thread than an HTTP thread checks it
     checked = Asking(server, body(arrays) + b' ' * (9 << 20))
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='checking') == 1)
     assert register(server, 'more', shm(64)).status == 503

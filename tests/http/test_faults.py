@@ -212,8 +212,8 @@ def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
     """Requests that run in one batch fail with that batch, and other requests do not."""
     server = fake(f'hold={gate.path}@1+,launch.err=9@{5 + GUESTS}')
     first = []
-    # one batch each, one after the other: all four streams and the guests' streams are busy, so that what comes now has
-    # to wait
+    # each request is one batch, and they are sent one after the other: all four streams and the guests' streams are
+    # then busy, so later requests have to wait
     for n in range(1, 5 + GUESTS):
         first.append(Asking(server))
         assert eventually(lambda: running(server)['fake:0'] == n)
@@ -555,7 +555,7 @@ def test_the_least_loaded_device_is_next(fake, gate):
     large = Asking(server, body_of(2000))
     assert eventually(lambda: sum(running(server).values()) == 1)
     small = []
-    for n in range(1, 4):  # sent one after the other, so that they do not leave as one batch
+    for n in range(1, 4):  # the requests are sent one after the other, so that they do not leave as one batch
         small.append(Asking(server))
         assert eventually(lambda: sum(running(server).values()) == 1 + n)
         assert running(server) == {'fake:0': 1, 'fake:1': n}

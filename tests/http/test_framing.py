@@ -300,7 +300,7 @@ def test_h16_a_body_that_stands_still_is_cut_long_before_its_time_is_up(serve):
         slow.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {N}']))
         start, cut = time.monotonic(), None
         s.sendall(request_bytes(FORWARD, None, headers=['Content-Length: 1000000']) + b'{"q":')
-        for at in range(0, 60, 5):  # takes 3 s in all, and never pauses for 2 s
+        for at in range(0, 60, 5):  # sending takes 3 s in all, and never pauses for 2 s
             slow.sendall(BODY[at:at + 5])
             time.sleep(0.25)
             if cut is None and select.select([s], [], [], 0)[0]:
@@ -481,7 +481,7 @@ def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_
     before = server.descriptors()
     clients = []
     try:
-        for _ in range(400):  # more than LINGER_MOST, which is 256
+        for _ in range(400):  # more connections than LINGER_MOST, which is 256
             clients.append(socket.socket())
             clients[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             clients[-1].connect(server.address)
@@ -500,7 +500,7 @@ def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:
-            # so the end of the answer waits in the server's kernel
+            # with a small buffer, the end of the answer waits in the server's kernel
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             s.settimeout(20 * service.SLOWER)
             s.connect(server.address)

@@ -66,7 +66,8 @@ def test_white_space_behind_a_value_is_none_of_it(serve, tmp_path):
     # two header lines make one list
     answer = ask(body, 'Authorization: Bearer secret', 'Accept: text/html ', 'Accept: application/x-safetensors')
     assert answer.status == 200 and answer.headers['content-type'] == 'application/x-safetensors', answer
-    # one header line may be as long as a head may be; several together may not, with or without the space
+    # one header line may be as long as a head may be; several lines together may not exceed this, with or without the
+    # space
     for end in ('', ' '):
         assert ask(body, 'Authorization: Bearer secret', 'Accept: ' + 3000 * 'x' + end).status == 200
         answer = ask(body, 'Authorization: Bearer secret', 'Accept: ' + 2000 * 'x' + end, 'Accept: ' + 100 * 'x' + end)

@@ -361,7 +361,7 @@ def test_what_perf_analyzer_reads(server):
     before = stats()
     sizes = {'q': [1, 4, 2, 8], 'k': [1, 4, 2, 8], 'v': [1, 4, 2, 8], 'dout': [1, 4, 2, 8]}
     rng = np.random.default_rng(5)
-    # perf_analyzer's zeros and its random bytes, which contain NaN and infinities
+    # the bodies of perf_analyzer: zeros, and random bytes, which contain NaN and infinities
     for data in (lambda n: bytes(n), lambda n: rng.bytes(n)):
         inputs, tail = [], b''
         for t in meta['inputs']:  # the tool sends all inputs and asks for all outputs

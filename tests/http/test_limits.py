@@ -221,7 +221,7 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
     idle = []
     for _ in range(3):
         idle.append(opened(server))
-        # so that every connection has been idle for longer than CONNECTION_BETWEEN_MS, and one for the longest time
+        # now every connection has been idle for longer than CONNECTION_BETWEEN_MS, and one for the longest time
         time.sleep(0.2)
     one_more = opened(server)
     assert is_cut(idle[0])

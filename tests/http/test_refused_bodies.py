@@ -167,7 +167,7 @@ def test_refused_clients_that_stay_hold_neither_a_thread_nor_a_connection_nor_mo
     clients = []
     try:
         with service.Probe(server) as probe:
-            for _ in range(400):  # more than LINGER_MOST, which is 256
+            for _ in range(400):  # more connections than LINGER_MOST, which is 256
                 clients.append(server.raw())
                 clients[-1].sendall(request_bytes(FORWARD, None, headers=['Content-Length: 10000000000']) + PIECE)
             assert eventually(lambda: server.metric('attnd_connections') <= 3)

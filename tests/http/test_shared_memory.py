@@ -410,7 +410,7 @@ def test_outputs_that_do_not_fit_are_refused_before_anything_is_computed(shm_ser
             ({'lse': {}, 'out': place('r', 256, 257)}, 'out: shared_memory_offset 257 and shared_memory_byte_size 256 go past the end', '/outputs/1/parameters/shared_memory_byte_size'),
             ({'out': place('r', 256), 'lse': place('r', 32, 255)}, "lse: would be written over out, in the region 'r'", '/outputs/1/parameters/shared_memory_offset')):
         refused(infer(shm_server, arrays, shared=(), outputs=outputs), 400, says, pointer=pointer)
-    assert register(shm_server, 'again', one.name, 512).status == 200  # the same memory registered under another name
+    assert register(shm_server, 'again', one.name, 512).status == 200  # registers the same memory under another name
     refused(infer(shm_server, arrays, shared=(), outputs={'out': place('r', 256), 'lse': place('again', 32, 255)}), 400, 'lse: would be written over out',
             pointer='/outputs/1/parameters/shared_memory_offset')
     refused(infer(shm_server, arrays, shared=(), outputs={'out': place('r', 0)}), 400, 'out: has 256 bytes')

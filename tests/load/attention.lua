@@ -34,7 +34,7 @@ local function random_base64(count)
         text[4 * g + 3] = code[c % 64]
     end
     local left = groups * 3 - bytes
-    for p = 1, left do text[groups * 4 - p] = 61 end      -- '='; raw is zero past its end
+    for p = 1, left do text[groups * 4 - p] = 61 end      -- writes the '=' of the padding; raw is zero past its end
     return ffi.string(text, groups * 4)
 end
 

@@ -89,12 +89,12 @@ struct device {
 
     pthread_mutex_t lock; /* protects the members below */
     int64_t memory_limit, memory_used, memory_taken;
-    block *idle[CLASSES]; /* for each size class: a list of blocks that the caller has freed and that are kept */
+    block *idle[CLASSES]; /* lists of blocks that the caller has freed and that are kept, one for each size class */
     block *live;          /* blocks that callers use, the youngest first */
 };
 
 struct memory_range {
-    const char *begin, *end; /* both are NULL where there is no memory */
+    const char *begin, *end; /* `begin` and `end` are NULL where there is no memory */
 };
 
 struct stream {

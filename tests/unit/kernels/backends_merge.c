@@ -173,12 +173,12 @@ void test_merges_of_empty_and_strange_parts(void **state)
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },        /* out of an empty part is not read */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f }, /* the merge of one part is that part */
         { NAN, 1, 0, 1, NAN, NAN },                          /* a NaN in lse */
-        { 0, 1, NAN, 1, NAN, NAN },                          /* the same with NaN in the second part */
+        { 0, 1, NAN, 1, NAN, NAN },                          /* NaN in the second part */
         { INFINITY, 1, 0, 1, NAN, NAN },                     /* inf / inf is undefined */
         { -INFINITY, 1, INFINITY, 1, NAN, NAN },             /* also undefined if only one part is not empty */
         { 0, 1, -200, NAN, 0, NAN },                         /* a NaN in out counts however small its weight is */
         { 90000, 2, 0, 7, 90000, 2 },                        /* far apart: neither overflow nor -inf - -inf occurs */
-        { -90000, 2, -90200, 7, -90000, 2 },                 /* the same with negative numbers */
+        { -90000, 2, -90200, 7, -90000, 2 },                 /* far apart, with negative numbers */
         { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },         /* the sum of shares does not overflow */
     };
     enum { ROWS = ARRAY_SIZE(cases) };

@@ -564,7 +564,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
-        for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) { /* one output alone, or no output */
+        for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) { /* requests one output alone, or no output */
             struct fixture all, one;
             fixture_make(&all, &cases[n]);
             if (wanted >= 0 && !is_output(&all.p, (attn_tensor_id)wanted)) {

@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        for (int i = 0; i < ITEMS; i++) /* not freed, because the test fails */
+        for (int i = 0; i < ITEMS; i++) /* the items are not freed, because the test fails */
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
     }

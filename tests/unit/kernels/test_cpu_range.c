@@ -126,7 +126,7 @@ static void test_a_product_beyond_float32_counts_where_its_score_is_ordinary(voi
     (void)state;
     FOR_TABLES(simd)
     for (size_t n = 0; n < ARRAY_SIZE(wild_specs); n++)
-        for (int way = 0; way < 3; way++) { /* forward; backward; backward that is given out and lse */
+        for (int way = 0; way < 3; way++) { /* a forward; a backward; a backward that is given out and lse */
             struct spec s = wild_specs[n];
             s.op = way ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
             s.give_forward = way == 2;

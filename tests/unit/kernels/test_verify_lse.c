@@ -117,7 +117,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
         fixture_make(&whole, &s);
         s.dtype = seed % 4 < 2 ? ATTN_BF16 : ATTN_F16;
         s.out_dtype = s.dtype;
-        fixture_make(&rounded, &s); /* the same numbers, rounded */
+        fixture_make(&rounded, &s); /* rounded has the same numbers, rounded to 16 bits */
         memcpy(rounded.p.lse.data, whole.p.lse.data, (size_t)tensor_elements(&whole.p.lse) * sizeof(float));
         must_pass(&rounded, "the lse of unrounded tensors");
         fixture_clear(&whole);

@@ -499,7 +499,7 @@ static void test_what_a_handler_wrote_is_sent(void **state)
         struct request *request = asks(&b, &hello, head ? "HEAD" : "GET");
         assert_int_equal(answer_queue(request, head), MHD_YES);
         assert_int_equal(sent.status, 200);
-        assert_int_equal(sent.announced, 5); /* the same for HEAD: libmicrohttpd omits the body and keeps its length */
+        assert_int_equal(sent.announced, 5); /* HEAD gets the same length; libmicrohttpd omits the body */
         assert_string_equal(sent.body, "hello");
         assert_int_equal(exchange_of(request)->sent_bytes, head ? 0 : 5);
         assert_header("Content-Type", "text/plain; charset=utf-8");

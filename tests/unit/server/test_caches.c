@@ -451,7 +451,7 @@ static void add_several(struct several *s, struct caller *caller)
 
 static void drop_several(struct several *s)
 {
-    for (int64_t more = 1; more > 0;) { /* a few positions at a time */
+    for (int64_t more = 1; more > 0;) { /* the cache grows by a few positions at a time */
         struct caches_totals totals;
         caches_expire(s->rig.caches, INT64_MAX);
         caches_totals(s->rig.caches, &totals);
@@ -481,8 +481,8 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     caches_totals(s.rig.caches, &totals);
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory is in use */
 
-    /* Some devices have more than others, and then more caches come than the emptiest device has room for: all devices
-     * end up equally full. */
+    /* Some devices have more caches than others. Then more caches are made than the emptiest device has room for, and
+     * all devices end up equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -510,7 +510,8 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++) /* likewise those of forks: all of one device */
+    /* the numbers of forks are limited too: all of them are on one device */
+    for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;

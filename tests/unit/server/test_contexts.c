@@ -161,7 +161,8 @@ static void test_bounds_in_bytes_and_in_number(void **state)
     char id[MAX][PROTO_CONTEXT_BYTES];
     attn_error err = { 0 };
     open_bench(&b);
-    assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE); /* too large now and later */
+    /* the context is too large now, and will be later */
+    assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "save: the request holds 1001 bytes, saved contexts may hold 1000 bytes");
     assert_int_equal(refusal(&b, &everybody, 1000, &err), ATTN_OK);
     saved_job(&b, &everybody, 1, 1000, id);

@@ -273,7 +273,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* that makes 4 batches, one per stream */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* the jobs make 4 batches, one per stream */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {

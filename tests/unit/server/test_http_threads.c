@@ -170,7 +170,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
         assert_int_equal(CPU_COUNT(&set), 1);
         assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
     }
-    http_threads_balance(&threads, now_ms + 50); /* too early for another measurement, so nothing changes */
+    http_threads_balance(&threads, now_ms + 50); /* it is too early for another measurement, so nothing changes */
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 100); /* only for a moment */
     look(&threads, &now_ms, 1000, 100);

@@ -261,7 +261,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    for (int i = 0; i < 8000; i++) { /* 7.4 MB, while the pipe holds 1 MiB and the buffers 2 MiB */
+    for (int i = 0; i < 8000; i++) { /* writes 7.4 MB, while the pipe holds 1 MiB and the buffers 2 MiB */
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
         const double took = seconds() - start;

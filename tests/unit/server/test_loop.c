@@ -253,7 +253,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* as answer_queue() does */
+    contexts_finish_job(request->job, true); /* answer_queue() does this too */
     request_free(request);
 }
 

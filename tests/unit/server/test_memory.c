@@ -76,7 +76,7 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        assert_ptr_equal(memory_address(&s->slot, end), end); /* such as the address of a tensor without elements */
+        assert_ptr_equal(memory_address(&s->slot, end), end); /* for example the address of a tensor without elements */
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }
     memory_drop_mirrors(&s->device, &s->slot);

@@ -376,7 +376,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            fair.jobs[i].priority = 2 - i; /* and its jobs are more urgent */
+            fair.jobs[i].priority = 2 - i; /* the jobs of this caller are also more urgent */
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
         assert_int_equal(fair_take(&fair, &any), several ? 'a' : 'b');

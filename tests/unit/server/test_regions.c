@@ -182,7 +182,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
     assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096),
-                     PROTO_ERROR_COUNT); /* the same key without its slash */
+                     PROTO_ERROR_COUNT); /* registers the same key without its slash */
     regions_free(r);
     object_clear(&o);
 }
@@ -457,7 +457,8 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT); /* the same memory again */
+    /* lends the same memory again */
+    assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {
         const char *q, *out, *lse;

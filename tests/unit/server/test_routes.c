@@ -294,7 +294,7 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
         { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         /* the path belongs to one row: this is not a cache with the id "mine" */
         { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
-        { "GET", "/v1/caches/a/append", "POST", APPEND }, /* likewise, this is not a part called "append" */
+        { "GET", "/v1/caches/a/append", "POST", APPEND }, /* this is not a part called "append" either */
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];

@@ -64,7 +64,7 @@ struct plan {
     uint16_t *nonfinite;
     bool last_first;          /* the first block has the last keys of a head */
     uint32_t *prepared;       /* per key/value head: number of query units that prepare_ahead has written, */
-    int units, units_of_head; /* and the number of units of all heads and of one head */
+    int units, units_of_head; /* number of units of all heads, and of one head */
     bool out_in_pieces;       /* out can be read in pieces of 16 bytes, as dO always can */
     uint32_t *begun; /* per query tile of 64 and consumer: state of the sum, see sender; NULL: dQ is not wanted */
     /* per key/value head: number of parts of dQ that were added; each tile of keys has one per consumer */

@@ -608,7 +608,7 @@ template <typename T, class X, typename R> struct gradients {
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
-        retire<0>(dP); /* this also waits for dK */
+        retire<0>(dP); /* retiring dP also waits for dK */
     }
 
     /* Goes from P and dP of a round to P and dP of the next one, if there are MORE. At the begin no product is in

@@ -127,7 +127,7 @@ template <class X> struct shared {
 /* A warp's note on its 16 rows, which repair_own_rows() reads at the end of the block. Bit 4 i of `rows` says that row
  * i has huge scores, and bit 4 i + 1 the same of row i + 8. */
 struct repair_note {
-    uint32_t rows; /* and the other findings */
+    uint32_t rows; /* huge scores, as described above, and the other findings about the rows */
     int before;    /* the warp's note before this one: number of its tile of work, or -1 */
 };
 enum { LOOK = 4 };  /* a result was not finite, so rows that see a NaN must be found */

@@ -27,7 +27,7 @@ struct plan {
     int B, H, group, Sq, Sk;
     int left, right; /* the window, limited to FAR */
     int top_left;
-    lazy_reference reference; /* its c is log2(e) * the factor of scores (scale or softcap), > 0 */
+    lazy_reference reference; /* with c = log2(e) * the factor of scores (scale or softcap), which is > 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     bool ends_of_queries; /* see cuda_args */
     input_scales scales;
@@ -35,7 +35,7 @@ struct plan {
     flash_mask mask;
     results to;
     uint8_t *nonfinite; /* a byte per warp and tile: nonzero if its result was not finite */
-    int32_t *before;    /* for each tile: the tile that its block computed before it, or -1 */
+    int32_t *before;    /* the tile that a block computed before each tile, or -1 */
     /* packed, or with seqlens_k: this launch computes only sequences of such lengths, see launch_shapes */
     int least_Sk, most_Sk;
     int decode_rows; /* packed: this launch computes only sequences of more rows than this, see cuda_chip */

@@ -240,7 +240,7 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
     __syncwarp();               /* what one lane has acquired becomes visible to all lanes, */
-    fence_proxy_async_global(); /* and to the copy engine */
+    fence_proxy_async_global(); /* makes the stores visible to the copy engine too */
     return ready;
 }
 

@@ -75,7 +75,7 @@ struct shared {
     alignas(1024) uint16_t K[2][BOXES][BOX]; /* the last box of a tile: its keys, then P */
     float reference[2][BM], rescale[2][BM];  /* two numbers for each row, from the warpgroup that computed its scores */
     float l[2][2][BM];                       /* indices: split (even or odd), warpgroup, row */
-    float2 before[2][BM];                    /* for each warpgroup: m in base 2 and l of the splits that have ended */
+    float2 before[2][BM];                    /* m in base 2, and l, of the splits that have ended, for each warpgroup */
     int2 sees[BM];                           /* each row sees keys [x, y) */
     block_place place;
     struct {
