@@ -360,7 +360,7 @@ typedef struct attn_problem {
     /* tells where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
     bool has_scale; /* false: scale is 1/sqrt(D) */
-    double scale;   /* any number that float32 can hold, also 0 or a negative one */
+    double scale;   /* may be any number that float32 can hold, also 0 or a negative one */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
@@ -680,9 +680,9 @@ void attn_host_unpin(attn_device *device, void *memory);
 typedef struct attn_kernel {
     const char *name; /* "avx512", "sm90", "generic" */
     attn_op op;
-    uint32_t dtypes;   /* dtypes of q, bits of ATTN_DTYPE_BIT() */
+    uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv that it supports */
-    uint64_t features; /* attn_features() bits that it supports */
+    uint64_t features; /* features that it supports: bits of attn_features() */
     bool in_place;     /* true: it reads each number about once, so it may read from staging memory (reads_staging) */
 } attn_kernel;
 
@@ -916,8 +916,8 @@ typedef struct attn_truth {
 } attn_truth;
 
 typedef struct attn_truth_cost {
-    size_t workspace_bytes; /* beside the results */
-    double seconds;         /* estimate, on a device that has nothing else to do */
+    size_t workspace_bytes; /* bytes of memory that are needed beside the results */
+    double seconds;         /* the expected time on a device that has nothing else to do */
 } attn_truth_cost;
 
 /* What the truth of a checked problem takes. Index tensors must be in host memory; no other tensor is read. Errors:

@@ -51,7 +51,7 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 struct rate {
     const char *kernel;
     attn_op op;
-    unsigned dtypes; /* dtypes of q, bits of ATTN_DTYPE_BIT() */
+    unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     enum family family;
     /* cost of each head of each sequence, whatever its size; for GPU kernels, cost of each block (see struct work) */
     double head;
@@ -253,7 +253,7 @@ enum {
 
 /* The sizes that the rates multiply. */
 struct work {
-    double heads, columns, numbers, triples; /* heads: the number that rate.head multiplies */
+    double heads, columns, numbers, triples; /* `heads` is the number that rate.head multiplies */
     /* triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     double key_blocks;   /* keys of all blocks that copy odd head dims, summed; see ODD_FORWARD */

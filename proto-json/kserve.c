@@ -263,7 +263,7 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may be a number is never missing: it is a parameter */
+        /* an input that may be a number is not missing, because it may be a parameter */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* the input is missing */

@@ -33,7 +33,7 @@ struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
     int64_t json_bytes; /* JSON_BYTES_UNKNOWN: the whole body */
-    attn_error error;   /* once set, every call returns it */
+    attn_error error;   /* the first error; once it is set, every call returns it */
     uint64_t offset;    /* number of bytes of the body so far */
     scan *json;
     int values; /* values in the JSON, with those inside strings of parameters */

@@ -821,7 +821,8 @@ static inline void in_number(struct feed *f, char c)
         f->full = true;
     } else {
         r->text[r->held] = ',';
-        quick(r->text, r->text + r->held + 1, &d); /* cannot fail, because the state machine has checked the text */
+        /* quick() cannot fail, because the state machine has checked the text */
+        quick(r->text, r->text + r->held + 1, &d);
         if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
         else count_element(r);
     }
@@ -943,9 +944,9 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
  * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    bool even = (c & 1) == 0; /* then the boundaries themselves also round to c */
+    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c */
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* a shift by 1 to 4 bits */
+    int h = q + log2_pow10(-k) + 1; /* h is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
     /* The value and its boundaries, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;

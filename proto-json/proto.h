@@ -263,7 +263,7 @@ typedef struct proto_option {
     size_t offset;     /* offset of the value in proto_item */
     size_t given;      /* offset of the bool in proto_item that says that the option was given; 0: there is none */
     int64_t minimum, maximum;
-    const char *const *choices; /* ends with NULL; of PROTO_TYPE_PAIR one: its form, for messages */
+    const char *const *choices; /* the words, then NULL. For PROTO_TYPE_PAIR: one word, which is its form in messages */
     const char *otherwise;      /* the default, as JSON; NULL: it varies, as `help` explains */
     const char *help;
 } proto_option;

@@ -43,7 +43,7 @@ struct slot {
 
 struct reader {
     proto_limits limits;
-    attn_error error; /* once set, every call returns it */
+    attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes of the body so far */
 
     /* The state of reading the header. */

@@ -126,7 +126,7 @@ struct flash_tile {
     int64_t index;   /* index of the tile among those of its key/value head */
     int64_t h, i0;   /* first query head and first query */
     int heads, n;    /* number of heads, and queries of each head */
-    int rows;        /* heads * n */
+    int rows;        /* number of rows: heads * n */
     int64_t row0;    /* index of its first row in the arrays by row; a multiple of FLASH_UNIT */
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
@@ -166,7 +166,7 @@ struct flash {
     /* Operands that FLASH_PREPARE packs, for each key tile K^T and then V, both in B form. */
     char *kv;
     uint8_t *kv_values;           /* enum flash_values of each key tile */
-    int64_t kv_key_bytes;         /* bytes of kv for each key */
+    int64_t kv_key_bytes;         /* bytes that `kv` has for each key */
     attn_mask_extremes *extremes; /* extremes of FlashMask's bounds: [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
     _Atomic float *most; /* [B][Hk][2] largest |k| and |v|, see exact.c; negative: not computed yet */

@@ -52,10 +52,10 @@ struct reference {
     double *out, *dout;         /* out and dout of row i: [Dv] */
     bool *sees;                 /* says for each key j whether query i may see it */
     double *z, *derivative, *P; /* the score of each key, the derivative of the score by scale q . k, and P */
-    double *mass, *map;         /* in an observe, of head h: key_mass, and the cells of map */
+    double *mass, *map;         /* in an observe: key_mass and the cells of map, of head h */
     struct seen {
         double most, entropy; /* over the rows of head h: the largest row_max, the sum of their entropies */
-        int64_t rows;         /* how many of them see a key */
+        int64_t rows;         /* number of rows of head h that see a key */
     } seen;
     /* gradients that are summed over all axes of broadcast; NULL where not requested */
     double *dbias, *dsinks, *dslopes;

@@ -127,7 +127,7 @@ struct block {
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
-    int imports; /* how often the handle was imported; the memory is mapped once */
+    int imports; /* number of imports of the handle; the memory is mapped once */
     size_t bytes;
     char *memory;
 };
@@ -183,7 +183,7 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* what attn_run_some() and attn_stream_left_rows() read */
+    bool every_row, left_rows; /* see attn_run_some() and attn_stream_left_rows() */
 };
 
 static int64_t now_ns(void)

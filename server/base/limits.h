@@ -157,7 +157,7 @@ enum {
     PREPARE_MEASURE_AT_ONCE = 4096,
 
     QUEUE_SCAN_MAX = 512,     /* requests examined to join the first one in a batch; the queue may have a million */
-    QUEUE_PASS_MAX = 1 << 16, /* requests passed over because they wait for something else: 3 ms */
+    QUEUE_PASS_MAX = 1 << 16, /* waiting requests that a search for the next one skips; skipping this many takes 3 ms */
     /* Caches examined when waiting transactions are tested: 30 ms when hundreds
      * have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
@@ -179,11 +179,12 @@ enum {
     CACHES_PAGE_SIZE = 128,      /* positions in a page, unless page_size is given */
     CACHES_PAGE_SIZE_LEAST = 64, /* the only other page size */
     CACHES_PAGE_SIZE_MOST = 128,
-    CACHES_HEADS = 1024,         /* key/value heads of a cache at most */
-    CACHES_ROWS = 1024,          /* caches in one cache transaction at most */
-    CACHES_STEP_PAGES = 1 << 20, /* entries in the page table of one cache transaction: a millisecond to write */
-    CACHES_LIST = 1000,          /* caches in one answer of GET /v1/caches */
-    CACHES_EXPIRE_LOOKS = 4096,  /* caches that one sweep for expired caches examines */
+    CACHES_HEADS = 1024, /* key/value heads of a cache at most */
+    CACHES_ROWS = 1024,  /* caches in one cache transaction at most */
+    /* entries in the page table of one cache transaction, which take a millisecond to write */
+    CACHES_STEP_PAGES = 1 << 20,
+    CACHES_LIST = 1000,         /* caches in one answer of GET /v1/caches */
+    CACHES_EXPIRE_LOOKS = 4096, /* caches that one sweep for expired caches examines */
 };
 
 /* Largest work of a batch, in operations: its members should wait for some ten milliseconds at most on a CPU. */
@@ -258,7 +259,8 @@ enum {
     INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
     /* The polling thread reads a word that the GPU writes, and once in this interval it also asks the driver. */
     INLINE_ASK_NS = 20000,
-    INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few numbers it has */
+    /* most heads of all sequences together; each head takes up to 2 us, however few numbers it has */
+    INLINE_HEADS = 128,
 };
 
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are their lengths. */
@@ -298,7 +300,7 @@ enum {
     STAGING_WARM_MS = 30000, /* warm staging memory that is unused for this long goes back to the system */
     /* Longest document about this server; /openapi.json, today's longest, is less than a hundredth of it. */
     JSON_DOCUMENT_BYTES = 16 << 20,
-    METRICS_PAGE_BYTES = 64 << 20, /* far above what METRICS_MAX_SERIES of every metric take */
+    METRICS_PAGE_BYTES = 64 << 20, /* upper bound of the page, far above what METRICS_MAX_SERIES of every metric take */
     METRICS_MAX_SERIES = 192,      /* series of one metric; later ones count as "other" */
     METRICS_LABEL_BYTES = 64,      /* with the NUL; longer labels are cut */
 };
@@ -319,7 +321,8 @@ enum {
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest region to pin: pinning takes the driver 0.1 ms per MiB or more. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-#define REGIONS_PINNED_BYTES  (INT64_C(8) << 30) /* bound for all regions together: pinned pages cannot be moved */
+/* bound for the pinned bytes of all regions together, because the system cannot move pinned pages */
+#define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
 /* Staging memory that is kept warm for the next request while it is not leased. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)
@@ -331,7 +334,8 @@ enum {
     LOG_PAIRS_BYTES = 1024,      /* a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
     LOG_CLEAN_INPUT_BYTES = 128, /* longest string of a client in a line */
-    LOG_REPEATS_PER_SECOND = 20, /* lines of one event from WARN on: a stream of them cannot fill a disk */
+    /* lines of one event from WARN on that are written in a second, so that a stream of them cannot fill a disk */
+    LOG_REPEATS_PER_SECOND = 20,
     LOG_REPEAT_SLOTS = 64, /* events with a counter of their own; if there are more, they share counters in turn */
     LOG_GATHER_MS = 5,     /* the writer waits this long for more lines, and thus makes at most 200 calls per second */
     LOG_CLOSE_TIMEOUT_MS = 1000, /* time that log_close() gives a stuck sink */

@@ -429,7 +429,7 @@ void log_open(const char *format, const char *level)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&the.lock);
-    if (the.done) the.stuck = false; /* the stuck writer returned from write() after all */
+    if (the.done) the.stuck = false; /* the writer counted as stuck, but has returned from write() */
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==

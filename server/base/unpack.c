@@ -29,7 +29,7 @@ struct unpacker {
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
     bool ended;       /* the stream's end was reached */
-    attn_error error; /* once set, every call returns it */
+    attn_error error; /* the first error; once it is set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
 };

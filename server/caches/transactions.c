@@ -301,7 +301,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        step->row[row].cache->users++; /* keeps the cache: one in use does not expire */
+        step->row[row].cache->users++; /* a cache that is in use does not expire */
     }
     attn_status status = check_room(step, count, NULL);
     if (status != ATTN_OK) {

@@ -52,7 +52,8 @@ struct connection {
     _Atomic bool known;    /* a request on this connection has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
-    _Atomic uint64_t progress_bytes; /* bytes of the body or the answer that moved since the phase began */
+    /* bytes of the body or the answer that were received or sent since the phase began */
+    _Atomic uint64_t progress_bytes;
     /* Content type of a refusal on this connection, a constant; NULL: no request line has arrived. */
     _Atomic(const char *) error_media;
     struct connection *previous, *next;

@@ -314,7 +314,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    count_part(s, PART_success, ns); /* counted last: a reader that sees it sees the other parts too */
+    count_part(s, PART_success, ns); /* is counted last: a reader that sees this part sees the other parts too */
 }
 
 static void put_statistics(struct json *j, const proto_model *model)
