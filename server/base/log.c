@@ -136,7 +136,7 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        const char *piece = s++; /* one byte, taken as it is */
+        const char *piece = s++; /* one byte that is taken as it is */
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
     }

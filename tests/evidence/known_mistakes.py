@@ -397,7 +397,7 @@ class not_rescaled(Tiled):
 class TileDropped(Tiled):
     @staticmethod
     def fits(problem, tile):
-        return problem.tensors['k'].shape[1] > tile  # another tile follows
+        return problem.tensors['k'].shape[1] > tile  # true if another tile follows
 
 
 @code(*TILES, **tiled())

@@ -267,7 +267,7 @@ def change_json(r, x):
         elif what == 8 and isinstance(parent, dict):
             other = r.choice(list(parent))
             parent[key], parent[other] = parent[other], parent[key]
-        elif what == 9 and isinstance(value, str) and len(value) > 8:  # other bits in valid base64
+        elif what == 9 and isinstance(value, str) and len(value) > 8:  # changes bits of valid base64
             try:
                 raw = bytearray(base64.b64decode(value, validate=True))
             except ValueError:

@@ -450,7 +450,7 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
     a, b = Cache(server), Cache(server)
     assert a.append(rng, 20 * 64).status == 200
     assert b.append(rng, 10 * 64).status == 200
-    # two pages for each cache: two pages are left
+    # each cache takes two pages, so two pages are left
     answer, _ = decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 100) for c in (a, b)])
     assert answer.status == 507 and answer.json()['code'] == 'storage-full', answer
     assert '--kv-bytes' in answer.json()['detail']

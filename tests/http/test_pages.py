@@ -597,7 +597,7 @@ AXE = service.optional('axe_core_python')
 def test_axe_finds_no_fault_of_accessibility(server, browser, part):
     with open(os.path.join(os.path.dirname(AXE.__file__), 'axe.min.js')) as f:
         axe = f.read()
-    if part == 'docs':  # only some of the many similar entries
+    if part == 'docs':  # examines only some of the many similar entries
         browser.open(server.url + '/docs', "!!document.querySelector('#schemas details')")
         browser.value("for (const id of ['post_v1_attention_forward', 'ForwardProblem', 'get_v1_info', 'post_v1_caches_id_fork']) document.getElementById(id).open = true")
         browser.value("document.querySelectorAll('details:not([open])').forEach((each, i) => { if (i % 20) each.remove(); })")

@@ -394,7 +394,7 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) g.sinks[h] = -INFINITY;
     for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty, */
     for (int n = 0; n < GOUT; n++) g.outs[2][n] = NAN;
-    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* and so are all parts of row 0 */
+    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* all parts of row 0 are empty too */
     run_gradients(&g);
     for (int n = 0; n < GOUT; n++) assert_true(g.douts[2][n] == 0 && isfinite(g.out[n]) && isfinite(g.douts[1][n]));
     for (int n = 0; n < GROWS; n++) assert_true(g.dlses[2][n] == 0 && isfinite(g.dlses[1][n]));

@@ -246,7 +246,7 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    assert_true(seconds(wide, "generic", 132) > 0.8 * whole); /* one row uses its keys, by one block of two */
+    assert_true(seconds(wide, "generic", 132) > 0.8 * whole); /* one row takes nearly as long as all rows */
     free(narrow);
     free(wide);
 }
@@ -327,7 +327,7 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     assert_true(cost.seconds > 5 * plain);
     assert_string_equal(cost.because, "rows whose scores leave float32");
     assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);  /* attn_cost_of() does not read the data, */
-    assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds); /* but its `worst` allows for such data */
+    assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds); /* `worst` allows for such data */
     free(t);
 }
 
@@ -394,7 +394,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
     for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38); /* the last key is large */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
-    t->p.causal = true; /* only one row sees it */
+    t->p.causal = true; /* with a causal mask only one row sees the large key */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly < 0.1);
     t->p.causal = false;
     add_keep(t);
@@ -430,7 +430,7 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     t->p.has_scale = true;
     t->p.scale = 7000; /* 3 * 3 * 64 * 7000 is less than 2^22, */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* and 3 * 3 * 64 * 7500 is not */
+    t->p.scale = 7500; /* 3 * 3 * 64 * 7500 is more than 2^22 */
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;

@@ -105,8 +105,8 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* one thread computes something else, */
-        pool_begin(pool, &own, &own, NULL);     /* and this thread computes too */
+        pool_begin(pool, &other, &other, NULL); /* one thread computes something else */
+        pool_begin(pool, &own, &own, NULL);     /* this thread computes too, for another owner */
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
         assert_int_equal(atomic_load(&by[1]), 0);

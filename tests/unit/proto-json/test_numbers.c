@@ -390,7 +390,7 @@ static void text_below(double x, char *text, size_t size)
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
     --*last;
-    /* after a borrow such as 100 to 099.9... */
+    /* removes a leading zero, which a borrow leaves, as from 100 to 099.9 */
     if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text));
 }
 

@@ -108,7 +108,7 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
     assert_int_equal(connections_sweep(&p.connections, now, &limits, NULL), 0);
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
-    connection_progress(p.connection, 1); /* one byte is enough progress */
+    connection_progress(p.connection, 1); /* one byte is progress enough */
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
     assert_int_equal(send(p.client, "x", 1, 0), 1); /* the client did its part */
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);

@@ -592,7 +592,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    assert_ptr_equal(next_back(&b), batches[2]); /* no other flow is on the device any more */
+    /* batches[2] runs now, because no other flow is on the device any more */
+    assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
     for (int i = 0; i < 3; i++) {
@@ -725,7 +726,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000); /* beside three other flows */
+    /* the time that a guest needs beside three other flows */
+    const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
     for (int i = 0; i < 3; i++) attn_cancel(&longer[i]->cancel);

@@ -172,13 +172,13 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     }
     http_threads_balance(&threads, now_ms + 50); /* it is too early for another measurement, so nothing changes */
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    look(&threads, &now_ms, 1000, 100); /* only for a moment */
+    look(&threads, &now_ms, 1000, 100); /* the load is uneven only for a moment */
     look(&threads, &now_ms, 1000, 100);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 900);
     for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    look(&threads, &now_ms, 1000, 900); /* not again so soon */
+    look(&threads, &now_ms, 1000, 900); /* the load changes again too soon, so nothing changes */
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);

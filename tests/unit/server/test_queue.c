@@ -178,7 +178,8 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1); /* no other job could join this one */
+    /* no other job is left that could join this one */
+    assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
 /* Jobs in order of arrival: the caller (S: a step on caches of caller a) and the priority. Below, the order in which

@@ -48,7 +48,7 @@ static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
     text_put_string(&t, "abc");
-    text_put_string(&t, "12345"); /* one character too many */
+    text_put_string(&t, "12345"); /* the text is one character too long */
     text_put_char(&t, 'd');       /* would fit */
     text_put(&t, "", 0);
     text_printf(&t, "%d", 1);
@@ -106,12 +106,12 @@ static void test_a_growing_text_grows_to_its_limit(void **state)
             assert_int_equal(t.used, wanted);
             assert_true(t.size <= limits[i] + 1);
             if (wanted > 0) assert_int_equal(strlen(t.at), wanted);
-            text_put(&t, bytes, piece); /* one piece too many */
+            text_put(&t, bytes, piece); /* the text is one piece too long */
             assert_int_equal(t.failure, TEXT_FULL);
             assert_int_equal(t.used, wanted);
             assert_null(text_take(&t, &length));
             assert_int_equal(t.used, 0);
-            assert_int_equal(t.failure, TEXT_FINE); /* after the reset it can be used again */
+            assert_int_equal(t.failure, TEXT_FINE); /* the text can be used again after the reset */
         }
 }
 

@@ -122,7 +122,7 @@ DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 }
 
 template <class X> struct shared_queries {
-    alignas(1024) uint16_t Q[2][X::BM * X::D]; /* one per consumer; holds dQ at the end */
+    alignas(1024) uint16_t Q[2][X::BM * X::D]; /* Q of each consumer; at the end it holds the consumer's dQ */
     alignas(1024) uint16_t dO[2][X::BM * X::DV];
     alignas(1024) uint16_t KV[X::STAGES_KV][X::BN * X::D];
     barrier_pairs<X::STAGES_KV> bars;

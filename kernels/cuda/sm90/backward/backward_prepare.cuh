@@ -44,7 +44,7 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4;     /* one in this many multiprocessors runs this kernel */
+const int PREPARER_SHARE = 4;     /* the kernel runs on one multiprocessor in this many */
 const int PREPARER_THREADS = 512; /* registers of these threads leave no room for a second block in a multiprocessor */
 
 template <typename T, class X> struct preparer {

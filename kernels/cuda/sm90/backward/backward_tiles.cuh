@@ -349,7 +349,7 @@ template <typename T, class X, typename R> struct gradients {
             const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
             const bool wide = p.bias.dtype == ATTN_F32;
             const char *at = first_bias();
-            head_args head; /* only the members that exponent_of() reads */
+            head_args head; /* has only the members that exponent_of() reads */
             head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
 #pragma unroll
             for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)
@@ -815,7 +815,7 @@ template <typename T, class X, typename R> struct gradients {
      * none. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        named_barrier_sync(END_BARRIER, CONSUMERS); /* also, no warp's dK or dV lies in dS any more */
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* after this barrier no warp's dK or dV lies in dS any more */
         /* All lanes wait, and conditions tell lanes apart. After a branch that only some lanes take, ptxas would keep
          * addresses that are the same for all lanes in registers of each thread, even in the rounds. */
         await_full(sm.bars_work, at);

@@ -133,8 +133,9 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where the split has no keys */
-        if constexpr (X::FEW) {                           /* each warp fills a slot */
+        /* number of filled slots; below 0 where the split has no keys */
+        filled = keys.steps < SLOTS ? keys.steps : SLOTS;
+        if constexpr (X::FEW) { /* each warp fills a slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);

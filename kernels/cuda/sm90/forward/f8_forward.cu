@@ -141,7 +141,7 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* one per warp and tile; written only if a repair is needed */
+    repair_note *notes; /* the notes of each warp for each tile of work; written only if a repair is needed */
     int *counter;       /* number of the next tile, minus gridDim.x */
 };
 

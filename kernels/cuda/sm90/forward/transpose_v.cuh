@@ -127,7 +127,7 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll(STEPS == 1 ? 4 : 1)
         for (int key = lane / step_shape::CELLS; key < step_shape::LINES; key += step_shape::SWEEP, from += p.sweep)
             cp_async_16(staging + step_shape::cell(key, n), from, key < keys);
-        if (STEPS > 1 && step == 0) /* also prefetches the other steps' rows into the L2 */
+        if (STEPS > 1 && step == 0) /* the first step also prefetches the rows of the other steps into the L2 */
 #pragma unroll 1
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
@@ -239,8 +239,8 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* what one lane has acquired becomes visible to all lanes, */
-    fence_proxy_async_global(); /* makes the stores visible to the copy engine too */
+    __syncwarp();               /* what one lane has acquired becomes visible to all lanes */
+    fence_proxy_async_global(); /* what was acquired becomes visible to the copy engine too */
     return ready;
 }
 
