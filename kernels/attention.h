@@ -174,7 +174,7 @@ typedef enum attn_axes_kind {
 typedef struct attn_axes {
     /* letters of the axes in layout bshd, and when packed; packed "": not possible with cu_seqlens */
     const char *plain, *packed;
-    const char *paged; /* letters of the axes where page_table is given; NULL: the same as without it */
+    const char *paged; /* letters of the axes where page_table is given; NULL: page_table changes nothing */
     attn_axes_kind kind;
     int like; /* the tensor that has the same axes; ATTN_TENSOR_COUNT: this tensor's axes are its own */
 } attn_axes;

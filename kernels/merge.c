@@ -147,7 +147,7 @@ void attn_merge_all(const attn_merge_plan *m)
 /* A tensor of a merge, and the properties that it must have. */
 struct expected {
     const attn_tensor *tensor;
-    int part;         /* -1: it is not a part's */
+    int part;         /* number of the part that has the tensor; -1: no part has it */
     const char *of;   /* "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */

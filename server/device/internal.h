@@ -200,8 +200,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* times when the first and the last batch began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how long a guest of so many expected seconds must still wait; 0 or less: it may begin. others->count must be
- * at least 1. */
+/* Returns how long a guest must still wait whose work is expected to take `seconds`; 0 or less: it may begin.
+ * others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Names the device and the kernel of a result: "cpu avx512bf16". */

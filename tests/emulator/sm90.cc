@@ -419,7 +419,7 @@ void engine::perform_and_drop(size_t n)
     perform(c);
 }
 
-/* c has its map and its coordinates already. */
+/* Begins the copy `c`, whose map and coordinates have been set. */
 void begin_copy(engine &e, copy &c, uint32_t shared, int alignment, const char *what)
 {
     c.shared = shared;

@@ -17,7 +17,7 @@ import numpy as np
 import oracle
 import wire
 
-# dtype of the results for such inputs; for other dtypes it is that of the inputs
+# dtype of the results, by the dtype of the inputs; other inputs have results of their own dtype
 OUT_DTYPE = {'float8_e4m3fn': 'bfloat16'}
 P_SCALE = 256.0  # probabilities are multiplied by this before they are stored in float8
 

@@ -1,6 +1,6 @@
 """An HTTP fuzzer: requests that are right, then a little wrong, over raw sockets, to a server of its own.
 
-    make fuzz-http SECONDS=600          ten minutes;  COUNT=3000: so many rounds;  SEED=7: the same again;  ONLY=7:2:413: one round
+    make fuzz-http SECONDS=600          ten minutes;  COUNT=3000: 3000 rounds;  SEED=7: the same again;  ONLY=7:2:413: one round
     SAN=1 make fuzz-http                under the sanitizers
 
 A round is a connection. Its requests (forward, backward, envelopes, saved contexts, arrays, pages, HEAD, OPTIONS; as

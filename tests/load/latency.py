@@ -2,8 +2,8 @@
 
 Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Sends the same forward again and again over one
 keep-alive connection, the next when the last is answered, and prints the median and the 99th percentile of the time at
-the client, beside the medians of what the server says of its own part (Server-Timing). With --connections N so many
-processes do so at once, and requests per second of them all are printed too. Needs NumPy.
+the client, beside the medians of what the server says of its own part (Server-Timing). With --connections N, N
+processes do so at once, and the requests per second of all of them are printed too. Needs NumPy.
 """
 import argparse
 import contextlib

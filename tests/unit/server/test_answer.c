@@ -363,7 +363,7 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     attn_error err;
     assert_true(request->job->wants_measure);
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
-                     ATTN_OK); /* the time that the loop measured */
+                     ATTN_OK); /* the loop makes the encoder of an answer that it measures */
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);

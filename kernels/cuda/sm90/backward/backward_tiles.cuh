@@ -585,7 +585,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* A round in which no option has an effect is computed like one of the plain variant. */
+        /* A round in which no option has an effect is computed like a round of the variant without options. */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -786,7 +786,7 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* counts as a dK for the waits */
+        wgmma_commit(); /* an empty group: the waits below expect a product of dK here */
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
@@ -802,7 +802,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.end_turns();
         bool finite = true;
         last_dQ([&] {
-            if (!X::OPTIONS) finite = finish_dV(dV); /* with options no registers are free for both */
+            if (!X::OPTIONS)
+                finite = finish_dV(dV); /* with options no registers are free for this before dQ has ended */
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);
@@ -1048,7 +1049,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    if (!is_first_share(job.chip)) { /* queries are prepared; the launch waits for the previous one's end */
+    if (!is_first_share(
+            job.chip)) { /* the first share has prepared the queries; this launch waits for the end of the one before */
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
     }

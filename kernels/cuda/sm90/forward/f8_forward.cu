@@ -482,7 +482,7 @@ template <class X> struct attention {
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* scores of tile j */
             me.await_V();
-            /* P V of the tile above */
+            /* adds P V of tile j + 1, which was computed before tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -816,7 +816,7 @@ template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
 const int NEVER = FAR;
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages q and k, short   from so many keys; with a mask */
+    /*        D    C  BN stages q and k, short   from this many keys; with a mask */
     row<shape<64,  3, 160, 3>>                  (4096, 4096),
     row<shape<64,  3, 128, 4>>                  (0, 0),
     row<shape<64,  3, 128, 4, bf16>>            (0, 0),
