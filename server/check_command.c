@@ -58,7 +58,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* False: they are wrong, and that was said. */
+/* Reads the arguments. False: they are wrong, and a message was printed. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ 0 };

@@ -190,8 +190,8 @@ void run_reference(const attn_problem *p);
 /* Limits of the largest error over the largest value (kernels/README.md, Accuracy). */
 struct limits {
     double out, qkv, sums; /* limits of out; of dq dk dv; of dbias dalibi_slopes dsinks */
-    double noise;          /* of cancelling sums, relative to their terms */
-    double least;          /* absolute: subnormal numbers round coarsely */
+    double noise;          /* limit for sums whose terms cancel, relative to the terms */
+    double least;          /* absolute limit, because subnormal numbers round coarsely */
 };
 extern const struct limits limits_of[]; /* by dtype */
 

@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
 
-/* Computes key_mass. A warp has key n of all query heads, keys fastest; its lanes share the queries. */
+/* Computes key_mass. A warp has one key of one query head, and its lanes share the queries. Neighbouring warps have
+ * neighbouring keys. */
 __global__ void __launch_bounds__(32 * WARPS)
     observe_mass(const __grid_constant__ cuda_args a, int64_t first_key, const __grid_constant__ kept rows)
 {

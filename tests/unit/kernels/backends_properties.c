@@ -547,7 +547,7 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     (void)state;
     if (bench.info.unified) skip(); /* the test above covers unified memory */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
-        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* in elements; TMA needs rows at multiples of 16 bytes */
+        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* elements; TMA needs rows at multiples of 16 bytes */
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))

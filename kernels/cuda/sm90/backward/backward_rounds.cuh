@@ -233,7 +233,7 @@ template <class X> struct scheduler {
                 continue;
             }
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
-            /* No thread has read these rows yet, and the thread has nothing else to do. At D = 128 this gained
+            /* The thread prefetches K and V of the tile, because it has nothing else to do. At D = 128 this gained
              * nothing. */
             if (X::D == 64) {
                 prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
